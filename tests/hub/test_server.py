@@ -17,8 +17,11 @@ import httpx
 import pytest
 
 from taskq import TaskLog
-from taskq.core.errors import UsageError
-from taskq.log.machine.disk import PatientDisk
+from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
+from taskq.log.machine.disk import LocalDisk, PatientDisk
+from taskq.log.read.readers import NamedReader
+from taskq.log.segments.identity import read_identity
+from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub.compare import Verdict
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
@@ -239,6 +242,36 @@ async def test_a_directory_that_was_set_back_goes_on_above_what_the_hub_has_seen
     current = {name: data for name, data in place.copies("edge-7").items() if name not in backup}
     assert all(place.segments("edge-7")[name].startswith(data) for name, data in current.items())
     assert list((place.hub / "devices" / "edge-7").rglob("old/1/taskq.json"))
+
+
+async def test_a_frame_that_does_not_read_back_is_told_and_the_rest_goes_once_it_is_repaired(
+    place: Place,
+) -> None:
+    token = enrol(place.hub, "edge-7")
+    await place.write("edge-7", 6, 500)
+    (segment,) = (place.path / "edge-7" / "log").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(LogDamaged, match="taskq verify"):
+        await place.sync("edge-7", token)
+    assert place.copies("edge-7")
+    repair_directory(str(place.path / "edge-7"))
+    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
+    assert place.copies("edge-7")[segment.name] == segment.read_bytes()
+
+
+async def test_one_process_at_a_time_sends_a_log(place: Place) -> None:
+    token, disk = enrol(place.hub, "edge-7"), LocalDisk()
+    await place.write("edge-7")
+    path = str(place.path / "edge-7")
+    identity = read_identity(disk, path)
+    assert identity is not None
+    other = NamedReader.take(disk, path, identity.log_id, "hub")
+    with pytest.raises(ReaderBusy):
+        await place.sync("edge-7", token)
+    other.release()
+    assert await place.sync("edge-7", token) == [Verdict.NEW]
 
 
 def _free_port() -> int:

@@ -39,24 +39,31 @@ class DeviceLog:
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self._disk = disk
         self._journal = journal = Journal(disk, clock, path, LogConfig(), None)
-        journal.open_for_reading()
+        self._files = journal.files
+        try:
+            journal.open_for_reading()
+            self.end, self.segments = self._look()
+        except Exception:
+            journal.close()
+            raise
         self.identity = journal.identity
-        self._files = files = journal.files
+
+    def _look(self) -> tuple[Position, list[int]]:
+        journal, files = self._journal, self._files
         if journal.segment:
             # Whole frames that were seen before this are durable behind it, whoever wrote them.
-            disk.sync(files.descriptor(journal.segment))
-        if is_marked_failed(disk, path):
-            journal.close()
-            raise LogFailed(path, "an fsync failed in one of its processes")
+            self._disk.sync(files.descriptor(journal.segment))
+        if is_marked_failed(self._disk, journal.path):
+            raise LogFailed(journal.path, "an fsync failed in one of its processes")
         older = [
             one
             for one in files.lsns
             if one < journal.segment and files.size(one) > START and files.header(one) is not None
         ]
-        self.end = self._last_record(journal.segment, journal.last_frame)
-        self.segments = [*older, journal.segment] if self.end.segment else older
-        if older and not self.end.segment:
-            self.end = self._end_of_sealed(older[-1], journal.segment)
+        end = self._last_record(journal.segment, journal.last_frame)
+        if end.segment:
+            return end, [*older, journal.segment]
+        return self._end_of_sealed(older[-1], journal.segment) if older else end, older
 
     def close(self) -> None:
         """Give the files back."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError
+from taskq.core.errors import LogDamaged, LogError
+from taskq.log.format.frames import segment_name
 from taskq_plugins.hub.compare import Verdict, compare
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
@@ -54,7 +55,7 @@ def push(
 
     Raises:
         Unsettled: the hub goes on answering that it stands elsewhere.
-        LogError: the log does not read back.
+        LogDamaged: the log does not read back.
     """
     verdicts: list[Verdict] = []
     for _ in range(_ROUNDS_MAX):
@@ -128,6 +129,12 @@ def _send_segment(
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
             at = Position(behind.segment)
             yield _declared(log, told, answer.at, Kind.GAP, at, "a segment before it is missing")
+        if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
+            raise LogDamaged(
+                f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
+                f"as it was written, so the hub does not take it. See taskq verify, and taskq "
+                f"repair; then the rest goes"
+            )
         return False
     if not log.is_sealed(behind.segment):
         return True

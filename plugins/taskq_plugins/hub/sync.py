@@ -12,6 +12,7 @@ from taskq.connection.connection import Connection
 from taskq.core.errors import UsageError
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.read.readers import NamedReader
 from taskq_plugins.hub.device import DeviceLog
 from taskq_plugins.hub.messages import Append, Skip
 from taskq_plugins.hub.push import push
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _PART_BYTES: Final = 1024 * 1024
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
+#: Whoever sends the log reads it under this name.
+_NAME: Final = "hub"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -62,11 +65,19 @@ async def sync(
 
     Raises:
         HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
+        ReaderBusy: another process sends the log just now.
         LogError: the log cannot be read.
     """
-    log = DeviceLog(LocalDisk(), SystemClock(), path)
-    line = _Line(check_url(url), token, transport)
+    disk, line = LocalDisk(), _Line(check_url(url), token, transport)
     try:
+        log = DeviceLog(disk, SystemClock(), path)
+    except BaseException:
+        await line.close()
+        raise
+    hold: NamedReader | None = None
+    try:
+        # Of two at a time each would end the other's session.
+        hold = NamedReader.take(disk, path, log.identity.log_id, _NAME)
         steps, answer = push(log, _PART_BYTES), None
         while True:
             try:
@@ -79,6 +90,8 @@ async def sync(
             else:
                 answer = await line.ask(asked)
     finally:
+        if hold is not None:
+            hold.release()
         await line.close()
         log.close()
 
