@@ -9,11 +9,13 @@ import pyarrow.compute as pc
 import pytest
 
 from taskq import Put, TaskLog
+from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake import Batch, Lake, LakeWriter, files
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run import batch
 from taskq_plugins.spark.run.derived import refresh_tables
+from taskq_plugins.spark.run.inprocess import RunOptions, run_here
 from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
@@ -21,6 +23,8 @@ from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 Row = dict[str, Any]
@@ -109,6 +113,47 @@ def test_a_batch_in_many_shares_is_one_in_one(
     for number, part in enumerate(logs.parts):
         assert fold_rows(lake, part, number)
     assert base_tables(lake) == base_tables(whole)
+
+
+class _Told:
+    """Who is told how a run goes on."""
+
+    def __init__(self) -> None:
+        self.batches: list[batch.Folded] = []
+
+    def on_batch(self, _number: int, folded: batch.Folded, _seconds: float) -> None:
+        self.batches.append(folded)
+
+    def on_table(self, _name: str) -> None:
+        pass
+
+
+def test_spark_makes_the_tables_that_are_made_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one checkpoint in turns; its executors fold a batch of many shares."""
+    from taskq_plugins.spark.run.stream import run  # noqa: PLC0415 - imports pyspark
+
+    monkeypatch.setattr(batch, "SHARE_ROWS", 100)
+    root, told = tmp_path / "hub", _Told()
+    options = RunOptions(journals=root, max_bytes=2**20)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    asyncio.run(live(root / "edge-1", 1, 20))
+    with lake.writer() as writer:
+        assert run(spark, writer, options, told).batches == 1
+    asyncio.run(live(root / "edge-2", 2, 10))
+    with lake.writer() as writer:
+        assert run_here(writer, options, told).batches == 1
+    asyncio.run(live(root / "edge-1", 3, 10))
+    with lake.writer() as writer:
+        assert run(spark, writer, options, told).batches == 1
+    other = Lake.open(tmp_path / "other", create=True)
+    assert fold_rows(other, rows_of(root), 0)
+    assert base_tables(lake) == base_tables(other)
+    by_spark = read_table(spark, lake.path, "jobs")
+    assert by_spark.count() == len(base_tables(other)[1])
+    assert "date" in by_spark.columns
+    assert read_table(spark, lake.path, "jobs", version=1).count() < by_spark.count()
 
 
 def test_rollups_of_touched_days_equal_those_of_everything(
