@@ -102,6 +102,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "sync": ("taskq_plugins.hub.commands", "Send a hub what it lacks of the log."),
     "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
+    "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
     "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
     "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
     "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
@@ -143,7 +144,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Run": ("demo", "check", "worker"),
     "Look": (
         *("ls", "show", "why", "timeline", "peek", "stats"),
-        *("workers", "health", "metrics", "web", "schedules", "tail"),
+        *("workers", "health", "metrics", "web", "schedules", "tail", "sql"),
     ),
     "Act": ("put", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact", "backup", "restore", "report"),

@@ -1,0 +1,147 @@
+"""``taskq sql``: one question to one log, with duckdb over Arrow and no Spark.
+
+The tables are called as the pipeline's, and have its columns. A question reads them and nothing
+else: duckdb may open no file, load no extension and see no variable of this program.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskq.cli import render
+from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.options import data_dir_option, json_option, open_reader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from taskq.log.journal.journal import Journal
+
+_FOLDED: Final = re.compile(r"\b(jobs|attempts)\b", re.IGNORECASE)
+#: Where the lake puts its rows, which no table shows.
+_HIDDEN: Final = "part"
+#: Set once all tables are there; the last one lets nothing be set again.
+_CLOSED: Final = (
+    "SET TimeZone='UTC'",
+    "SET temp_directory=''",
+    "SET autoinstall_known_extensions=false",
+    "SET autoload_known_extensions=false",
+    "SET python_enable_replacements=false",
+    "SET enable_external_access=false",
+    "SET lock_configuration=true",
+)
+_NUMBERS: Final = (int, float)
+
+
+@click.command()
+@click.argument("query")
+@data_dir_option
+@json_option
+def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
+    """Answer a question in SQL over the log's tables: records, jobs and attempts.
+
+    They are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs" names them.
+    QUERY reads these tables, and no file of this machine. All of the log is read into memory.
+    Needs pip install "taskq-local[sql]".
+    """
+    try:
+        import duckdb  # noqa: PLC0415 - an extra that help need not load
+
+        from taskq_plugins.spark.decode import export  # noqa: F401, PLC0415 - likewise: pyarrow
+    except ImportError as error:
+        raise Failure(
+            f'the package {error.name} is missing: pip install "taskq-local[sql]"'
+        ) from error
+    with open_reader(data_dir) as reader:
+        tables = tables_of(reader.journal, folds=_FOLDED.search(query) is not None)
+    try:
+        found = answer(query, tables)
+    except duckdb.Error as error:
+        reason = str(error).partition("\n\n")[0]
+        raise WrongUsage(f"{reason}\nThe tables are: {', '.join(tables)}") from None
+    rows = found.to_pylist()
+    if as_json:
+        render.print_json([{name: _json(one) for name, one in row.items()} for row in rows])
+        return
+    headings = [
+        f">{name}" if any(_is_number(row[name]) for row in rows) else name
+        for name in found.column_names
+    ]
+    render.print_table(headings, [[_text(one) for one in row.values()] for row in rows])
+
+
+def tables_of(journal: Journal, *, folds: bool = True) -> dict[str, pa.Table]:
+    """The tables of a log as it stands, by name; with ``folds`` those of jobs and attempts, too.
+
+    Raises:
+        LogError: a segment is missing, unreadable or another one.
+        FormatError: a newer taskq wrote the log.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
+
+    from taskq_plugins.spark.decode.export import batches_of  # noqa: PLC0415 - as above
+    from taskq_plugins.spark.decode.schema import SCHEMA  # noqa: PLC0415 - as above
+
+    schema, batches = batches_of(journal)
+    details = pa.Table.from_batches(batches, schema)
+    records = details.select(SCHEMA.names)
+    tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}
+    if folds:
+        from taskq_plugins.spark.tables import batches as made  # noqa: PLC0415 - as above
+
+        rows = made.rows_of(details, made.logs_of(made.log_rows(details)))
+        tables |= {"jobs": _shown(rows.jobs), "attempts": _shown(rows.attempts)}
+    return tables
+
+
+def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
+    """What one question over these tables comes to.
+
+    Raises:
+        duckdb.Error: it does not read, or wants what it may not.
+        WrongUsage: it is no question, or there are several.
+    """
+    import duckdb  # noqa: PLC0415 - an extra that help need not load
+
+    connection = duckdb.connect(":memory:")
+    try:
+        for name, table in tables.items():
+            connection.register(name, table)
+        for setting in _CLOSED:
+            connection.execute(setting)
+        statements = connection.extract_statements(query)
+        if [one.type for one in statements] != [duckdb.StatementType.SELECT]:
+            raise WrongUsage("give one question: SELECT …, DESCRIBE jobs, SUMMARIZE attempts")
+        return connection.sql(query).to_arrow_table()
+    finally:
+        connection.close()
+
+
+def _shown(table: pa.Table) -> pa.Table:
+    return table.drop_columns(_HIDDEN)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+
+
+def _json(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, dict):
+        return {str(name): _json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(one) for one in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _text(value: Any) -> str:
+    told = _json(value)
+    return "" if told is None else render.printable(str(told)).replace("\n", "\\n")

@@ -1,0 +1,137 @@
+"""``taskq sql``: questions to one log, which read its tables and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskQ, retry
+from taskq.cli.main import main
+from taskq.errors import JobFailed
+from taskq.log.read.reader import LogReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 20
+
+
+@pytest.fixture
+async def data(tmp_path: Path) -> Path:
+    """A log with jobs that succeeded, died and wait."""
+    app = TaskQ(tmp_path / "data")
+
+    @app.task(name="half", retry=retry.fixed(2, delay=0))
+    async def half(number: int) -> float:
+        if number % 2:
+            raise ValueError(f"{number} is odd")
+        return number / 2
+
+    async with app:
+        async with app.worker():
+            jobs = await half.enqueue_many([(number,) for number in range(6)])
+            for job in jobs[::2]:
+                await job.result(SECONDS)
+            for job in jobs[1::2]:
+                with pytest.raises(JobFailed):
+                    await job.result(SECONDS)
+        await half.options(delay="1h", headers={"from": "a test"}).enqueue(7)
+    return app.data_dir
+
+
+def ask(data: Path, query: str, *words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["sql", query, "-d", str(data), *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.iterdir())
+
+
+def rows(data: Path, query: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(ask(data, query, "--json"))
+    return found
+
+
+async def test_jobs_and_attempts_are_what_the_log_says(data: Path) -> None:
+    with LogReader.open(str(data)) as reader:
+        views = sorted(reader.jobs(None, None, None, 100), key=lambda view: view.lsn)
+    assert rows(data, "SELECT job_id, state, payload, reason FROM jobs ORDER BY job") == [
+        {
+            "job_id": view.job_id,
+            "state": view.state.name.lower(),
+            "payload": view.payload.decode(),
+            "reason": view.reason or None,
+        }
+        for view in views
+    ]
+    told = rows(
+        data,
+        "SELECT task, outcome, count(*) n, min(run_ns) >= 0 AS ran FROM attempts GROUP BY 1, 2 "
+        "ORDER BY 2",
+    )
+    assert told == [
+        {"task": "half", "outcome": outcome, "n": 3, "ran": True}
+        for outcome in ("dead", "retried", "succeeded")
+    ]
+    (one,) = rows(data, "SELECT headers FROM jobs WHERE state = 'scheduled'")
+    assert "a test" in str(one["headers"])
+    (counted,) = rows(data, "SELECT count(*) n FROM records WHERE kind = 'enqueued'")
+    assert counted == {"n": 7}
+
+
+async def test_people_get_a_table_and_columns_are_named_as_the_pipelines(data: Path) -> None:
+    lines = ask(data, "SELECT state, count(*) AS n FROM jobs GROUP BY 1 ORDER BY 1").splitlines()
+    assert lines[0].split() == ["state", "n"]
+    assert [line.split() for line in lines[1:]] == [
+        ["dead", "3"], ["scheduled", "1"], ["succeeded", "3"],
+    ]  # fmt: skip
+    named = [row["column_name"] for row in rows(data, "DESCRIBE attempts")]
+    assert named[-6:] == ["outcome", "reason", "wait_ns", "run_ns", "is_over", "date"]
+    assert "part" not in named
+    assert "date" in [row["column_name"] for row in rows(data, "DESCRIBE records")]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_csv('{secret}')",
+        "SELECT * FROM read_text('{secret}')",
+        "SELECT * FROM '{secret}'",
+        "SELECT * FROM glob('/*')",
+        "SELECT * FROM tables",
+        "SELECT getenv('HOME')",
+        "COPY records TO '{secret}.csv'",
+        "ATTACH '{secret}.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SELECT 1; SELECT * FROM read_text('{secret}')",
+        "CREATE TABLE other AS SELECT 1",
+        "PRAGMA database_list; SELECT 1",
+        "",
+        "SELECT nothing FROM jobs",
+    ],
+)
+async def test_a_question_reads_the_tables_and_nothing_else(
+    data: Path, tmp_path: Path, query: str
+) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("word\nhunter2\n")
+    before = files(tmp_path)
+    told = ask(data, query.format(secret=secret), code=2)
+    assert told.startswith("taskq: ")
+    assert "hunter2" not in told
+    assert files(tmp_path) == before
+
+
+async def test_a_case_file_answers_too(data: Path, tmp_path: Path) -> None:
+    case = tmp_path / "case.zip"
+    result = CliRunner().invoke(main, ["report", str(data), "-o", str(case)])
+    assert result.exit_code == 0, result.output
+    asked = "SELECT job_id, state, attempt FROM jobs ORDER BY job"
+    assert rows(case, asked) == rows(data, asked)
