@@ -18,12 +18,14 @@ from taskq_plugins.hub.messages import (
     Kind,
     Refused,
     Seal,
+    Skip,
     Stored,
     Sync,
     Synced,
     Trouble,
 )
 from taskq_plugins.hub.positions import NOWHERE, START, Position
+from taskq_plugins.hub.push import push
 from tests.hub.simulation import DEVICE, Simulation, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
@@ -207,3 +209,23 @@ def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=DEVICE):
         WriterLock(LocalDisk(), str(identity.parent), 1, 1.0)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict() -> None:
+    """It was set back twice: what the hub has now it has too, but not what the hub set aside."""
+    line = Line()
+    steps = push(line.log, 10**6)
+    assert isinstance(next(steps), Sync)
+    at = line.log.borders(line.log.segments[0])[0]
+    told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=10**9, begins=1)
+    assert steps.send(told) == Skip(10**9)
+    assert isinstance(steps.send(None), Append)
+
+
+def test_a_log_that_is_above_what_the_hub_has_seen_is_left_as_it_is() -> None:
+    line = Line()
+    steps = push(line.log, 10**6)
+    next(steps)
+    at = line.log.borders(line.log.segments[0])[0]
+    told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=line.log.next_lsn, begins=1)
+    assert isinstance(steps.send(told), Append)

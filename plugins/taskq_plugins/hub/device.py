@@ -69,6 +69,11 @@ class DeviceLog:
         """Give the files back."""
         self._journal.close()
 
+    @property
+    def next_lsn(self) -> int:
+        """The lsn of the next record, as far as this look goes."""
+        return self._journal.next_lsn
+
     # -- what the verdict asks --------------------------------------------------------------------
 
     def stands(self, at: Position) -> bool:

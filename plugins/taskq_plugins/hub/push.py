@@ -65,10 +65,7 @@ def push(
             continue
         verdict = compare(told, log)
         verdicts.append(verdict)
-        if verdict in (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER) or (
-            verdict is Verdict.GAP and told.high_lsn > log.segments[0]
-        ):
-            # The hub has records with numbers that this log would give again.
+        if _may_give_again(log, told, verdict):
             yield Skip(told.high_lsn)
         if verdict is Verdict.AHEAD:
             return verdicts
@@ -86,6 +83,17 @@ def push(
     raise Unsettled(
         f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the device"
     )
+
+
+def _may_give_again(log: DeviceLog, told: Synced, verdict: Verdict) -> bool:
+    """Whether the log could give numbers to records that the hub has given to others.
+
+    On whatever branch the hub has them: a log may be set back twice, to what both have.
+    """
+    if verdict is Verdict.GAP and told.high_lsn > log.segments[0]:
+        return True
+    parted = (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER)
+    return verdict in parted or told.high_lsn > log.next_lsn
 
 
 def _declared(
