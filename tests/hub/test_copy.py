@@ -173,7 +173,9 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
     simulation._answered = None
     told = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
     assert isinstance(told, Synced)
-    assert told.at in (line.end, place)
+    copy = simulation._hub()._copies[DEVICE, line.log.identity.log_id]
+    assert told.at == (place if copy.breaks.all else line.end)
+    assert told.high_lsn == line.end.next_lsn, "it is known over the break, and a new process"
     assert held <= simulation.hub_records()
     simulation._drive(line.log, 10**6, simulation._ask_hub)
     assert Verdict.FORKED not in simulation.verdicts
