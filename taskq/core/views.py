@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import field
+from dataclasses import asdict, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -351,6 +351,16 @@ class LogStats:
     #: that were published and are not adopted as a whole
     uploads: int = 0
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON, but for the engine."""
+        return {
+            "segments": self.segments,
+            "size_bytes": self.size,
+            "next_lsn": self.next_lsn,
+            "uploads": self.uploads,
+            "queues": [asdict(queue) for queue in self.queues],
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
@@ -377,6 +387,14 @@ class Serving:
     holds: tuple[Hold, ...] = ()
     limits: Mapping[str, Limit] | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """What it claims as a document of JSON."""
+        return {
+            "queues": None if self.queues is None else sorted(self.queues),
+            "tasks": None if self.tasks is None else sorted(self.tasks),
+            "slots": self.slots or None,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerView:
@@ -392,6 +410,19 @@ class OwnerView:
     running: int = 0
     #: what its workers claim; empty for a process that only enqueues
     serves: tuple[Serving, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return {
+            "owner": owner(self.owner),
+            "pid": self.pid,
+            "host": self.host,
+            "name": self.name or None,
+            "alive": self.alive,
+            "started_at": moment(self.started_ns),
+            "running": self.running,
+            "serves": [serving.as_dict() for serving in self.serves],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

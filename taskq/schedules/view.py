@@ -57,6 +57,23 @@ class ScheduleView:
     done_until: datetime
     next_ticks: tuple[datetime, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return {
+            "name": self.name,
+            "rule": self.rule,
+            "tz": self.tz or None,
+            "task": self.task,
+            "queue": self.queue,
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+            "jitter_seconds": self.jitter_seconds,
+            "paused": self.paused,
+            "last_tick": None if self.last_tick is None else self.last_tick.isoformat(),
+            "done_until": self.done_until.isoformat(),
+            "next_ticks": [moment.isoformat() for moment in self.next_ticks],
+        }
+
 
 #: The class has a method of that name.
 Views: TypeAlias = list[ScheduleView]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import httpx
 
 from taskq_plugins.web.door import ENTRY, Keys, Place
@@ -27,10 +28,37 @@ async def stranger(
     place = Place(scheme="http", hosts=(HOST, "localhost:8321"), allow_actions=allow_actions)
     keys = Keys(SECRET)
     site = make_site(str(path), place, keys)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=site), base_url=ORIGIN
-    ) as client:
+    async with (
+        running(site),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=site), base_url=ORIGIN) as client,
+    ):
         yield client, keys
+
+
+@contextlib.asynccontextmanager
+async def running(site: Any) -> AsyncIterator[None]:
+    """A site between its start and its stop, as a server sees to it."""
+    events = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    told: list[Any] = []
+    started, stopping = anyio.Event(), anyio.Event()
+
+    async def receive() -> Any:
+        if len(events) == 1:
+            await stopping.wait()
+        return events.pop(0)
+
+    async def send(message: Any) -> None:
+        told.append(message)
+        started.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(site, {"type": "lifespan", "state": {}}, receive, send)
+        await started.wait()
+        assert told == [{"type": "lifespan.startup.complete"}]
+        try:
+            yield
+        finally:
+            stopping.set()
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from taskq.core.errors import TaskqError
+from taskq.log.read.reader import LogReader
+from taskq_plugins.web.acts import Acts
+from taskq_plugins.web.api import Api
 from taskq_plugins.web.door import API, Door
 from taskq_plugins.web.looks import Looks
 from taskq_plugins.web.pages import Pages
 from taskq_plugins.web.problems import Problem, problem_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import Scope
@@ -31,7 +37,8 @@ def make_site(path: str, place: Place, keys: Keys) -> Door:
         place: where the page is found.
         keys: what shows who asks.
     """
-    pages = Pages(Looks(path), place, keys)
+    looks, acts = Looks(path), Acts(path)
+    pages = Pages(looks, acts, place, keys)
 
     def refuse(scope: Scope, problem: Problem) -> Response:
         if not scope["path"].startswith(API):
@@ -43,9 +50,20 @@ def make_site(path: str, place: Place, keys: Keys) -> Door:
     async def refuse_error(request: Request, error: Exception) -> Response:
         return refuse(request.scope, _problem(error))
 
+    @contextlib.asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        # The first look folds the whole log: better before the first page is asked for.
+        await looks.read(LogReader.stats)
+        try:
+            yield
+        finally:
+            await acts.close()
+            looks.close()
+
     inner = Starlette(
-        routes=pages.routes(),
+        routes=[*pages.routes(), *Api(looks, acts).routes()],
         exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
+        lifespan=life,
     )
     return Door(inner, place, keys, refuse)
 

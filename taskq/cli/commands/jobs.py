@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskq.core.views import Damage, JobView, OwnerView, Serving
+    from taskq.core.views import Damage, JobView, OwnerView
     from taskq.log.format.flows import Takes
     from taskq.log.machine.progress import Told
     from taskq.log.read.reader import LogReader
@@ -233,11 +233,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
             {
                 "log_id": str(reader.log_id),
                 "created_at": reader.created_at.isoformat(),
-                "segments": counts.segments,
-                "size_bytes": counts.size,
-                "next_lsn": counts.next_lsn,
-                "uploads": counts.uploads,
-                "queues": [asdict(queue) for queue in counts.queues],
+                **counts.as_dict(),
             }
         )
         return
@@ -286,21 +282,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
     with open_reader(data_dir) as reader:
         owners, path = reader.owners(), reader.journal.path
     if as_json:
-        render.print_json(
-            [
-                {
-                    "owner": documents.owner(owner.owner),
-                    "pid": owner.pid,
-                    "host": owner.host,
-                    "name": owner.name or None,
-                    "alive": owner.alive,
-                    "started_at": documents.moment(owner.started_ns),
-                    "running": owner.running,
-                    "serves": [_serving_json(serving) for serving in owner.serves],
-                }
-                for owner in owners
-            ]
-        )
+        render.print_json([owner.as_dict() for owner in owners])
         return
     if not owners:
         start = command(path, *WORKER)
@@ -330,14 +312,6 @@ def served(owner: OwnerView) -> str:
     if any(serving.queues is None for serving in owner.serves):
         return "all queues"
     return ", ".join(sorted({queue for one in owner.serves for queue in one.queues or ()}))
-
-
-def _serving_json(serving: Serving) -> dict[str, list[str] | int | None]:
-    return {
-        "queues": None if serving.queues is None else sorted(serving.queues),
-        "tasks": None if serving.tasks is None else sorted(serving.tasks),
-        "slots": serving.slots or None,
-    }
 
 
 @click.command()

@@ -6,7 +6,7 @@ The log knows a schedule from the worker that was started last with it: no app i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.app.app import TaskQ
-    from taskq.schedules.view import ScheduleView
 
 _DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
@@ -58,7 +57,7 @@ def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
     with open_reader(data_dir) as reader:
         views = views_of(reader.schedules(), now_ns, count)
     if as_json:
-        render.print_json([_view_json(one) for one in views])
+        render.print_json([one.as_dict() for one in views])
         return
     if not views:
         click.echo("This log knows no schedule: it does once a worker with one was started.")
@@ -82,23 +81,6 @@ def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
 
 def _time(moment: datetime | None) -> str:
     return "never" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S%z")
-
-
-def _view_json(one: ScheduleView) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "rule": one.rule,
-        "tz": one.tz or None,
-        "task": one.task,
-        "queue": one.queue,
-        "catch_up": one.catch_up,
-        "overlap": one.overlap,
-        "jitter_seconds": one.jitter_seconds,
-        "paused": one.paused,
-        "last_tick": None if one.last_tick is None else one.last_tick.isoformat(),
-        "done_until": one.done_until.isoformat(),
-        "next_ticks": [moment.isoformat() for moment in one.next_ticks],
-    }
 
 
 @schedules.command("pause")

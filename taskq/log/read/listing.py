@@ -54,16 +54,19 @@ _KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DEAD)}
 
 
 class Wanted(NamedTuple):
-    """Which jobs to list; None for any."""
+    """Which jobs to list; None for any. ``before``: only those of lower numbers."""
 
     states: frozenset[State] | None
     queue: str | None
     task: str | None
     limit: int
+    before: int = codec.LSN_MAX
 
 
-def newest_jobs(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView]:
-    """The newest jobs that fit, newest first."""
+def newest_jobs(
+    journal: Journal, wanted: Wanted, now_ns: int, facets: Facets | None = None
+) -> list[JobView]:
+    """The newest jobs that fit, newest first; ``facets`` are those of the journal, if there are."""
     states = wanted.states
     found: list[int] = []
     if states is None:
@@ -73,7 +76,7 @@ def newest_jobs(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView]:
         found = list(_Backwards(journal, wanted, None).newest())
     else:
         if states & _KNOWN:
-            found = _from_agenda(journal, wanted, states, now_ns)
+            found = _from_agenda(facets or Facets(journal), wanted, states, now_ns)
         if states - _KNOWN:
             found += _Backwards(journal, wanted, states - _KNOWN).newest()
     views = tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
@@ -111,7 +114,11 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
         jobs: list[int] = []
 
         def is_birth(lsn: int, record: bytes, jobs: list[int] = jobs) -> bool:
-            fits = record[KIND_AT] == _ENQUEUED and is_named(record, 0, queue, task)
+            fits = (
+                lsn < wanted.before
+                and record[KIND_AT] == _ENQUEUED
+                and is_named(record, 0, queue, task)
+            )
             if fits:
                 jobs.append(lsn)
             return fits
@@ -126,9 +133,9 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
 
 
 def _from_agenda(
-    journal: Journal, wanted: Wanted, states: frozenset[State], now_ns: int
+    facets: Facets, wanted: Wanted, states: frozenset[State], now_ns: int
 ) -> list[int]:
-    agenda = Facets(journal).need_agenda()
+    agenda = facets.need_agenda()
     agenda.promote(now_ns, 2**62)
     lanes = frozenset(
         lane.number
@@ -136,14 +143,14 @@ def _from_agenda(
         if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
     )
     live = frozenset(map(int, states & LIVE_STATES))
-    found = _last(agenda.table, wanted.limit, lanes, live) if live else []
+    found = _last(agenda.table, wanted, lanes, live) if live else []
     if State.DEAD in states:
-        found += _last(agenda.dead, wanted.limit, lanes, None)
+        found += _last(agenda.dead, wanted, lanes, None)
     return found
 
 
 def _last(
-    table: JobTable, limit: int, lanes: frozenset[int], states: frozenset[int] | None
+    table: JobTable, wanted: Wanted, lanes: frozenset[int], states: frozenset[int] | None
 ) -> list[int]:
     """The last jobs of a table that are in these lanes and states."""
     return list(
@@ -152,9 +159,10 @@ def _last(
                 chunk.ids[index]
                 for chunk, index in table
                 if chunk.lanes[index] in lanes
+                and chunk.ids[index] < wanted.before
                 and (states is None or chunk.metas[index] & STATE_MASK in states)
             ),
-            limit,
+            wanted.limit,
         )
     )
 
@@ -169,7 +177,7 @@ class _Backwards:
     def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State] | None) -> None:
         self._journal = journal
         self._states = None if states is None else frozenset(map(int, states))
-        self._limit = wanted.limit
+        self._limit, self._before = wanted.limit, wanted.before
         self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
         end = journal.end().segment
         self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
@@ -198,7 +206,7 @@ class _Backwards:
                 place = bisect_left(jobs, job)
                 if place < len(jobs) and jobs[place] == job:
                     ends[place] = pair & _STATE_MASK
-        for place in range(len(jobs) - 1, -1, -1):
+        for place in range(bisect_left(jobs, self._before) - 1, -1, -1):
             if ends[place] in self._states if self._states is not None else ends[place]:
                 yield jobs[place]
 

@@ -12,12 +12,14 @@ from taskq.core.parsing import split_id
 from taskq.core.views import LogStats
 from taskq.core.why import ready_jobs
 from taskq.log.config import LogConfig
+from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import segment_lsn
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_views
 from taskq.log.read.flows import ties_of
+from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import newest_dead
@@ -64,17 +66,20 @@ _READ_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class LogReader:
-    """A read-only view of a log's directory, as of its opening. Close it, or use ``with``."""
+    """A read-only view of a log's directory, as of its opening or the last ``refresh``.
+
+    Close it, or use ``with``. It belongs to one thread at a time.
+    """
 
     def __init__(self, path: str, journal: Journal) -> None:
         self.path = path
-        self._journal = journal
+        self._onlooker: Onlooker | None = None
         self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = BodyStore(journal.path, journal.config)
-        self._oldest = _first(journal)
+        self._stand_on(journal)
 
     @classmethod
     def open(cls, path: str, clock: Clock | None = None) -> LogReader:
@@ -98,6 +103,23 @@ class LogReader:
     def close(self) -> None:
         """Close the files. Legal twice."""
         self._journal.close()
+        if self._onlooker is not None:
+            self._onlooker.close()
+
+    def refresh(self) -> None:
+        """See what was written since the opening, too: only that is read and folded.
+
+        Raises:
+            LogError: the log was removed, or cannot be read.
+        """
+        before = self._journal.end()
+        if self._onlooker is None:
+            self._onlooker = Onlooker(self._journal)
+        self._onlooker.look()
+        after = self._journal.end()
+        # A recovery may have cut what was seen and folded here.
+        if (after.segment, after.offset) < (before.segment, before.offset):
+            self._reopen()
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +173,7 @@ class LogReader:
         A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
         left out, and ``problem`` says why.
         """
-        view = self._told(at, lambda journal, now_ns: tell(journal, lsn, now_ns))
+        view = self._told(at, lambda journal, _, now_ns: tell(journal, lsn, now_ns))
         return None if view is None else self._bodies.show_view(view, body_bytes_max)
 
     def ties(self, lsn: int) -> Takes | None:
@@ -173,20 +195,25 @@ class LogReader:
         task: str | None,
         limit: int,
         at: Moment | None = None,
+        *,
+        before: int = LSN_MAX,
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first.
+        """The newest jobs that fit, newest first; only those before the one of an lsn.
 
         Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
         """
-        wanted = Wanted(None if states is None else frozenset(states), queue, task, limit)
-        views = self._told(at, lambda journal, now_ns: newest_jobs(journal, wanted, now_ns))
+        chosen = None if states is None else frozenset(states)
+        wanted = Wanted(chosen, queue, task, limit, before)
+        views = self._told(
+            at, lambda journal, facets, now_ns: newest_jobs(journal, wanted, now_ns, facets)
+        )
         return self._bodies.list_views(views)
 
     def dead(self, wanted: DeadFilter, limit: int) -> list[JobView]:
         """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
 
-        def read(journal: Journal, _: int) -> list[JobView]:
-            sight = Sight(journal, Facets(journal))
+        def read(journal: Journal, facets: Facets, _: int) -> list[JobView]:
+            sight = Sight(journal, facets)
             views: list[JobView] = []
             place: PageEnd | None = None
             while len(views) < limit:
@@ -204,8 +231,8 @@ class LogReader:
         A paused queue gives none.
         """
 
-        def read(journal: Journal, now_ns: int) -> list[JobView]:
-            agenda = Facets(journal).need_agenda()
+        def read(journal: Journal, facets: Facets, now_ns: int) -> list[JobView]:
+            agenda = facets.need_agenda()
             agenda.promote(now_ns, 2**62)
             jobs = agenda.taking.next_ready(count, None if queue is None else frozenset({queue}))
             views = [tell(journal, job, now_ns) for job in jobs]
@@ -225,8 +252,8 @@ class LogReader:
     def ready_jobs(self) -> dict[tuple[str, str], int]:
         """How many jobs of each (queue, task) may be claimed now, but for those put as bytes."""
 
-        def read(journal: Journal, now_ns: int) -> dict[tuple[str, str], int]:
-            agenda = Facets(journal).need_agenda()
+        def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], int]:
+            agenda = facets.need_agenda()
             agenda.promote(now_ns, 2**62)
             return ready_jobs(agenda)
 
@@ -234,7 +261,7 @@ class LogReader:
 
     def schedules(self) -> dict[str, ScheduleState]:
         """What the log knows of schedules, by their names."""
-        return self._told(None, lambda journal, _: Facets(journal).need_agenda().schedules)
+        return self._told(None, lambda _, facets, __: facets.need_agenda().schedules)
 
     def each_job(self, chosen: Chosen) -> Iterator[JobView]:
         """Every job that fits, in one walk: those that are over as they ended, then the others.
@@ -246,17 +273,17 @@ class LogReader:
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """What happened to a job, oldest first; empty if there is no such job."""
-        return self._told(None, lambda journal, _: timeline(journal, lsn))
+        return self._told(None, lambda journal, _, __: timeline(journal, lsn))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
         """The attempts of a job, with what is known of the processes that made them."""
-        return self._told(None, lambda journal, _: name_attempts(journal, job.attempts))
+        return self._told(None, lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
         """The one reason why a job is not running, None if there is no such job."""
 
-        def read(journal: Journal, now_ns: int) -> Facts | None:
-            agenda = Facets(journal).need_agenda()
+        def read(journal: Journal, facets: Facets, now_ns: int) -> Facts | None:
+            agenda = facets.need_agenda()
             agenda.promote(now_ns, 2**62)
             return facts_of(journal, agenda, lsn, live_workers(journal.path))
 
@@ -273,7 +300,7 @@ class LogReader:
 
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""
-        claims = self._told(None, lambda journal, _: Facets(journal).need_agenda().running)
+        claims = self._told(None, lambda _, facets, __: facets.need_agenda().running)
         running = Counter(owner for _, _, owner in claims.values())
         return owner_views(Path(self._journal.path) / "owners", running)
 
@@ -281,8 +308,10 @@ class LogReader:
         """Read everything and check every CRC."""
         return verify(self._journal)
 
-    def _told(self, at: Moment | None, read: Callable[[Journal, int], T]) -> T:
+    def _told(self, at: Moment | None, read: Callable[[Journal, Facets, int], T]) -> T:
         """What ``read`` makes of the log as it stood at a moment, and of the wall time then.
+
+        What was folded of the present is kept: the next question folds only what is new.
 
         Compaction may take the oldest segment meanwhile. What is needed of it was written again,
         but behind the end that is known here: then the log is looked at anew.
@@ -292,7 +321,7 @@ class LogReader:
             oldest = self._oldest if at is None else _first(journal)
             try:
                 now_ns = journal.clock.wall_ns() if at is None else stand_at(journal, at)
-                told = read(journal, now_ns)
+                told = read(journal, self._facets if at is None else Facets(journal), now_ns)
                 if _oldest(journal) == oldest:
                     return told
             except SegmentGone:
@@ -303,12 +332,20 @@ class LogReader:
                 if at is not None:
                     journal.close()
             if at is None:
-                self._journal.close()
-                self._journal = open_journal(self.path, self._clock)
-                self._oldest = _first(self._journal)
+                self._reopen()
         raise LogError(
             f"{self.path}: compaction takes segments faster than they are read: try again"
         )
+
+    def _reopen(self) -> None:
+        self.close()
+        self._stand_on(open_journal(self.path, self._clock))
+
+    def _stand_on(self, journal: Journal) -> None:
+        self._journal = journal
+        self._onlooker = None
+        self._facets = Facets(journal)
+        self._oldest = _first(journal)
 
 
 def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
@@ -329,8 +366,8 @@ def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
     return "" if reason is None else reason.text
 
 
-def _stats(journal: Journal, now_ns: int) -> LogStats:
-    agenda = Facets(journal).need_agenda()
+def _stats(journal: Journal, facets: Facets, now_ns: int) -> LogStats:
+    agenda = facets.need_agenda()
     agenda.promote(now_ns, 2**62)
     files, end = journal.files, journal.end()
     sealed = [lsn for lsn in files.lsns if lsn < end.segment]

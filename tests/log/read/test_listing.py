@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.model import State
+from taskq.log.format.codec import LSN_MAX
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.state.story import tell
 from tests.effort import grows, some
@@ -32,6 +33,7 @@ def _check(history: History) -> None:
             history.chance.choice((None, None, "mail", "sync", "none")),
             history.chance.choice((None, None, "task", "mail.send")),
             history.chance.choice((1, 3, 20, 1_000)),
+            history.chance.choice((LSN_MAX, history.chance.randrange(1, len(known) + 2))),
         )
         assert _found(world, wanted) == _expected(every, wanted), wanted
 
@@ -41,13 +43,14 @@ def _found(world: World, wanted: Wanted) -> list[JobView]:
 
 
 def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
-    states, queue, task, limit = wanted
+    states, queue, task, limit, before = wanted
     return [
         view
         for view in every
         if (states is None or view.state in states)
         and queue in (None, view.queue)
         and task in (None, view.task)
+        and view.lsn < before
     ][:limit]
 
 

@@ -20,6 +20,7 @@ from taskq.log.store.store import open_store
 if TYPE_CHECKING:
     from taskq.log.format.frames import Scanner
     from taskq.log.journal.journal import Journal
+    from taskq.log.state.facets import Facets
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
     """What it wrote again stands behind the end that was known: the answer is begun anew."""
     seen: list[tuple[int, ...]] = []
 
-    def read(journal: Journal, _: int) -> int:
+    def read(journal: Journal, _: Facets, __: int) -> int:
         seen.append(tuple(journal.files.lsns))
         if len(seen) == 1:
             Path(journal.files.file_path(journal.files.lsns[0])).unlink()
@@ -133,7 +134,7 @@ def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
 
 
 def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -> None:
-    def read(journal: Journal, _: int) -> None:
+    def read(journal: Journal, _: Facets, __: int) -> None:
         Path(journal.files.file_path(journal.files.lsns[0])).unlink()
 
     with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):

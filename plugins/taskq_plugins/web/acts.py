@@ -1,0 +1,163 @@
+"""Changes the log, once that is allowed: opened as any program has it, at the first act."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.app.app import TaskQ
+from taskq.app.tasklog import TaskLog
+from taskq.core import views as documents
+from taskq.core.errors import StaleDelivery, UsageError
+from taskq_plugins.web.problems import Problem
+
+if TYPE_CHECKING:
+    from taskq.log.requests import Delivery
+    from taskq_plugins.web.asked import (
+        Ack,
+        Claim,
+        Enqueue,
+        Extend,
+        Nack,
+        OneClaim,
+        OneJob,
+        OneQueue,
+        Release,
+    )
+
+#: Jobs that are claimed through the API at a time.
+_HELD_MAX: Final = 10_000
+
+
+class Acts:
+    """What may be done to the log, for programs and for the forms of the pages.
+
+    Args:
+        path: directory of the log.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._app = TaskQ(path, upkeep=False, name="taskq web")
+        self._log = TaskLog(self._app._connection)
+        #: token -> (claim, when its lease ends as told last, by the steady clock)
+        self._held: dict[str, tuple[Delivery, float]] = {}
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the log; its claims go back to others."""
+        await self._app.close()
+
+    async def enqueue(self, asked: Enqueue) -> dict[str, Any]:
+        """Enqueue a call, or bytes; it is as durable as the log says when this returns."""
+        if (asked.task is None) == (asked.payload is None):
+            raise UsageError("give a task with its arguments, or a payload: one of the two")
+        if asked.task is not None:
+            call = self._app.call_by_name(asked.task, **asked.arguments)
+            job = await self._app.enqueue(call.options(**asked.options()))
+            return {"id": job.id, "duplicate": job.duplicate}
+        assert asked.payload is not None
+        if asked.arguments:
+            raise UsageError("arguments are a task's: name the task, or leave them out")
+        return {"id": await self._log.put(asked.payload.raw(), **asked.options())}
+
+    async def cancel(self, asked: OneJob) -> dict[str, Any]:
+        """Withdraw a job that waits, ask for the end of one that runs."""
+        return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
+
+    async def requeue(self, asked: OneJob) -> dict[str, Any]:
+        """Make a dead letter ready again."""
+        await self._log.dead.requeue(asked.id)
+        return {"id": asked.id, "requeued": True}
+
+    async def requeue_many(self, jobs: list[str]) -> int:
+        """The same for many; how many it was done to."""
+        return (await self._log.dead.requeue_many(jobs)).count
+
+    async def purge(self, asked: OneJob) -> dict[str, Any]:
+        """Forget a dead letter."""
+        await self._log.dead.purge(asked.id)
+        return {"id": asked.id, "purged": True}
+
+    async def pause(self, asked: OneQueue) -> dict[str, Any]:
+        """Let no worker claim from a queue."""
+        return {"queue": asked.name, "changed": await self._log.pause(asked.name)}
+
+    async def resume(self, asked: OneQueue) -> dict[str, Any]:
+        """Let workers claim from it again."""
+        return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
+
+    # -- workers in other languages ---------------------------------------------------------------
+
+    async def claim(self, asked: Claim) -> list[dict[str, Any]]:
+        """Take jobs; each counts an attempt, and goes to others when its lease is over."""
+        now = time.monotonic()
+        for token in [token for token, (_, until) in self._held.items() if until < now]:
+            del self._held[token]
+        if len(self._held) + asked.count > _HELD_MAX:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{len(self._held)} jobs are claimed and {_HELD_MAX} may be: settle some first",
+                headers={"Retry-After": "1"},
+            )
+        claimed = await self._log.claim(
+            asked.count, queues=asked.queues, wait=asked.wait, lease=asked.lease
+        )
+        return [await self._told(delivery, asked.lease) for delivery in claimed]
+
+    async def extend(self, asked: Extend) -> dict[str, Any]:
+        """Let a claim last so long from now; fails with 409 when its job is to be cancelled."""
+        delivery = self._find(asked.token)
+        await self._log.extend(delivery, asked.seconds)
+        self._held[asked.token] = delivery, _end(asked.seconds)
+        return {"id": delivery.job_id, "lease_seconds": asked.seconds}
+
+    async def ack(self, asked: Ack) -> dict[str, Any]:
+        """End a claim well."""
+        result = None if asked.result is None else asked.result.raw()
+        delivery = self._find(asked.token)
+        await self._log.ack(delivery, result)
+        return self._ended(asked)
+
+    async def nack(self, asked: Nack) -> dict[str, Any]:
+        """End a claim badly."""
+        await self._log.nack(self._find(asked.token), asked.reason, asked.delay)
+        return self._ended(asked)
+
+    async def release(self, asked: Release) -> dict[str, Any]:
+        """Give a claim back."""
+        await self._log.release(self._find(asked.token), asked.delay)
+        return self._ended(asked)
+
+    async def _told(self, delivery: Delivery, lease: float) -> dict[str, Any]:
+        token = f"{delivery.job_id}.{delivery.epoch:x}.{delivery.token:x}"
+        self._held[token] = delivery, _end(lease)
+        return {
+            "token": token,
+            "id": delivery.job_id,
+            "task": delivery.task or None,
+            "queue": delivery.queue,
+            "priority": delivery.priority,
+            "attempt": delivery.attempt,
+            "attempts_max": delivery.attempts_max or None,
+            "headers": delivery.headers,
+            "payload": documents.body_document(await self._log.payload(delivery)),
+            "lease_seconds": lease,
+        }
+
+    def _find(self, token: str) -> Delivery:
+        held = self._held.get(token)
+        if held is None:
+            raise StaleDelivery(
+                f"nothing is claimed by {token!r:.80}: it was settled, or its lease is over; "
+                f"claim again"
+            )
+        return held[0]
+
+    def _ended(self, asked: OneClaim) -> dict[str, Any]:
+        delivery, _ = self._held.pop(asked.token)
+        return {"id": delivery.job_id, "settled": True}
+
+
+def _end(lease: float) -> float:
+    """When nobody needs to know of a claim any more: a lease later than its end, by then gone."""
+    return time.monotonic() + 2 * lease

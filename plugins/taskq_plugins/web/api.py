@@ -1,0 +1,232 @@
+"""The JSON API: what the pages show, for programs, and what may be done, for those that may."""
+
+from __future__ import annotations
+
+import json
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.routing import Route
+
+from taskq.cli import render
+from taskq.core.model import LIVE_STATES
+from taskq.core.parsing import parse_json
+from taskq.core.views import body_document, job_head
+from taskq.log.read.reader import LogReader
+from taskq_plugins.web import asked as asking
+from taskq_plugins.web.describing import describe
+from taskq_plugins.web.looks import failures_of, job_of, log_document, only_job, schedules_of
+from taskq_plugins.web.problems import Problem
+from taskq_plugins.web.search import Search, find_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from taskq.core.views import JobView
+    from taskq_plugins.web.acts import Acts
+    from taskq_plugins.web.looks import Looks
+
+#: Requests that wait for results at a time.
+_WAITS_MAX: Final = 64
+_PAUSE_SECONDS_MIN: Final = 0.02
+_PAUSE_SECONDS_MAX: Final = 0.5
+
+
+class Endpoint(NamedTuple):
+    """One thing that may be asked.
+
+    Attributes:
+        asked: what it takes, from path, query and body.
+        answer: makes the document of that.
+    """
+
+    method: str
+    path: str
+    name: str
+    says: str
+    asked: type[asking.Asked]
+    answer: Callable[[Any], Awaitable[Any]]
+
+    def route(self) -> Route:
+        """Where the app finds it."""
+        # A queue's name may hold a slash.
+        path = self.path.replace("{name}", "{name:path}")
+        return Route(path, self._respond, methods=[self.method])
+
+    async def _respond(self, request: Request) -> Response:
+        given = await _body(request) if self.method == "POST" else dict(request.query_params)
+        try:
+            asked = self.asked.model_validate({**given, **request.path_params})
+        except ValidationError as error:
+            raise _wrong(error) from None
+        return json_response(await self.answer(asked))
+
+
+class Api:
+    """Answers programs.
+
+    Args:
+        looks: reads the log.
+        acts: changes it.
+    """
+
+    def __init__(self, looks: Looks, acts: Acts) -> None:
+        self._looks = looks
+        self._waits = 0
+        self.endpoints = (*self._questions(), *_orders(acts))
+
+    def routes(self) -> list[Route]:
+        """Every endpoint, and what tells of them."""
+        document = json_response(describe(self.endpoints)).body
+
+        async def tell(_request: Request) -> Response:
+            return Response(document, media_type="application/json")
+
+        return [Route("/api/openapi.json", tell), *(one.route() for one in self.endpoints)]
+
+    def _questions(self) -> tuple[Endpoint, ...]:
+        ask, looks = asking, self._looks
+
+        def look(work: Callable[[LogReader], Any]) -> Callable[[Any], Awaitable[Any]]:
+            return lambda _: looks.read(work)
+
+        def look_at(work: Callable[[LogReader], list[Any]]) -> Callable[[Any], Awaitable[Any]]:
+            return look(lambda reader: [view.as_dict() for view in work(reader)])
+
+        return (
+            Endpoint("GET", "/api/stats", "stats", "The log as a whole, and its queues.",
+                     ask.Asked, look(log_document)),
+            Endpoint("GET", "/api/queues", "queues", "Jobs of each queue by state.",
+                     ask.Asked, look(lambda reader: log_document(reader)["queues"])),
+            Endpoint("GET", "/api/workers", "workers", "Processes that have the log open.",
+                     ask.Asked, look_at(LogReader.owners)),
+            Endpoint("GET", "/api/schedules", "schedules", "What ticks by the clock.",
+                     ask.Asked, look_at(schedules_of)),
+            Endpoint("GET", "/api/failures", "failures", "Newest dead letters by what they share.",
+                     ask.Asked, look_at(failures_of)),
+            Endpoint("GET", "/api/jobs", "jobs", "Jobs that fit, the newest first.",
+                     ask.Jobs, self._jobs),
+            Endpoint("GET", "/api/jobs/{id}", "job", "All of one job, and why it does not run.",
+                     ask.OneJob, self._job),
+            Endpoint("GET", "/api/jobs/{id}/result", "result", "What a job returned.",
+                     ask.Result, self._result),
+        )  # fmt: skip
+
+    async def _jobs(self, asked: asking.Jobs) -> dict[str, Any]:
+        search = Search.parse(asked.q)
+        found = await self._looks.read(
+            lambda reader: find_jobs(reader, search, asked.limit, asked.before)
+        )
+        return {
+            "jobs": [job_head(job) for job in found.jobs],
+            "next": found.following or None,
+            "looked_at": found.looked_at,
+        }
+
+    async def _job(self, asked: asking.OneJob) -> dict[str, Any]:
+        seen = await self._looks.read(lambda reader: job_of(reader, asked.id))
+        return {
+            **seen.job.as_dict(),
+            **render.flow_json(seen.ties, seen.tag),
+            "progress": render.progress_json(seen.progress),
+            "why": None if seen.why is None else seen.why.as_dict(),
+            "timeline": [event.as_dict() for event in seen.timeline],
+        }
+
+    async def _result(self, asked: asking.Result) -> dict[str, Any]:
+        """How a job ended, or how it stands when the wait is over."""
+        if self._waits >= _WAITS_MAX:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{_WAITS_MAX} requests wait for results: ask again in a second",
+                headers={"Retry-After": "1"},
+            )
+        until = time.monotonic() + asked.wait
+        pause = _PAUSE_SECONDS_MIN
+        self._waits += 1
+        try:
+            while True:
+                job = await self._looks.read(lambda reader: only_job(reader, asked.id))
+                left = until - time.monotonic()
+                if job.state not in LIVE_STATES or left <= 0:
+                    return _result_document(job)
+                await anyio.sleep(min(pause, left))
+                pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+        finally:
+            self._waits -= 1
+
+
+def _orders(acts: Acts) -> tuple[Endpoint, ...]:
+    ask, jobs, claims = asking, "/api/jobs/{id}", "/api/claims/{token}"
+    return (
+        Endpoint("POST", "/api/jobs", "enqueue", "Enqueue a call of a task by its name, or bytes.",
+                 ask.Enqueue, acts.enqueue),
+        Endpoint("POST", f"{jobs}/cancel", "cancel", "Cancel a job, also while it runs.",
+                 ask.OneJob, acts.cancel),
+        Endpoint("POST", f"{jobs}/requeue", "requeue", "Make a dead letter ready again.",
+                 ask.OneJob, acts.requeue),
+        Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",
+                 ask.OneJob, acts.purge),
+        Endpoint("POST", "/api/queues/{name}/pause", "pause", "Let no worker claim from a queue.",
+                 ask.OneQueue, acts.pause),
+        Endpoint("POST", "/api/queues/{name}/resume", "resume", "Let workers claim from it again.",
+                 ask.OneQueue, acts.resume),
+        Endpoint("POST", "/api/claims", "claim", "Take jobs to run, with a lease.",
+                 ask.Claim, acts.claim),
+        Endpoint("POST", f"{claims}/extend", "extend", "Let a claim last longer.",
+                 ask.Extend, acts.extend),
+        Endpoint("POST", f"{claims}/ack", "ack", "End a claim well.", ask.Ack, acts.ack),
+        Endpoint("POST", f"{claims}/nack", "nack", "End a claim badly.", ask.Nack, acts.nack),
+        Endpoint("POST", f"{claims}/release", "release", "Give a claim back.",
+                 ask.Release, acts.release),
+    )  # fmt: skip
+
+
+def json_response(value: object) -> Response:
+    """As JSON that every reader takes: what is no number in it is told as text."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=str))
+    return Response(text, media_type="application/json")
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    raw = await request.body()
+    try:
+        given = parse_json(raw, parse_constant=_refuse_constant) if raw else {}
+        json.dumps(given, ensure_ascii=False).encode()  # half a surrogate is no text
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Problem(HTTPStatus.BAD_REQUEST, "the body must be one JSON object: see openapi.json")
+    return given
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _wrong(error: ValidationError) -> Problem:
+    told = "; ".join(
+        f"{'.'.join(map(str, one['loc']))[:80] or 'the body'}: {one['msg']}"
+        for one in error.errors(include_url=False, include_input=False)[:5]
+    )
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{told}: see /api/openapi.json", "UsageError")
+
+
+def _result_document(job: JobView) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "state": str(job.state),
+        "ended": job.state not in LIVE_STATES,
+        "result": body_document(job.result),
+        "reason": job.reason or None,
+        "problem": job.problem or None,
+    }

@@ -1,0 +1,115 @@
+"""One line that says which jobs are wanted: ``state:dead task:send since:2h some text``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from taskq.cli.commands.jobs import STATES
+from taskq.core.durations import nanoseconds
+from taskq.core.errors import UsageError
+from taskq.core.model import TIME_NS_MAX
+from taskq.core.parsing import rather
+from taskq.core.values import dataclass
+
+if TYPE_CHECKING:
+    from taskq.core.model import State
+    from taskq.core.views import JobView
+    from taskq.log.read.reader import LogReader
+
+#: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
+LOOKED_MAX: Final = 2_000
+_SLICE: Final = 200
+#: Characters of a payload or result that text is looked for in.
+_BODY_BYTES_MAX: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Which jobs: in one of the states, of the queue, of the task, with all of the words."""
+
+    states: frozenset[State] | None = None
+    queue: str | None = None
+    task: str | None = None
+    since_ns: int = 0
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Search:
+        """What a line of words says; what names no property is text to be found.
+
+        Raises:
+            UsageError: a state or a span is none.
+        """
+        named: dict[str, str] = {}
+        states, words = set(), []
+        for word in text.split():
+            name, colon, value = word.partition(":")
+            if not colon or not value or name not in {"state", "queue", "task", "since"}:
+                words.append(word.casefold())
+            elif name != "state":
+                named[name] = value
+            elif value in STATES:
+                states.add(STATES[value])
+            else:
+                raise UsageError(
+                    f"state:{value:.60} is no state: {rather(value, STATES, 'states')}"
+                )
+        since = named.get("since")
+        return cls(
+            states=frozenset(states) or None,
+            queue=named.get("queue"),
+            task=named.get("task"),
+            since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
+            words=tuple(words),
+        )
+
+    def fits(self, job: JobView) -> bool:
+        """Whether the words are found in what the job says of itself."""
+        if not self.words:
+            return True
+        bodies = (body[:_BODY_BYTES_MAX] for body in (job.payload, job.result, job.key) if body)
+        told = [job.job_id, job.task, job.queue, job.reason, *job.headers, *job.headers.values()]
+        told += [body.decode(errors="replace") for body in bodies]
+        text = "\n".join(told).casefold()
+        return all(word in text for word in self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A page of jobs, the newest first.
+
+    Attributes:
+        jobs: those that fit.
+        following: where the next page begins, as ``before``; 0 at the end.
+        looked_at: jobs that were read for it.
+    """
+
+    jobs: list[JobView]
+    following: int
+    looked_at: int
+
+
+def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Found:
+    """Jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
+
+    Where text is looked for it ends after LOOKED_MAX jobs, and ``following`` goes on from there.
+    """
+    found: list[JobView] = []
+    looked = 0
+    states = None if search.states is None else set(search.states)
+    while looked < LOOKED_MAX:
+        count = limit + 1 - len(found) if not search.words else _SLICE
+        jobs = reader.jobs(states, search.queue, search.task, count, before=before or TIME_NS_MAX)
+        for job in jobs:
+            if job.enqueued_ns < search.since_ns:
+                return Found(jobs=found, following=0, looked_at=looked)
+            if search.fits(job):
+                if len(found) == limit:
+                    return Found(jobs=found, following=found[-1].lsn, looked_at=looked)
+                found.append(job)
+            looked += 1
+            before = job.lsn
+        if len(jobs) < count:
+            return Found(jobs=found, following=0, looked_at=looked)
+    return Found(jobs=found, following=before, looked_at=looked)

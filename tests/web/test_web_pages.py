@@ -1,0 +1,208 @@
+"""People see on the pages what a log holds, and change it by forms where they may."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import TaskQ
+from taskq.core.errors import command
+from taskq_plugins.web.pages import _inside
+from tests.web.browser import ORIGIN, browser, program
+from tests.web.test_web_api import made
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import httpx
+
+NAME = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
+EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\x1b[31m"
+PAGES = ("/", "/jobs", "/failures", "/schedules", "/log")
+
+
+@pytest.fixture
+async def data(tmp_path: Path) -> Path:
+    return await made(tmp_path)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and whether each is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def forms(page: str) -> list[dict[str, str]]:
+    """What each form that changes something would send, with where to under ``action``."""
+    found = []
+    whole = r'<form method="post" action="([^"]+)">(.*?)</form>'
+    for action, inside in re.findall(whole, page, re.DOTALL):
+        fields = re.findall(r'name="([^"]*)" value="([^"]*)"', inside)
+        found.append({"action": action, **{name: html.unescape(value) for name, value in fields}})
+    return found
+
+
+async def send(client: httpx.AsyncClient, form: dict[str, str]) -> httpx.Response:
+    fields = {name: value for name, value in form.items() if name != "action"}
+    return await client.post(form["action"], data=fields)
+
+
+async def shown(client: httpx.AsyncClient, path: str, **query: Any) -> str:
+    answer = await client.get(path, params=query or None)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def test_each_page_shows_what_it_is_for(data: Path) -> None:
+    async with browser(data) as client:
+        now = await shown(client, "/")
+        assert "mail</a> <b" in now
+        assert now.count('<td class="dead">dead</td>') == 2
+        jobs = await shown(client, "/jobs", q="state:dead 7002")
+        (job,) = set(re.findall(r"/jobs/[0-9a-f]{8}-\d+", jobs))
+        page = await shown(client, job)
+        assert "ValueError: no address 7002" in page
+        assert "in send" in page
+        assert command(str(data), "show", job[6:]) in html.unescape(page)
+        assert page.count("<rect") == 2
+        assert "2</td><td>mail.send</td><td><b>ValueError</b>" in await shown(client, "/failures")
+        assert "every 1:00:00" in await shown(client, "/schedules")
+        log = await shown(client, "/log")
+        assert "paused</td>" in log
+        assert '<input type="hidden"' not in now + page + log
+
+
+async def test_a_page_is_fit_for_keyboards_readers_and_narrow_screens(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        job = re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs"))[0]
+        for path in (*PAGES, job):
+            page = Elements(await shown(client, path))
+            (language,) = page.named("html")
+            assert language["lang"] == "en"
+            assert len(page.named("h1")) == len(page.named("main")) == 1
+            assert page.named("a")[0]["href"] == "#main"
+            assert all("scope" in head for head in page.named("th"))
+            labelled = {label["for"] for label in page.named("label")}
+            fields = [one for one in page.named("input") if one.get("type") != "hidden"]
+            assert {field["id"] for field in fields} == labelled
+            assert all("aria-label" in picture for picture in page.named("svg"))
+            assert "viewport" in {one.get("name") for one in page.named("meta")}
+
+
+async def test_pages_go_on_to_older_jobs(data: Path) -> None:
+    async with browser(data) as client:
+        found, path = [], "/jobs?limit=2"
+        page = await shown(client, path)
+        found += re.findall(r'<a href="/jobs/([^"]+)"', page)
+        older = re.search(r'rel="next" href="([^"]+)"', page)
+        assert older is not None
+        rest = await shown(client, html.unescape(older[1]))
+        found += re.findall(r'<a href="/jobs/([^"]+)"', rest)
+        every = re.findall(r'<a href="/jobs/([^"]+)"', await shown(client, "/jobs"))
+    assert found == every
+
+
+async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, durability="os", name=NAME)
+
+    @app.task(name=NAME, queue=NAME, retry=1)
+    async def fail(text: str) -> None:
+        raise ValueError(EVIL)
+
+    async with app:
+        await fail.options(headers={NAME: EVIL}, key=EVIL).enqueue(EVIL)
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        await app.pause(NAME)
+        async with browser(tmp_path) as client:
+            job = re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs"))[0]
+            for path in (*PAGES, job, "/jobs?q=%3Cscript%3E%22onload=%27"):
+                page = await shown(client, path)
+                elements = Elements(page)
+                assert elements.named("img") == []
+                assert [one.get("src") for one in elements.named("script")] == ["/static/page.js"]
+                for _, attributes in elements.found:
+                    assert not any(name.startswith("on") or name == "style" for name in attributes)
+                assert "\x1b" not in page
+                assert "\u202e" not in page
+    async with browser(tmp_path, allow_actions=True) as client:
+        resumed = forms(await shown(client, "/"))[0]
+        assert resumed["name"] == NAME
+        answer = await send(client, resumed)
+        assert answer.status_code == 303, answer.text
+
+
+async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        (resume,) = [one for one in forms(await shown(client, "/")) if one["name"] == "mail"]
+        answer = await send(client, resume)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        (kind,) = forms(await shown(client, "/failures"))
+        assert (await send(client, kind)).headers["location"] == "/failures"
+        assert "No dead letters" in await shown(client, "/failures")
+        assert (await send(client, kind)).status_code == 404
+        for q, action in (("7001", "cancel"), ("7002", "cancel")):
+            (job,) = set(re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q=q)))
+            (form,) = forms(await shown(client, job))
+            assert form["action"] == f"/act/{action}"
+            assert (await send(client, form)).headers["location"] == job
+            assert forms(await shown(client, job)) == []
+
+
+async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        (kind,) = forms(await shown(client, "/failures"))
+        for changed in ({"token": ""}, {"token": "x" * 43}, {"token": kind["token"][:-1]}):
+            assert (await send(client, {**kind, **changed})).status_code == 403
+        client.headers["Origin"] = "https://evil.example"
+        assert (await send(client, kind)).status_code == 403
+        client.headers["Origin"] = ORIGIN
+        assert (await client.get(kind["action"])).status_code == 405
+        many = "&".join(f"a{number}=1" for number in range(1_000))
+        assert (await client.post(kind["action"], content=many)).status_code == 400
+        assert (await client.post(kind["action"], content=b"\xff")).status_code == 400
+        assert forms(await shown(client, "/failures")) == [kind]
+    async with program(data) as client:
+        assert (await send(client, kind)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["//evil.example", "https://evil.example", "/\\evil.example", "", "x", "/\n/evil", "/\t"],
+)
+def test_a_form_leads_back_to_no_other_page(back: str) -> None:
+    assert _inside(back) == "/"
+
+
+def test_a_form_leads_back_to_where_it_was() -> None:
+    assert _inside("/jobs?q=a//b") == "/jobs?q=a//b"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/jobs/none", "/jobs/1-1", "/jobs?limit=0", "/jobs?q=state:x", "/jobs?before=x", "/jobs?x=1"],
+)
+async def test_a_wrong_address_is_told_on_a_page(data: Path, path: str) -> None:
+    async with browser(data) as client:
+        answer = await client.get(path)
+    assert answer.status_code in {404, 422}
+    assert '<p role="alert">' in answer.text
+
+
+async def test_a_log_without_jobs_has_pages_as_well(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path, durability="os"), browser(tmp_path) as client:
+        for path in PAGES:
+            await shown(client, path)
