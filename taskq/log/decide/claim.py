@@ -8,7 +8,6 @@ extend. The token decides, never the clock alone.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
@@ -134,12 +133,19 @@ class Claims:
     def _records(self, taken: list[Taken]) -> list[bytes] | None:
         """The enqueue records of jobs that were taken, or None if one of them is damaged."""
         recent = self._recent.records
-        far = [(one[1], one[0]) for one in taken if one[0] not in recent]
+        records = list(map(recent.pop, [one[0] for one in taken], repeat(b"")))
+        if all(records):
+            return records
+        pairs = list(zip(taken, records, strict=True))
         try:
-            read = iter(self._files.records(far))
+            read = self._files.records([(one[1], one[0]) for one, near in pairs if not near])
         except LogDamaged:
+            recent.update((one[0], near) for one, near in pairs if near)
             return None
-        return [recent.get(one[0]) or next(read) for one in taken]
+        if len(read) == len(taken):
+            return read
+        rest = iter(read)
+        return [near or next(rest) for near in records]
 
     def _claim_run(
         self, batch: Batch, taken: list[Taken], records: list[bytes]
@@ -147,7 +153,6 @@ class Claims:
         """Claim jobs column by column: no step of ours for any of them."""
         jobs, _, attempts, lanes, metas = zip(*taken, strict=True)
         count, owner, epoch = len(jobs), self._owner, batch.epoch
-        deque(map(self._recent.records.pop, jobs, repeat(None)), 0)
         tokens = range(batch.lsn, batch.lsn + count)
         batch.parts.append(plain_records(Kind.CLAIMED, attempts, jobs, repeat(owner, count)))
         batch.lsn += count

@@ -50,6 +50,29 @@ def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process)
         backlog.journal.files.records(wanted)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_damaged: bool) -> None:
+    """One that does not read back costs no other job its record."""
+    world = World()
+    process = world.process()
+    process.catch_up().need_agenda()
+    bodies = [b"payload %d." % number for number in range(20)]
+    jobs = [process.enqueue(body) for body in bodies]
+    recent = process.committer.operations.context.recent
+    for job in jobs[5:15]:
+        del recent.records[job]
+    (segment,) = world.segments()
+    if is_damaged:
+        world.machine.corrupt(segment, world.machine.content(segment).index(b"payload 7."), b"x")
+    given = [(one.job, one.payload) for one in process.claim(99)]
+    wanted = list(zip(jobs, bodies, strict=True))
+    if is_damaged:
+        del wanted[7]
+        assert [one.body for one in world.records()][-1] == b"its record is damaged"
+    assert given == wanted
+    assert not recent.records
+
+
 def test_a_claim_of_many_brings_each_job_its_own_payload(backlog: Process) -> None:
     deliveries = backlog.ask(Op.CLAIM, ClaimRequest(200, wait_until_ns=0))
     assert len(deliveries) == 200
