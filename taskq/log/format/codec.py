@@ -174,6 +174,8 @@ JOB_AT: Final = 16
 QUEUE_SIZE_AT: Final = 14
 #: What a record ends in, if it has flag CHECKED.
 CRC_SIZE: Final = 4
+#: The CRC-32 of whatever ends in its own, whichever seed both began with.
+CRC_OF_WHOLE: Final = 0x2144DF1C
 _CRC_PIECE: Final = 5_120
 #: Plain numbers: an operation on an enum's member costs a microsecond.
 _CHECKED: Final = int(Flag.CHECKED)

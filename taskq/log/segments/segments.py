@@ -458,22 +458,22 @@ class SegmentFiles:
         A backlog is read so: a step for each job costs as much as all else that a claim does.
         """
         found: list[bytes] = []
-        unpack, pack, crc32 = codec.LENGTH.unpack_from, codec.pack_length, codec.crc32
+        unpack, crc32, whole = codec.LENGTH.unpack_from, codec.crc32, codec.CRC_OF_WHOLE
+        kind_at, least = codec.KIND_AT, codec.ENQUEUED.size
         ordinal, start, data = self._window
+        first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
         for location, lsn in places:
-            at = (location & _OFFSET_MASK) - start
-            if (
-                location >> OFFSET_BITS == ordinal
-                and 0 <= at <= len(data) - codec.ENQUEUED.size
-                and data[at + codec.KIND_AT] == _ENQUEUED
-            ):
-                record = data[at : at + unpack(data, at)[0]]
-                if record[-4:] == pack(crc32(record[:-4], lsn & 0xFFFFFFFF)):
+            at = location - first
+            if 0 <= at <= last and data[at + kind_at] == _ENQUEUED:
+                size = unpack(data, at)[0]
+                record = data[at : at + size]
+                if crc32(record, lsn & 0xFFFFFFFF) == whole and size >= least:
                     found.append(record)
                     continue
             # Of another window, or carried, or damaged.
             found.append(self.record(location, lsn))
             ordinal, start, data = self._window
+            first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
         return found
 
     def unchecked_record(self, location: int) -> bytes:
@@ -495,9 +495,8 @@ class SegmentFiles:
 
 
 def _is_whole(record: bytes, lsn: int) -> bool:
-    if len(record) < codec.ENQUEUED.size:
-        return False
-    return codec.crc32(record[:-4], lsn & 0xFFFFFFFF) == int.from_bytes(record[-4:], "little")
+    is_long = len(record) >= codec.ENQUEUED.size
+    return is_long and codec.crc32(record, lsn & 0xFFFFFFFF) == codec.CRC_OF_WHOLE
 
 
 class Extent(NamedTuple):

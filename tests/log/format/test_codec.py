@@ -125,6 +125,17 @@ def test_a_plain_enqueue_is_the_specs_tail_and_the_body(
     assert enqueue_extras(record) == Extras()
 
 
+@given(spec=SPECS, body=BODY, lsn=LSN, at=st.integers(0), bit=st.integers(0, 7))
+def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
+    spec: EnqueueSpec, body: bytes, lsn: int, at: int, bit: int
+) -> None:
+    record = bytearray(codec.encode_checked(spec.tail, body, lsn))
+    assert codec.crc32(record, lsn & 0xFFFFFFFF) == codec.CRC_OF_WHOLE
+    assert codec.crc32(record, (lsn + 1) & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
+    record[at % len(record)] ^= 1 << bit
+    assert codec.crc32(record, lsn & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
+
+
 @given(
     kind=st.sampled_from((Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)),
     cause=CAUSES,
