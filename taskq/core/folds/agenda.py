@@ -10,7 +10,8 @@ that a step of the clock moves them all at once.
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import deque
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.flows import Flows
@@ -303,8 +304,7 @@ class Agenda:
             lane.succeeded += count
             table.remove_run(chunk, start, count)
             at += count
-        for job in jobs[:at]:
-            self.running.pop(job, None)
+        deque(map(self.running.pop, jobs[:at], repeat(None)), 0)
         return at
 
     def apply_clock(self, step_ns: int) -> None:

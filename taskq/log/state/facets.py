@@ -311,7 +311,8 @@ class Facets:
         locations = range(location, location + size * len(jobs), size)
         self._trim_ended(len(jobs))
         self.ended.update(zip(jobs, locations, strict=True))
-        for job in self.watch.jobs.intersection(jobs):
+        watched = self.watch.jobs
+        for job in watched.intersection(jobs) if watched else ():
             self.watch.see(job, self.ended[job])
 
     def note_end(self, job: int, location: int) -> None:
