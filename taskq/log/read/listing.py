@@ -25,11 +25,11 @@ from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import BORN, ENDINGS, carried_state, encoded, is_named, places
-from taskq.log.read.positions import find_latest
+from taskq.log.read.positions import find_latest, find_lsn
 from taskq.log.read.walks import check_known, records_of
-from taskq.log.segments.segments import Extent
+from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.facets import Facets
-from taskq.log.state.story import Story
+from taskq.log.state.story import Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,9 @@ _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: When too many of the latest jobs are purged, so many times as many are looked at.
 _MORE: Final = 4
+#: What a walk may read before jobs are looked up one by one: that takes a millisecond each.
+_WALK_BYTES: Final = 1024 * 1024
+_WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
 _KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DEAD)}
 
@@ -85,9 +88,15 @@ def newest_jobs(
 
 
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
-    """Everything the log says of these jobs, in their order, from one walk."""
+    """Everything the log says of these jobs, in their order.
+
+    From one walk over all since the first of them, or by the indexes where that is much to read.
+    """
     if not jobs:
         return []
+    if _is_far(journal, min(jobs), len(jobs)):
+        views = (tell(journal, job, now_ns) for job in jobs)
+        return [view for view in views if view is not None]
     stories: dict[int, Story] = {}
     for record in records_of(journal, jobs):
         if record.kind == Kind.CLOCK:
@@ -102,13 +111,35 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
     return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
 
 
+def _is_far(journal: Journal, job: int, jobs: int) -> bool:
+    """Whether a walk from this job on reads more than to look each of so many up."""
+    start, end = journal.cursor_at(job), journal.end()
+    later = (lsn for lsn in journal.files.lsns if start.segment <= lsn < end.segment)
+    size = sum(map(journal.files.size, later)) + end.offset - start.offset
+    return size > _WALK_BYTES + jobs * _WALK_BYTES_A_JOB
+
+
+def _until(journal: Journal, before: int) -> Extent:
+    """The log up to the frame that holds this lsn; all of it where that is not found."""
+    last, files = journal.end(), journal.files
+    end = Extent(last.segment, last.offset, last.next_lsn)
+    if before < end.lsn and files.lsns:
+        at = find_lsn(files, before, end)
+        size = end.offset if at.segment == end.segment else files.size(at.segment)
+        for offset, header in hop(files, at.segment, at.offset, size):
+            if header.first_lsn <= before < header.next_lsn:
+                return Extent(at.segment, offset + header.size, header.next_lsn)
+            break
+    return end
+
+
 def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
     """The newest jobs, from as few frames as hold them; None if the whole log has too few.
 
     Those that compaction wrote again are older than all that began in segments that are left.
     """
     queue, task = encoded(wanted.queue), encoded(wanted.task)
-    end = journal.end()
+    end = _until(journal, wanted.before)
     count = wanted.limit
     while True:
         jobs: list[int] = []
@@ -123,7 +154,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
                 jobs.append(lsn)
             return fits
 
-        find_latest(journal.files, Extent(end.segment, end.offset, end.next_lsn), count, is_birth)
+        find_latest(journal.files, end, count, is_birth)
         if len(jobs) < count:
             return None
         views = tell_jobs(journal, jobs, now_ns)

@@ -8,6 +8,7 @@ import pytest
 
 from taskq.core.model import State
 from taskq.log.format.codec import LSN_MAX
+from taskq.log.read import listing
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.state.story import tell
 from tests.effort import grows, some
@@ -56,7 +57,12 @@ def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
 
 @grows
 @pytest.mark.parametrize("seed", range(some(1, 5)))
-def test_a_list_is_what_asking_for_every_job_would_give(seed: int) -> None:
+@pytest.mark.parametrize("far", [False, True])
+def test_a_list_is_what_asking_for_every_job_would_give(
+    seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the jobs are told by one walk or looked up each."""
+    monkeypatch.setattr(listing, "_is_far", lambda *_: far)
     history = History(seed)
     history.run(40)
     _check(history)
