@@ -279,6 +279,17 @@ def test_what_is_wrong_is_said_before_the_page_is_served(
     assert told in result.stderr
 
 
+def test_a_case_file_is_looked_at_and_not_changed(data: Path, tmp_path: Path) -> None:
+    case = str(tmp_path / "case.zip")
+    assert CliRunner().invoke(main, ["report", "-d", str(data), "-o", case]).exit_code == 0
+    refused = CliRunner().invoke(main, ["web", case, "--allow-actions"])
+    assert (refused.exit_code, "to be looked at" in refused.stderr) == (2, True)
+    with Child(sys.executable, "-m", "taskq", "web", case) as child:
+        address = child.line()
+        _, cookie = get(address)
+        assert "<h1>Jobs</h1>" in get(address.partition(ENTRY)[0] + "/jobs", cookie)[0]
+
+
 def test_a_secret_is_made_for_its_owner_alone_and_kept(tmp_path: Path) -> None:
     made = _secret(tmp_path / "token")
     assert len(made) >= 43

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskQ
-from taskq.core.errors import command
+from taskq.core.errors import JobFailed, command
 from taskq_plugins.web.pages import _inside
 from tests.web.browser import ORIGIN, browser, program
 from tests.web.test_web_api import made
@@ -55,7 +55,7 @@ def forms(page: str) -> list[dict[str, str]]:
     return found
 
 
-async def send(client: httpx.AsyncClient, form: dict[str, str]) -> httpx.Response:
+async def send_form(client: httpx.AsyncClient, form: dict[str, str]) -> httpx.Response:
     fields = {name: value for name, value in form.items() if name != "action"}
     return await client.post(form["action"], data=fields)
 
@@ -141,34 +141,62 @@ async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path)
     async with browser(tmp_path, allow_actions=True) as client:
         resumed = forms(await shown(client, "/"))[0]
         assert resumed["name"] == NAME
-        answer = await send(client, resumed)
+        answer = await send_form(client, resumed)
         assert answer.status_code == 303, answer.text
 
 
 async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         (resume,) = [one for one in forms(await shown(client, "/")) if one["name"] == "mail"]
-        answer = await send(client, resume)
+        answer = await send_form(client, resume)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         (kind,) = forms(await shown(client, "/failures"))
-        assert (await send(client, kind)).headers["location"] == "/failures"
+        assert (await send_form(client, kind)).headers["location"] == "/failures"
         assert "No dead letters" in await shown(client, "/failures")
-        assert (await send(client, kind)).status_code == 404
+        assert (await send_form(client, kind)).status_code == 404
         for q, action in (("7001", "cancel"), ("7002", "cancel")):
             (job,) = set(re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q=q)))
             (form,) = forms(await shown(client, job))
             assert form["action"] == f"/act/{action}"
-            assert (await send(client, form)).headers["location"] == job
+            assert (await send_form(client, form)).headers["location"] == job
             assert forms(await shown(client, job)) == []
+
+
+async def test_a_job_is_seen_to_fail_is_requeued_and_seen_to_succeed(tmp_path: Path) -> None:
+    # As the page has it open, since it is in the same process here.
+    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
+    away = True
+
+    @app.task(name="send", retry=1)
+    async def send() -> str:
+        if away:
+            raise ConnectionError("the mail server is away")
+        return "sent"
+
+    async with app, app.worker(), browser(tmp_path, allow_actions=True) as client:
+        job = await send.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(timeout=30)
+        assert "the mail server is away" in await shown(client, "/")
+        page = await shown(client, f"/jobs/{job.id}")
+        assert "in send" in page
+        requeue, purge = forms(page)
+        assert (requeue["action"], purge["action"]) == ("/act/requeue", "/act/purge")
+        away = False
+        assert (await send_form(client, requeue)).status_code == 303
+        assert await job.result(timeout=30) == "sent"
+        assert '<small class="succeeded">succeeded</small>' in await shown(
+            client, f"/jobs/{job.id}"
+        )
 
 
 async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         (kind,) = forms(await shown(client, "/failures"))
         for changed in ({"token": ""}, {"token": "x" * 43}, {"token": kind["token"][:-1]}):
-            assert (await send(client, {**kind, **changed})).status_code == 403
+            assert (await send_form(client, {**kind, **changed})).status_code == 403
         client.headers["Origin"] = "https://evil.example"
-        assert (await send(client, kind)).status_code == 403
+        assert (await send_form(client, kind)).status_code == 403
         client.headers["Origin"] = ORIGIN
         assert (await client.get(kind["action"])).status_code == 405
         many = "&".join(f"a{number}=1" for number in range(1_000))
@@ -176,7 +204,7 @@ async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: 
         assert (await client.post(kind["action"], content=b"\xff")).status_code == 400
         assert forms(await shown(client, "/failures")) == [kind]
     async with program(data) as client:
-        assert (await send(client, kind)).status_code == 403
+        assert (await send_form(client, kind)).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import log_argument, open_reader
+from taskq.cli.options import log_argument, open_reader, resolve
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -64,6 +64,8 @@ def web(
             "taskq web needs the packages starlette, uvicorn and jinja2: "
             "pip install 'taskq-local[web]'"
         ) from error
+    if allow_actions and resolve(data_dir).is_file():
+        raise WrongUsage(f"{data_dir} is a case file, to be looked at: leave out --allow-actions")
     with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
         path = reader.journal.path
     address = _address(bind)
