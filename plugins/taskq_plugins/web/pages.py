@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _HERE: Final = Path(__file__).parent
 _STATIC: Final = {"page.css": "text/css", "page.js": "text/javascript"}
+#: Pages that are shown anew every two seconds; the others may take long to make.
+_LIVE: Final = frozenset({"now.html", "job.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
 _LINE_CHARACTERS_MAX: Final = 160
 #: Of a payload or result.
@@ -230,9 +232,8 @@ class Pages:
 
     def _page(self, request: Request, template: str, **told: Any) -> HTMLResponse:
         query = f"?{request.url.query}" if request.url.query else ""
-        return self._render(
-            template, HTTPStatus.OK, is_live=True, here_now=f"{request.url.path}{query}", **told
-        )
+        is_live, here = template in _LIVE, f"{request.url.path}{query}"
+        return self._render(template, HTTPStatus.OK, is_live=is_live, here_now=here, **told)
 
     def _render(
         self, template: str, status: HTTPStatus, *, is_live: bool, **told: Any
