@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +34,9 @@ _TOLD: Final = {
     "dead.json": ("dead", "ls", "-n", "200"),
     "jobs.json": ("ls", "-n", "200"),
 }
-#: Jobs whose timelines are told, of those that are dead, and of those that run.
+#: Jobs whose timelines are told: so many in each of these states.
 _TIMELINES_MAX: Final = 50
+_TIMELINES_OF: Final = ("DEAD", "RUNNING")
 #: Settings whose names hold one of these are told as set, and no more.
 _SECRET: Final = re.compile(r"secret|token|password|credential|key$", re.IGNORECASE)
 #: A user and a password in an address.
@@ -65,9 +67,8 @@ def write_case(reader: LogReader, file: Path, since_ns: int, *, bodies: bool) ->
         case.writestr("settings.json", _text(_settings(Path(path))))
         for name, words in _TOLD.items():
             case.writestr(name, _told(*words, "--json", "-d", path))
-        dead = reader.jobs({State.DEAD}, None, None, _TIMELINES_MAX)
-        running = reader.jobs({State.RUNNING}, None, None, _TIMELINES_MAX)
-        for view in [*dead, *running]:
+        told = [reader.jobs({State[one]}, None, None, _TIMELINES_MAX) for one in _TIMELINES_OF]
+        for view in chain.from_iterable(told):
             events = [event.as_dict() for event in reader.timeline(view.lsn)]
             case.writestr(f"timelines/{view.job_id}.json", _text(events))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies):

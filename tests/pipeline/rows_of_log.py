@@ -173,7 +173,7 @@ def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
     elif kind in _JOB_KINDS or kind == Kind.COMPACTED:
         yield "token", _signed(record.token) or None
     if kind == Kind.OWNER:
-        yield "value", None if record.body is None else record.body.decode()
+        yield from _text("value", record.body)
     if kind in _WITH_CAUSE:
         yield "cause", record.cause.name.lower()
     if kind == Kind.CLOCK:
@@ -216,6 +216,10 @@ def _value(
     except TaskqError as error:
         yield "problem", str(error)
         return
+    yield from _text(name, body)
+
+
+def _text(name: str, body: bytes | None) -> Iterator[tuple[str, Any]]:
     try:
         yield name, None if body is None else body.decode()
     except UnicodeDecodeError:

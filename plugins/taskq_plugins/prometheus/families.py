@@ -19,7 +19,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from taskq.core.errors import TaskqError
-from taskq.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
     #: The counts of a log, and the processes that have it open.
     Look: TypeAlias = Callable[[], tuple[LogStats, Sequence[OwnerView]]]
 
-_STANDING: Final = (State.SCHEDULED, State.READY, State.RUNNING, State.DEAD)
-_OVER: Final = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
+#: Fields of ``QueueStats``.
+_STANDING: Final = ("scheduled", "ready", "running", "dead")
+_OVER: Final = ("succeeded", "cancelled", "expired")
 #: Upper ends of the classes of run times, in seconds: no-ops to long imports.
 _SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
@@ -103,9 +103,9 @@ def _of_queues(stats: LogStats) -> Iterator[Metric]:
     )
     for queue in stats.queues:
         for state in _STANDING:
-            jobs.add_metric((queue.queue, state.name.lower()), getattr(queue, state.name.lower()))
-        for state in _OVER:
-            ended.add_metric((queue.queue, state.name.lower()), getattr(queue, state.name.lower()))
+            jobs.add_metric((queue.queue, state), getattr(queue, state))
+        for outcome in _OVER:
+            ended.add_metric((queue.queue, outcome), getattr(queue, outcome))
         oldest.add_metric((queue.queue,), queue.oldest_ready_seconds or 0)
         paused.add_metric((queue.queue,), queue.paused)
     yield from (jobs, ended, oldest, paused)

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary, WeakSet
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from taskq.connection import tracing
-from taskq.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook, JobFinished
 
-_STANDING: Final = (State.SCHEDULED, State.READY, State.RUNNING, State.DEAD)
+#: Fields of ``QueueStats``.
+_STANDING: Final = ("scheduled", "ready", "running", "dead")
 _FAILED: Final = frozenset({"retried", "dead"})
 
 
@@ -106,8 +106,7 @@ def counted(meter: Meter, store: Store, hook: Hook | None) -> Hook:
 
 def _standing(stats: LogStats) -> Iterator[Observation]:
     for queue in stats.queues:
-        for state in _STANDING:
-            name = state.name.lower()
+        for name in _STANDING:
             labels = {"messaging.destination.name": queue.queue, "taskq.state": name}
             yield Observation(getattr(queue, name), labels)
 
