@@ -55,6 +55,10 @@ def use(provider: TracerProvider | None) -> None:
 def measure(provider: MeterProvider | None) -> None:
     """Measure with this provider from now on, likewise; None: not at all.
 
+    ::
+
+        telemetry.measure(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())]))
+
     Raises:
         UsageError: it is no provider.
     """

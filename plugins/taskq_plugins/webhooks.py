@@ -52,6 +52,10 @@ _RETRY_AFTER_MAX: Final = 24 * 3600
 class Webhooks:
     """Tells one receiver of an app's jobs. Make it before workers start.
 
+    ::
+
+        Webhooks(app, "https://example.com/hook", os.environ["HOOK_SECRET"], events=["dead"])
+
     Args:
         app: whose jobs.
         url: where messages are posted to; https, or this machine.
@@ -166,6 +170,11 @@ def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, 
 
 def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) -> bool:
     """Whether a message was signed with the key within the last minutes; for receivers.
+
+    ::
+
+        if not is_genuine(key_of(secret), request.headers, await request.body(), time.time()):
+            return Response(status_code=401)
 
     Args:
         key: see ``key_of``.

@@ -279,6 +279,10 @@ class TaskLog(LogHolder):
     async def find(self, key: str | bytes, queue: str = "default") -> JobView | None:
         """Find the job that holds a dedup key in a queue; None if the next job may have it.
 
+        ::
+
+            view = await log.find("order-42", queue="mail")
+
         Raises:
             UsageError: that is no key, or no name of a queue.
             LogDamaged: the job's payload or result does not read back.

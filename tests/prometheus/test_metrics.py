@@ -122,6 +122,19 @@ def test_a_log_that_is_gone_is_told_and_the_server_goes_on(tmp_path: Path) -> No
         assert scraped(address)["taskq_log_readable",] == 1
         app.data_dir.rename(tmp_path / "elsewhere")
         assert scraped(address) == {("taskq_log_readable",): 0}
+        (tmp_path / "elsewhere").rename(app.data_dir)
+        assert scraped(address)["taskq_log_readable",] == 1
+
+
+def test_each_scrape_tells_what_was_written_since_the_last(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", durability="os")
+    call = app.call_by_name("anything")
+    app.enqueue_sync(call)
+    with serve(registry_of(str(app.data_dir)), "", 0) as address:
+        for count in (1, 2, 3):
+            assert scraped(address)["taskq_jobs", "default", "ready"] == count
+            app.enqueue_sync(call)
+    app.close_sync()
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

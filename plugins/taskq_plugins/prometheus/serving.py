@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -28,13 +29,8 @@ _HOST_DEFAULT: Final = "127.0.0.1"
 
 def registry_of(path: str) -> CollectorRegistry:
     """What is told of the log in a directory, read from there at each scrape."""
-
-    def look() -> tuple[LogStats, Sequence[OwnerView]]:
-        with LogReader.open(path) as reader:
-            return reader.stats(), reader.owners()
-
     registry = CollectorRegistry()
-    registry.register(LogMetrics(look))
+    registry.register(LogMetrics(_Onlooker(path).look))
     return registry
 
 
@@ -80,6 +76,32 @@ def worker_metrics(app: TaskQ, port: int) -> Iterator[tuple[str, Callable[[JobFi
     attempts = AttemptMetrics(registry)
     with serve(registry, "", port) as place:
         yield place, attempts
+
+
+class _Onlooker:
+    """Reads a log for one scrape after the other: each folds only what is new."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._reader: LogReader | None = None
+        # Two scrapes may come at once, and a reader belongs to one thread at a time.
+        self._lock = Lock()
+
+    def look(self) -> tuple[LogStats, Sequence[OwnerView]]:
+        """The log's counts, and the processes that have it open."""
+        with self._lock:
+            try:
+                if self._reader is None:
+                    self._reader = LogReader.open(self._path)
+                else:
+                    self._reader.refresh()
+                return self._reader.stats(), self._reader.owners()
+            except TaskqError:
+                # A log that comes back is looked at anew.
+                reader, self._reader = self._reader, None
+                if reader is not None:
+                    reader.close()
+                raise
 
 
 def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
