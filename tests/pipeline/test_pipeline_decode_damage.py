@@ -14,12 +14,12 @@ import pytest
 from taskq.core.errors import FormatError
 from taskq.core.records import Flag
 from taskq.log.format import codec
+from taskq_plugins.fleet.problems import SegmentUnreadable
 from taskq_plugins.spark.decode import (
     DETAILS,
     Corrupt,
     SegmentDamaged,
     SegmentMissing,
-    SegmentUnreadable,
     WrongSegment,
     decode,
 )
@@ -238,7 +238,9 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "pread", refuse)
     monkeypatch.setattr(os, "preadv", refuse)
-    with pytest.raises(SegmentUnreadable, match=rf"{path}: cannot be read \(Permission denied\)"):
+    with pytest.raises(
+        SegmentUnreadable, match=rf"{path}: the segment cannot be read \(Permission denied\)"
+    ):
         decoded_rows([segments.piece()])
 
 

@@ -26,18 +26,23 @@ class FleetError(LogError):
 
 
 class SegmentUnreadable(FleetError):
-    """A segment's file is there, but it cannot be read.
+    """A segment's file is there, but it cannot be opened or read.
 
     Attributes:
         path: of the file.
+        reason: what the system says.
     """
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(
-            f"{shown(path)}: the segment cannot be read ({problem}): check the file's rights and "
-            f"the disk"
-        )
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
         self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{shown(self.path)}: the segment cannot be read ({self.reason}): check the file's "
+            f"rights and the disk"
+        )
 
 
 class LogTwice(FleetError):

@@ -1,12 +1,7 @@
 """Log bytes to Arrow batches, with numpy and pyarrow alone."""
 
 from taskq_plugins.spark.decode.decoder import decode
-from taskq_plugins.spark.decode.errors import (
-    SegmentDamaged,
-    SegmentMissing,
-    SegmentUnreadable,
-    WrongSegment,
-)
+from taskq_plugins.spark.decode.errors import SegmentDamaged, SegmentMissing, WrongSegment
 from taskq_plugins.spark.decode.schema import (
     AS_BYTES,
     DETAILS,
@@ -26,7 +21,6 @@ __all__ = [
     "Piece",
     "SegmentDamaged",
     "SegmentMissing",
-    "SegmentUnreadable",
     "WrongSegment",
     "as_bytes",
     "decode",

@@ -1,10 +1,11 @@
 """What may be wrong with a segment file; each error names the file, and what to do.
 
+One that the system refuses to read is a ``SegmentUnreadable`` of the fleet.
+
 ::
 
     LogError
     ├── SegmentMissing      there is no such file
-    ├── SegmentUnreadable   the disk does not give it back, or refuses
     ├── WrongSegment        a whole segment of another log, or another one of this log
     └── LogDamaged
         └── SegmentDamaged  bytes that are no whole frame, or no segment at all
@@ -31,26 +32,6 @@ class SegmentMissing(LogError):
         return (
             f"{shown(self.path)}: the segment is missing: compaction took it, or it was not "
             f"copied; with failOnDataLoss=false it is passed over"
-        )
-
-
-class SegmentUnreadable(LogError):
-    """The file cannot be opened or read.
-
-    Attributes:
-        path: of the file.
-        reason: what the system says.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return (
-            f"{shown(self.path)}: cannot be read ({self.reason}): check its permissions and its "
-            f"disk"
         )
 
 

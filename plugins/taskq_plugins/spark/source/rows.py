@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from taskq.core.errors import FormatError, LogError
-from taskq_plugins.fleet.problems import shown
+from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 from taskq_plugins.spark.decode import (
     DETAILS,
     ROWS_MAX,
     Corrupt,
     SegmentMissing,
-    SegmentUnreadable,
     decode,
 )
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
