@@ -131,6 +131,8 @@ def _program_exits() -> None:
 
 
 def _ctrl_c() -> None:
+    # Tests that are begun in the background ignore the signal, and Spark has a handler of its own.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 
 
