@@ -20,10 +20,11 @@ from taskq.log.format.carried import (
     encode_queue,
     encode_tally,
 )
+from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras
 from taskq.log.segments.spill import collect
-from taskq.log.state.fold_rare import fold_carried, key_of
+from taskq.log.state.fold_rare import fold_carried
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,7 +181,7 @@ def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
 
 def _key_until(dedup: Dedup, item: Rewrite) -> int:
     """Wall time until which the job holds its key; 0 if it has none, or holds it until its end."""
-    hashed = key_of(item.born)
+    hashed = key_hash_of(item.born)
     if not hashed:
         return 0
     until = dedup.until_ns(hashed, item.job)

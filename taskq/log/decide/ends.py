@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
-from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_FLOW, META_KEYED
 from taskq.core.model import REASON_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
-from taskq.log.format.options import encode_key_hash, enqueue_extras, queue_of
+from taskq.log.format.keys import key_hash_of
+from taskq.log.format.options import encode_key_hash
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
 if TYPE_CHECKING:
@@ -117,10 +117,9 @@ class Ends:
         return options
 
     def _free_key(self, batch: Batch, record: bytes, job: int) -> bytes:
-        key = enqueue_extras(record).key
-        if key is None:
+        hashed = key_hash_of(record)
+        if not hashed:
             return b""
-        hashed = key_hash(queue_of(record), key)
         if self._facets.dedup is not None:
             self._facets.dedup.apply_free(hashed, job, batch.time_ns)
         return encode_key_hash(hashed)

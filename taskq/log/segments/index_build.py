@@ -7,16 +7,16 @@ at each record would cost ten times as much.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.dedup import key_hash
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Flag, Kind, Option
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Flag, Kind
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, JOB_AT
 from taskq.log.format.columns import column
-from taskq.log.format.options import each_option
+from taskq.log.format.keys import key_hash_of
 from taskq.log.format.salvage import salvage
 from taskq.log.segments.index_memory import SPACING_BYTES, Entry, JobPlaces, Sparse
 
@@ -46,6 +46,8 @@ _CHECKS: Final = (
 _ONE_BYTE: Final = [bytes((value,)) for value in range(256)].__getitem__
 _WINDOW_FIRST: Final = 32
 _WINDOW_LAST: Final = 4_096
+#: What a run costs, in records that are looked at one by one.
+_RUN_COST: Final = 16
 
 
 class IndexBuilder:
@@ -78,24 +80,40 @@ class IndexBuilder:
         self._spilled: set[bytes] = set()
         #: the first record at or behind this offset gets an entry
         self._entry_at = 0
+        #: how many bytes and records of the frame at ``offset`` are indexed already
+        self._inside = (0, 0)
 
     # -- being fed --------------------------------------------------------------------------------
 
-    def feed(self, frame: Frame) -> None:
-        """Index the next whole frame; one that was fed before is passed over.
+    def feed(self, frame: Frame, records: int = sys.maxsize) -> bool:
+        """Index the next whole frame, or go on with it; one that was fed before is passed over.
+
+        Args:
+            frame: the bytes.
+            records: about how many to look at in this step.
+
+        Returns:
+            Whether all of the frame is indexed; else it is to be fed again.
 
         Raises:
             FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
         """
         data, at, header, offset = frame
         if offset < self.offset:
-            return
+            return True
         self._note(header)
         self.last_frame = (offset, header.body_crc)
+        done, count = self._inside
         end = at + header.body_size
         start = offset + codec.FRAME_HEADER_SIZE - at
-        self._feed(data, at, end, header.first_lsn, start, offset)
+        lsn = header.first_lsn + count
+        stop, next_lsn = self._feed(data, at + done, end, lsn, start, offset, records)
+        if stop < end:
+            self._inside = stop - at, next_lsn - header.first_lsn
+            return False
+        self._inside = (0, 0)
         self.offset, self.next_lsn = frame.end, header.next_lsn
+        return True
 
     def feed_damaged(
         self, gap: Gap, found: tuple[codec.FrameHeader, bytes, int] | None = None
@@ -129,12 +147,25 @@ class IndexBuilder:
         self.last_epoch, self.last_time_ns = header.epoch, header.time_ns
         self.top_time_ns = max(self.top_time_ns, header.time_ns)
 
-    def _feed(self, data: bytes, at: int, end: int, lsn: int, start: int, frame: int) -> None:
-        """Index the records in ``data[at:end]``; ``start + at`` is the offset of each."""
+    def _feed(
+        self,
+        data: bytes,
+        at: int,
+        end: int,
+        lsn: int,
+        start: int,
+        frame: int,
+        left: int = sys.maxsize,
+    ) -> tuple[int, int]:
+        """Index about ``left`` records of ``data[at:end]``; ``start + at`` is the offset of each.
+
+        Returns:
+            Where the next record stands, and its lsn.
+        """
         unpack = codec.PREFIX.unpack_from
         entry_at = self._entry_at - start
         last_length = last_class = 0
-        while at < end:
+        while at < end and left > 0:
             length, kind, _, options_size, flags = unpack(data, at)
             if length < _SIZES[kind] or at + length > end:
                 raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
@@ -148,6 +179,7 @@ class IndexBuilder:
                     entry_at = self._entry_at - start
                     at += length * count
                     lsn += count
+                    left -= _RUN_COST
                     last_length = 0
                     continue
             if at >= entry_at:
@@ -166,6 +198,8 @@ class IndexBuilder:
                 self._feed_other(data, at, length, kind, options_size, flags, lsn, start)
             at += length
             lsn += 1
+            left -= 1
+        return at, lsn
 
     def _feed_other(
         self,
@@ -197,13 +231,13 @@ class IndexBuilder:
         self, data: bytes, at: int, length: int, options_size: int, flags: int
     ) -> None:
         """The key and the spilled payload of an ENQUEUED record."""
-        start = at + codec.ENQUEUED.size
-        names = start + data[at + 14] + data[at + 15]
         if flags & _SPILLED:
-            self._feed_spilled(data, names + options_size, at + length - CRC_SIZE)
-        for tag, value in each_option(data, names, options_size):
-            if tag == Option.KEY:
-                self.keys.append(key_hash(data[start : start + data[at + 14]], value))
+            body = at + codec.ENQUEUED.size + data[at + 14] + data[at + 15] + options_size
+            self._feed_spilled(data, body, at + length - CRC_SIZE)
+        if options_size:
+            hashed = key_hash_of(data, at)
+            if hashed:
+                self.keys.append(hashed)
 
     def _feed_spilled(self, data: bytes, at: int, end: int) -> None:
         if end - at == SPILLED_SIZE:

@@ -44,6 +44,7 @@ _BUILT_MAX: Final = 8
 #: What is indexed in one step: so many bytes of segment, or frames.
 _STEP_BYTES: Final = 64 * 1024
 _STEP_FRAMES: Final = 64
+_STEP_RECORDS: Final = 256
 
 
 class _Summary(NamedTuple):
@@ -399,7 +400,8 @@ class SegmentIndexes:
             if isinstance(item, Gap):
                 builder.feed_damaged(item, self._files.damaged_frame(base, item))
             else:
-                builder.feed(item)
+                while not builder.feed(item, _STEP_RECORDS):
+                    yield
             frames += 1
             if frames >= _STEP_FRAMES or builder.offset - seen >= _STEP_BYTES:
                 frames, seen = 0, builder.offset

@@ -224,14 +224,6 @@ def fold_carried(
             _take_key(carried, flags, hashed, location, time_ns, dedup)
 
 
-def key_of(born: bytes) -> int:
-    """The hash of an ENQUEUED record's key, 0 if it has none."""
-    if not codec.PREFIX.unpack_from(born)[3]:
-        return 0
-    key = enqueue_extras(born).key
-    return 0 if key is None else key_hash(queue_of(born), key)
-
-
 def _take_key(
     carried: Carried, flags: int, hashed: int, location: int, time_ns: int, dedup: Dedup
 ) -> None:

@@ -20,6 +20,7 @@ from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import chunks_of
 from taskq.log.inbox.directory import Inbox
 from taskq.log.journal.chain import describe_loss
@@ -329,7 +330,7 @@ class Compaction:
         if kept is not None:
             return kept
         # Nothing but its key is needed: the payload is not.
-        until = self._dedup.until_ns(self._retained.key_of(born), job)
+        until = self._dedup.until_ns(key_hash_of(born), job)
         if until <= self._journal.time_ns or until == UNTIL_SETTLED:
             return None
         return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)

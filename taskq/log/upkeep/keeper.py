@@ -20,7 +20,6 @@ from taskq.log.format.options import enqueue_extras
 from taskq.log.format.record import decode_record, places
 from taskq.log.requests import Rewrite
 from taskq.log.state.fold import FINAL_KINDS
-from taskq.log.state.fold_rare import key_of
 from taskq.log.state.story import job_records, tell
 
 if TYPE_CHECKING:
@@ -281,11 +280,6 @@ class Retained:
             return 0
         view = tell(self._journal, job, self._now_ns)
         return view.expires_ns if view is not None else 0
-
-    @staticmethod
-    def key_of(born: bytes) -> int:
-        """The hash of the job's key, 0 if it has none."""
-        return key_of(born)
 
 
 class _Births:

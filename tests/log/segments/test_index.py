@@ -156,6 +156,28 @@ def test_runs_are_indexed_as_if_record_by_record(seed: int) -> None:
         assert whole.spilled() == single.spilled()
 
 
+@given(st.integers(0, 2**32), st.integers(1, 40))
+@grows
+@settings(max_examples=some(5, 15), deadline=None)
+def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
+    """Whoever asks in between feeds the rest."""
+    journal = random_log(seed, frames=6).world.reader()
+    whole, stepped = IndexBuilder(1), IndexBuilder(1)
+    for number, (_, item) in enumerate(journal.frames(journal.start())):
+        assert not isinstance(item, Gap)
+        assert whole.feed(item)
+        while not stepped.feed(item, records):
+            assert stepped.offset == item.offset
+            if number % 3 == 1:
+                assert stepped.feed(item)
+                break
+        assert (stepped.offset, stepped.next_lsn) == (whole.offset, whole.next_lsn)
+    assert list(whole.places.parts()) == list(stepped.places.parts())
+    assert whole.entries.page(0, 10**6) == stepped.entries.page(0, 10**6)
+    assert (whole.keys, whole.clocks) == (stepped.keys, stepped.clocks)
+    assert whole.spilled() == stepped.spilled()
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([5, 6, 2**32 - 1, 2**32, 2**63 - 1]), st.integers(0, 2**31 - 1)),

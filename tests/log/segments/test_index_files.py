@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.requests import Op
@@ -302,6 +303,24 @@ def test_a_segment_is_indexed_in_small_steps() -> None:
     assert offset > 1024 * 1024
     assert len(sizes) > 16
     assert max(sizes) < 64 * 1024 + 30_000
+
+
+def test_a_frame_of_many_records_is_indexed_in_small_steps() -> None:
+    """Five thousand keys of one transaction held up the storage thread for 40 ms."""
+    count = 5_000
+    process = World().process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN))
+    keyed = [(PLAIN, b"", Extras(key=b"%d" % number)) for number in range(count)]
+    process.send(Op.ENQUEUE_MANY, keyed)
+    while len(process.world.segments()) < 2:
+        process.enqueue(b"y" * 20_000)
+    indexes = process.journal.indexes
+    steps = indexes.save_steps(1)
+    next(steps)
+    sizes = [len(indexes._built[1].keys)]
+    while sum(sizes) < count:
+        next(steps)
+        sizes.append(len(indexes._built[1].keys) - sum(sizes))
+    assert max(sizes) <= 256
 
 
 def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:
