@@ -91,9 +91,21 @@ async def test_people_get_a_table_and_columns_are_named_as_the_pipelines(data: P
         ["dead", "3"], ["scheduled", "1"], ["succeeded", "3"],
     ]  # fmt: skip
     named = [row["column_name"] for row in rows(data, "DESCRIBE attempts")]
-    assert named[-6:] == ["outcome", "reason", "wait_ns", "run_ns", "is_over", "date"]
+    assert named[-9:-3] == ["outcome", "reason", "wait_ns", "run_ns", "is_over", "date"]
+    assert named[-3:] == ["state", "wait_seconds", "run_seconds"]
     assert "part" not in named
     assert "date" in [row["column_name"] for row in rows(data, "DESCRIBE records")]
+
+
+async def test_attempts_are_asked_for_in_seconds_and_by_their_state(data: Path) -> None:
+    told = rows(
+        data,
+        "SELECT task, count(*) n, quantile_cont(run_seconds, .95) AS seconds, "
+        "max(run_ns) / 1e9 >= seconds AS fits FROM attempts WHERE state = 'dead' GROUP BY 1",
+    )
+    assert [(row["task"], row["n"], row["fits"]) for row in told] == [("half", 3, True)]
+    running = rows(data, "SELECT count(*) n FROM attempts WHERE run_seconds IS NULL")
+    assert running == [{"n": 0}]
 
 
 @pytest.mark.parametrize(

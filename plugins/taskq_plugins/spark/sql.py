@@ -14,6 +14,7 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,7 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     """Answer a question in SQL over the log's tables: records, jobs and attempts.
 
     They are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs" names them.
+    Attempts have state, wait_seconds and run_seconds, too.
     QUERY reads these tables, and no file of this machine. All of the log is read into memory.
     Needs pip install "taskq-local[sql]".
     """
@@ -95,7 +97,7 @@ def tables_of(journal: Journal, *, folds: bool = True) -> dict[str, pa.Table]:
         from taskq_plugins.spark.tables import batches as made  # noqa: PLC0415 - as above
 
         rows = made.rows_of(details, made.logs_of(made.log_rows(details)))
-        tables |= {"jobs": _shown(rows.jobs), "attempts": _shown(rows.attempts)}
+        tables |= {"jobs": _shown(rows.jobs), "attempts": _handy(_shown(rows.attempts))}
     return tables
 
 
@@ -124,6 +126,17 @@ def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
 
 def _shown(table: pa.Table) -> pa.Table:
     return table.drop_columns(_HIDDEN)
+
+
+def _handy(attempts: pa.Table) -> pa.Table:
+    """With the outcome under the name that jobs have for it, and the times in seconds, too."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - an extra that help need not load
+
+    attempts = attempts.append_column("state", attempts["outcome"])
+    for name in ("wait", "run"):
+        spent = attempts[f"{name}_ns"].cast("double", safe=False)
+        attempts = attempts.append_column(f"{name}_seconds", pc.divide(spent, float(SECOND_NS)))
+    return attempts
 
 
 def _is_number(value: Any) -> bool:
