@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from taskq.cli.commands.jobs import STATES
 from taskq.core import views as documents
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.fingerprints import failure_of
+from taskq.core.model import State
 from taskq.core.values import dataclass
+from taskq.core.why import serves
 from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import DeadFilter
 from taskq.log.segments.bodystore import LISTED_BYTES_MAX
@@ -33,6 +37,9 @@ T = TypeVar("T")
 #: Dead letters that are told apart by what they share, the newest: each takes two milliseconds to
 #: look up, and nobody else is answered meanwhile.
 DEAD_MAX: Final = 250
+#: Jobs that run now of which is told how far they are.
+_RUNNING_MAX: Final = 20
+_MATTERING: Final = frozenset({"ready", "running", "dead"})
 
 
 class Looks:
@@ -141,6 +148,30 @@ def job_of(reader: LogReader, text: str) -> Seen:
         why=reader.why(job.lsn),
         timeline=reader.timeline(job.lsn),
     )
+
+
+def now_of(reader: LogReader) -> dict[str, Any]:
+    """What goes on: counts of queues, jobs that run, processes, and tasks that none of them knows.
+
+    The states that no job is in are left out of ``shown``, but for those that matter.
+    """
+    stats, owners = reader.stats(), reader.owners()
+    totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
+    serving = [one for owner in owners if owner.alive for one in owner.serves]
+    stranded: Counter[str] = Counter()
+    for (queue, task), count in reader.ready_jobs().items():
+        if serving and not any(serves(one, queue, task) for one in serving):
+            stranded[task] += count
+    running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
+    return {
+        "stats": stats,
+        "totals": totals,
+        "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
+        "stranded": stranded,
+        "running": [(job, reader.progress(job.lsn)) for job in running],
+        "owners": owners,
+        "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
+    }
 
 
 def failures_of(reader: LogReader) -> list[Failure]:

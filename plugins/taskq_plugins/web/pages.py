@@ -6,7 +6,7 @@ import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from taskq.cli import render
-from taskq.cli.commands.jobs import STATES, served
+from taskq.cli.commands.jobs import served
 from taskq.core.errors import JobNotFound, command
 from taskq.core.model import LIVE_STATES
 from taskq.core.views import moment
@@ -23,7 +23,7 @@ from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
 from taskq_plugins.web.asked import Jobs, OneJob, OneQueue
 from taskq_plugins.web.door import ENTRY, same
-from taskq_plugins.web.looks import DEAD_MAX, failures_of, job_of, schedules_of
+from taskq_plugins.web.looks import DEAD_MAX, failures_of, job_of, now_of, schedules_of
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -39,7 +39,18 @@ if TYPE_CHECKING:
     from taskq_plugins.web.looks import Looks
 
 _HERE: Final = Path(__file__).parent
-_STATIC: Final = {"page.css": "text/css", "page.js": "text/javascript"}
+_STATIC: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_PAGES: Final = (
+    ("/", "Now"),
+    ("/jobs", "Jobs"),
+    ("/failures", "Failures"),
+    ("/schedules", "Schedules"),
+    ("/log", "Log"),
+)
 #: Pages that are shown anew every two seconds; the others may take long to make.
 _LIVE: Final = frozenset({"now.html", "job.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
@@ -98,6 +109,7 @@ class Pages:
             "body": _body,
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
             "served": served,
+            "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
         }
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 
@@ -143,9 +155,8 @@ class Pages:
 
         def work(reader: LogReader) -> dict[str, Any]:
             return {
-                "stats": reader.stats(),
-                "owners": reader.owners(),
                 "ends": [(one, reader.job(reader.parse_id(one.job_id))) for one in reversed(ended)],
+                **now_of(reader),
             }
 
         return self._page(request, "now.html", **await self._looks.read(work))
@@ -243,7 +254,8 @@ class Pages:
             allow_actions=self._place.allow_actions,
             form_token=self._keys.form,
             now_ns=time.time_ns(),
-            states=tuple(STATES),
+            pages=_PAGES,
+            to=_to,
             is_live=is_live,
             **told,
         )
@@ -259,6 +271,11 @@ def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}: mend the address",
         ) from None
+
+
+def _to(path: str, **query: Any) -> str:
+    """The address of a page."""
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _form(body: bytes) -> dict[str, str]:

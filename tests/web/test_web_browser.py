@@ -1,0 +1,304 @@
+"""A person with a real browser: Debian's Chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.to_thread
+import pytest
+
+from taskq import JobHandle, TaskQ
+from taskq.core.errors import JobFailed, command
+from tests.processes.harness import Child
+from tests.web.test_web_pages import EVIL, NAME
+
+api = pytest.importorskip(
+    "playwright.async_api", reason="needs playwright: pip install 'taskq-local[browser]'"
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
+#: ``npm install --prefix node axe-core`` makes it.
+AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.min.js"))
+#: A page on another machine, as the browser sees it.
+EVIL_HOST: Final = "evil.example"
+PAGES: Final = ("/", "/jobs", "/failures", "/schedules", "/log")
+WIDTHS: Final = (400, 1_400)
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
+
+
+@pytest.fixture
+async def chromium() -> AsyncIterator[Any]:
+    async with api.async_playwright() as playwright:
+        # Any name leads to this machine, as an attacker's would.
+        rules = f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1"
+        # A container's root has no sandbox of its own to make.
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", rules]
+        )
+        yield browser
+        await browser.close()
+
+
+class Visit:
+    """A browser that was let in, and all that its console said."""
+
+    context: Any
+    page: Any
+
+    def __init__(self, chromium: Any, entry: str) -> None:
+        self._chromium = chromium
+        self.entry = entry
+        self.home = entry.partition("/enter")[0]
+        self.said: list[str] = []
+
+    async def enter(self) -> None:
+        """Open the printed address."""
+        self.context = await self._chromium.new_context()
+        self.page = await self._watched(self.context)
+        await self.page.goto(self.entry)
+        await self.page.wait_for_url(f"{self.home}/")
+
+    async def _watched(self, context: Any) -> Any:
+        page = await context.new_page()
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        return page
+
+    async def other(self, **how: Any) -> Any:
+        """A page of the same person that looks otherwise."""
+        state = await self.context.storage_state()
+        return await self._watched(await self._chromium.new_context(storage_state=state, **how))
+
+    async def open(self, path: str) -> Any:
+        await self.page.goto(self.home + path)
+        return self.page
+
+
+@contextlib.asynccontextmanager
+async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]:
+    with Child(sys.executable, "-m", "taskq", "web", path, *more) as child:
+        visit = Visit(chromium, await anyio.to_thread.run_sync(child.line))
+        await visit.enter()
+        yield visit
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
+    """A worker that sends no mail before there is a file ``mail_is_up``."""
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(name="mail.send", queue="mail", retry=1)
+    async def send(to: str) -> str:
+        if not (tmp_path / "mail_is_up").exists():
+            raise ConnectionError("the mail server is away")
+        return f"sent to {to}"
+
+    @app.task(name="pages.fetch", queue="pages")
+    async def fetch(url: str) -> str:
+        return url
+
+    async with app, app.worker():
+        yield app
+
+
+@pytest.fixture
+async def visit(app: TaskQ, chromium: Any) -> AsyncIterator[Visit]:
+    async with visited(chromium, app.data_dir, "--allow-actions") as visit:
+        yield visit
+        assert visit.said == []
+
+
+async def enqueue(app: TaskQ, task: str, **arguments: Any) -> JobHandle[Any]:
+    return await app.enqueue(
+        app.call_by_name(task, **arguments).options(queue=task.partition(".")[0])
+    )
+
+
+async def ended(job: JobHandle[Any]) -> None:
+    with contextlib.suppress(JobFailed):
+        await job.result(timeout=30)
+
+
+async def test_a_job_is_seen_to_fail_its_traceback_read_and_requeued_it_is_seen_to_succeed(
+    app: TaskQ, visit: Visit, tmp_path: Path
+) -> None:
+    page, expect = visit.page, api.expect
+    job = await enqueue(app, "mail.send", to="ada")
+    # Nobody loads the page again: it is shown anew by itself.
+    row = page.locator("tr", has_text=job.id)
+    await expect(row).to_contain_text("ConnectionError: the mail server is away", timeout=20_000)
+    await row.get_by_role("link", name=job.id).click()
+    await expect(page.locator("h1")).to_contain_text("dead")
+    await expect(page.locator("details pre")).to_be_visible()
+    await expect(page.locator("details pre")).to_contain_text("in send")
+    (tmp_path / "mail_is_up").touch()
+    await page.get_by_role("button", name="Requeue").click()
+    await expect(page.locator("h1")).to_contain_text("succeeded", timeout=20_000)
+    await expect(page.locator("#result + pre")).to_have_text('"sent to ada"')
+
+
+async def test_a_queue_is_paused_and_resumed(app: TaskQ, visit: Visit) -> None:
+    await ended(await enqueue(app, "pages.fetch", url="a"))
+    page = await visit.open("/")
+    await page.get_by_role("button", name="Pause").click()
+    await api.expect(page.locator(".paused")).to_be_visible()
+    waits = await enqueue(app, "pages.fetch", url="b")
+    await visit.open(f"/jobs/{waits.id}")
+    await api.expect(page.locator("main")).to_contain_text("queue 'pages' is paused")
+    await visit.open("/")
+    await page.get_by_role("button", name="Resume").click()
+    assert await waits.result(timeout=30) == "b"
+
+
+async def test_jobs_are_found_by_keyboard_alone(app: TaskQ, visit: Visit) -> None:
+    jobs = [await enqueue(app, "pages.fetch", url=url) for url in ("a", "bee")]
+    await ended(jobs[1])
+    page, expect = await visit.open("/"), api.expect
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await page.keyboard.press("/")
+    await page.wait_for_url(f"{visit.home}/jobs")
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Find")).to_be_focused()
+    await page.keyboard.type("task:pages.fetch bee")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/jobs?q=*")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    for _ in range(20):
+        await page.keyboard.press("Tab")
+        if await page.locator(":focus").inner_text() == jobs[1].id:
+            break
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_contain_text(jobs[1].id)
+
+
+async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
+    app: TaskQ, visit: Visit
+) -> None:
+    job = await enqueue(app, "nobody.knows")
+    await visit.page.clock.install()
+    page = await visit.open("/")
+    button = page.get_by_role("button", name="Pause")
+    await button.focus()
+    await job.cancel()
+    await page.clock.run_for(10_000)
+    await api.expect(button).to_be_focused()
+    await button.blur()
+    await page.clock.run_for(2_000)
+    await api.expect(page.locator("main")).to_contain_text("cancelled")
+
+
+async def test_a_command_is_copied(app: TaskQ, visit: Visit) -> None:
+    job = await enqueue(app, "nobody.knows")
+    await visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = await visit.open(f"/jobs/{job.id}")
+    await page.get_by_role("button", name="Copy").first.click()
+    await api.expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert copied == command(str(app.data_dir), "show", job.id)
+
+
+async def every_page(app: TaskQ) -> list[str]:
+    """Addresses of pages that have something to show."""
+    dead = await enqueue(app, "mail.send", to="x" * 400)
+    await ended(dead)
+    waits = await enqueue(app, "nobody.knows", text="y" * 400)
+    return [*PAGES, "/jobs?q=state:dead", f"/jobs/{dead.id}", f"/jobs/{waits.id}"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_no_page_shuts_anybody_out(app: TaskQ, visit: Visit, scheme: str) -> None:
+    if not AXE.exists():
+        pytest.skip(f"needs axe-core at {AXE}, or where TASKQ_AXE says: see tests/README.md")
+    paths = await every_page(app)
+    for width in WIDTHS:
+        page = await visit.other(color_scheme=scheme, viewport={"width": width, "height": 800})
+        for path in paths:
+            await page.goto(visit.home + path)
+            await page.evaluate(AXE.read_text())
+            found = (await page.evaluate("axe.run()"))["violations"]
+            told = [(path, width, one["id"], one["nodes"][0]["html"]) for one in found]
+            assert told == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_no_page_is_wider_than_its_window(app: TaskQ, visit: Visit, width: int) -> None:
+    page = await visit.other(viewport={"width": width, "height": 800})
+    for path in await every_page(app):
+        await page.goto(visit.home + path)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+async def test_who_shows_no_token_is_refused_and_a_token_is_good_once(
+    app: TaskQ, chromium: Any
+) -> None:
+    async with visited(chromium, app.data_dir) as visit:
+        stranger = await (await chromium.new_context()).new_page()
+        for address in (visit.home, f"{visit.home}/jobs", visit.entry, f"{visit.home}/enter"):
+            assert (await stranger.goto(address)).status == 401
+            await api.expect(stranger.get_by_role("alert")).to_be_visible()
+        assert (await visit.page.goto(f"{visit.home}/jobs")).status == 200
+        await enqueue(app, "nobody.knows")
+        await visit.open("/")
+        await api.expect(visit.page.get_by_role("row", name="nobody").first).to_be_visible()
+        assert await visit.page.get_by_role("button").count() == 0
+
+
+async def test_script_in_names_and_payloads_is_inert(tmp_path: Path, chromium: Any) -> None:
+    app = TaskQ(tmp_path / "evil", durability="os", name=NAME)
+
+    @app.task(name=NAME, queue=NAME, retry=1)
+    async def fail(text: str) -> str:
+        raise ValueError(EVIL + "<svg onload=alert(1)>javascript:alert(1)")
+
+    async with app, app.worker():
+        job = await fail.options(headers={NAME: EVIL}, key=EVIL).enqueue(EVIL)
+        await ended(job)
+        async with visited(chromium, app.data_dir, "--allow-actions") as visit:
+            found = "/jobs?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+            for path in (*PAGES, f"/jobs/{job.id}", found):
+                page = await visit.open(path)
+                assert await page.locator("main :is(script, img, [onload])").count() == 0
+            await visit.open("/")
+            await visit.page.get_by_role("button", name="Pause").click()
+            await api.expect(visit.page.locator(".paused")).to_be_visible()
+            assert visit.said == []
+
+
+async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit: Visit) -> None:
+    await enqueue(app, "nobody.knows")
+    page = await visit.open("/")
+    token = await page.locator("[name=token]").first.get_attribute("value")
+    evil = await visit.context.new_page()
+    # The worst case: it has even learnt the form's token.
+    body = f"""<form method=post action="{visit.home}/act/pause"><input name=name value=nobody>
+        <input name=token value={token}><button>win</button></form><iframe src="{visit.home}/">"""
+    address = f"http://{EVIL_HOST}/"
+    await evil.route(address, lambda route: route.fulfill(body=body, content_type="text/html"))
+    await evil.goto(address)
+    async with evil.expect_response("**/act/pause") as refused:
+        await evil.get_by_role("button").click()
+    assert (await refused.value).status in {401, 403}
+    assert not (await app.stats()).queues[0].paused
+    await evil.goto(address)
+    assert "Queues" not in await evil.frames[1].content()
+    for path in ("/", "/api/jobs"):
+        asked = "url => fetch(url, {credentials: 'include'}).then(() => '', error => error.name)"
+        assert await evil.evaluate(asked, visit.home + path) == "TypeError"
+
+
+async def test_another_name_for_this_machine_shows_nothing(visit: Visit) -> None:
+    evil = await visit.context.new_page()
+    answer = await evil.goto(f"http://{EVIL_HOST}:{visit.home.rpartition(':')[2]}/")
+    assert answer.status == 421
+    assert "Queues" not in await evil.content()
