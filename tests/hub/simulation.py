@@ -349,7 +349,7 @@ class Simulation:
         return log
 
     def _drive(self, log: DeviceLog, part: int, line: Callable[[Request], Answer]) -> None:
-        steps, answer = push(log, part), None
+        steps, answer = push(log, lambda: part), None
         try:
             while True:
                 asked = steps.send(answer)

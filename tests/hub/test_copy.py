@@ -216,7 +216,7 @@ def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
 def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict() -> None:
     """It was set back twice: what the hub has now it has too, but not what the hub set aside."""
     line = Line()
-    steps = push(line.log, 10**6)
+    steps = push(line.log, lambda: 10**6)
     assert isinstance(next(steps), Sync)
     at = line.log.borders(line.log.segments[0])[0]
     told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=10**9, begins=1)
@@ -226,7 +226,7 @@ def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict
 
 def test_a_log_that_is_above_what_the_hub_has_seen_is_left_as_it_is() -> None:
     line = Line()
-    steps = push(line.log, 10**6)
+    steps = push(line.log, lambda: 10**6)
     next(steps)
     at = line.log.borders(line.log.segments[0])[0]
     told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=line.log.next_lsn, begins=1)

@@ -71,6 +71,8 @@ def serve(directory: Path, bind: str) -> None:
             port=int(port),
             log_level="warning",
             server_header=False,
+            # The other one has no bound for headers.
+            http="h11",
             h11_max_incomplete_event_size=16 * 1024,
             limit_concurrency=512,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogFailed
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk
 
 _HASHED_BYTES: Final = 1024 * 1024
+_SOUGHT_BYTES: Final = 64 * 1024
+#: What a frame begins with: its magic, and the size of its body.
+_SIZE: Final = struct.Struct("<II")
 
 
 class DeviceLog:
@@ -147,20 +151,31 @@ class DeviceLog:
         Raises:
             LogDamaged: the next frame is not whole.
         """
-        segment, end, last = behind.segment, self.end_of(behind.segment), 0
-        for offset, header in hop(self._files, segment, max(behind.offset, START), end.offset):
-            if last and offset + header.size - behind.offset > bytes_max:
+        segment, first = behind.segment, max(behind.offset, START)
+        end = min(self.end_of(segment).offset, first + bytes_max)
+        data, last, at = self._read(segment, behind.offset, end), -1, first - behind.offset
+        unpack, end = _SIZE.unpack_from, len(data)
+        while at + HEAD <= end:
+            # By their sizes alone: the hub checks each, and the last one is checked below.
+            magic, size = unpack(data, at)
+            following = at + codec.frame_size(size)
+            if magic != codec.FRAME_MAGIC or following > end:
                 break
-            if offset >= end.offset:
-                break
-            last = offset
-        position = position_behind(self._disk, self._files, segment, last)
+            last, at = at, following
+        if last < 0:  # one that is larger
+            position = position_behind(self._disk, self._files, segment, first)
+        else:
+            position = position_behind(self._disk, self._files, segment, behind.offset + last)
+            if position is None and last > first - behind.offset:
+                return self.part(behind, behind.offset + last - first)
         if position is None:
             raise LogDamaged(
                 f"{self._files.file_path(segment)}: behind offset {behind.offset} nothing reads "
                 f"back, so it cannot be sent"
             )
-        return self._read(segment, behind.offset, position.offset), position
+        if last < 0:
+            return self._read(segment, behind.offset, position.offset), position
+        return data[: position.offset - behind.offset], position
 
     def digest(self, end: Position) -> bytes:
         """The SHA-256 of a segment up to there."""
@@ -179,10 +194,26 @@ class DeviceLog:
         found = position_behind(self._disk, self._files, segment, last_frame) if segment else None
         header = None if found is None else found.header
         if header is not None and header.is_sync_point:
-            frames = hop(self._files, segment, START, last_frame)
-            offset = max((one for one, header in frames if header.records), default=0)
-            found = position_behind(self._disk, self._files, segment, offset)
+            found = self._before(segment, last_frame)
         return NOWHERE if found is None else found
+
+    def _before(self, segment: int, end: int) -> Position | None:
+        """The position behind the last frame with a record before ``end``, sought from there."""
+        low = stop = end
+        while low > START:
+            low = max(low - _SOUGHT_BYTES, START)
+            data = self._disk.read(self._files.descriptor(segment), stop + 4 - low, low)
+            at = len(data)
+            while (at := data.rfind(codec.FRAME_MAGIC_BYTES, 0, at)) >= 0:
+                found = position_behind(self._disk, self._files, segment, low + at)
+                header = None if found is None else found.header
+                if found is None or header is None or found.offset != end:
+                    continue
+                if header.records:
+                    return found
+                end = low + at
+            stop = low
+        return None
 
     def _end_of_sealed(self, segment: int, following: int) -> Position:
         header = self._files.header(following) if following else None

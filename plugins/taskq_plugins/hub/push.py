@@ -31,7 +31,7 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.positions import NOWHERE, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from taskq_plugins.hub.device import DeviceLog
     from taskq_plugins.hub.messages import Answer, Request
@@ -45,13 +45,13 @@ class Unsettled(LogError):
 
 
 def push(
-    log: DeviceLog, part_bytes: int
+    log: DeviceLog, part_bytes: Callable[[], int]
 ) -> Generator[Request | Skip, Answer | None, list[Verdict]]:
     """Bring the hub's copy to where the log ends; returns the verdicts that were drawn.
 
     Args:
         log: as it stands now: what is written meanwhile goes with the next session.
-        part_bytes: of a request, unless one frame is larger.
+        part_bytes: of the next request, unless one frame is larger.
 
     Raises:
         Unsettled: the hub goes on answering that it stands elsewhere.
@@ -107,7 +107,7 @@ def _declared(
 
 
 def _send(
-    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: int
+    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
     behind = told.at
@@ -125,11 +125,11 @@ def _send(
 
 
 def _send_segment(
-    log: DeviceLog, told: Synced, behind: Position, part_bytes: int
+    log: DeviceLog, told: Synced, behind: Position, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     session, log_id, end = told.session, log.identity.log_id, log.end_of(behind.segment)
     while behind.offset < end.offset:
-        data, following = log.part(behind, part_bytes)
+        data, following = log.part(behind, part_bytes())
         answer = yield Append(session, log_id, behind, data)
         if answer == Stored(following):
             behind = following

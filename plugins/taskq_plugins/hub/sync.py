@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,11 +20,19 @@ from taskq_plugins.hub.push import push
 from taskq_plugins.hub.wire import HubError, carried, understood
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from taskq_plugins.hub.compare import Verdict
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.positions import Position
 
-_PART_BYTES: Final = 1024 * 1024
+#: A part is smaller on a slow line, and grows while the line is fast: between these.
+_PART_BYTES_MIN: Final = 64 * 1024
+_PART_BYTES_FIRST: Final = 512 * 1024
+_PART_BYTES_MAX: Final = 4 * 1024 * 1024
+_FAST_SECONDS: Final = 1.0
+_SLOW_SECONDS: Final = 10.0
+_PIECE_BYTES: Final = 256 * 1024
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 #: Whoever sends the log reads it under this name.
 _NAME: Final = "hub"
@@ -78,7 +87,7 @@ async def sync(
     try:
         # Of two at a time each would end the other's session.
         hold = NamedReader.take(disk, path, log.identity.log_id, _NAME)
-        steps, answer = push(log, _PART_BYTES), None
+        steps, answer = push(log, lambda: line.part_bytes), None
         while True:
             try:
                 asked = steps.send(answer)
@@ -106,12 +115,15 @@ class _Line:
             transport=transport,
         )
         self.sent_bytes = 0
+        self.part_bytes = _PART_BYTES_FIRST
 
     async def ask(self, asked: Request) -> Answer:
         method, path, headers, body = carried(asked)
+        headers["Content-Length"] = str(len(body))
+        start = monotonic()
         try:
             told = await self._client.request(
-                method, self._url + path, headers=headers, content=body
+                method, self._url + path, headers=headers, content=_pieces(body)
             )
         except httpx.HTTPError as error:
             raise HubError(
@@ -120,10 +132,20 @@ class _Line:
             ) from error
         if isinstance(asked, Append):
             self.sent_bytes += len(body)
+            seconds = monotonic() - start
+            factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
+            wanted = round(self.part_bytes * factor)
+            self.part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
         return understood(asked, told.status_code, told.content)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A body bit by bit: each has the line's time-out for itself."""
+    for at in range(0, len(body), _PIECE_BYTES):
+        yield body[at : at + _PIECE_BYTES]
 
 
 async def _skip(path: str, lsn: int) -> None:
