@@ -168,6 +168,19 @@ class HubSettings(BaseModel):
     token_file: Path | None = None
     #: the token itself, where the environment is where secrets are kept
     token: SecretStr | None = None
+    #: certificates of who may have signed the hub's, unless the machine knows them
+    ca: Path | None = None
+    #: so long the hub has had what may go here
+    grace: Annotated[float, BeforeValidator(_seconds)] = 2 * 86_400.0
+    #: longest time that something is not sent, and that a hub hears nothing
+    every: Annotated[float, BeforeValidator(_seconds)] = 30.0
+    poll: Annotated[float, BeforeValidator(_seconds)] = 900.0
+    #: whether frames are compressed on the way, "zlib" or "none"
+    compress: Literal["none", "zlib"] = "zlib"
+    #: whether payloads and results in files of their own are sent
+    spill: bool = True
+    #: what machine this is; that of /etc/machine-id, in a container none, unless given
+    machine: str | None = None
 
 
 class Settings(BaseSettings):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import os
 import shutil
@@ -22,10 +21,10 @@ import httpx
 
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import Line, run
 from tests.bench.process import MIB, cpu_seconds
 from tests.bench.tables import Table
 
@@ -99,7 +98,7 @@ def copy(folder: Path, mib: int) -> None:
         try:
             plain, plain_cpu = plain_copy(log, folder / f"plain-{frame_bytes}")
             cpu, start = cpu_seconds(process.pid), time.perf_counter()
-            asyncio.run(sync(str(log), f"http://127.0.0.1:{port}", token))
+            run(str(log), Line(f"http://127.0.0.1:{port}", token))
             seconds = time.perf_counter() - start
             cpu = cpu_seconds(process.pid) - cpu
         finally:
@@ -107,7 +106,8 @@ def copy(folder: Path, mib: int) -> None:
         rate, plain_rate = size / seconds, size / plain
         table.row(
             f"{frame_bytes}", f"{size:.0f}", f"{plain_rate:.0f}", f"{rate:.1f}",
-            f"{rate / plain_rate:.2f}", f"{cpu / size * 1024:.1f}", f"{plain_cpu / size * 1024:.1f}",
+            f"{rate / plain_rate:.2f}",
+            f"{cpu / size * 1024:.1f}", f"{plain_cpu / size * 1024:.1f}",
         )  # fmt: skip
         for one in (log, hub, folder / f"plain-{frame_bytes}"):
             shutil.rmtree(one)

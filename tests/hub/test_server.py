@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
 
 from taskq import TaskLog
+from taskq.connection.settings import HubSettings
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
@@ -25,7 +27,7 @@ from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub.compare import Verdict
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
-from taskq_plugins.hub.sync import check_url, sync
+from taskq_plugins.hub.sync import Line, check_url, sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError
 
 if TYPE_CHECKING:
@@ -48,9 +50,12 @@ class Place:
             for number in range(count):
                 await log.put(b"%d" % number + bytes(size))
 
-    async def sync(self, device: str, token: str) -> list[Verdict]:
-        done = await sync(str(self.path / device), _URL, token, self.transport)
-        return done.verdicts
+    async def sync(self, device: str, token: str, **settings: Any) -> list[Verdict]:
+        line = Line(_URL, token, self.transport, HubSettings(**settings))
+        try:
+            return (await sync(str(self.path / device), line)).verdicts
+        finally:
+            await line.close()
 
     def copies(self, device: str) -> dict[str, bytes]:
         found = (self.hub / "devices" / device).rglob("*.log")
@@ -65,11 +70,20 @@ class Place:
         async with httpx.AsyncClient(transport=self.transport, base_url=_URL) as client:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
 
+    def restart(self) -> None:
+        self.transport = httpx.ASGITransport(Server(self.hub).app)
+
+    def lose(self, log_id: str) -> None:
+        """Let the hub have nothing of a log."""
+        for one in (self.hub / "devices").glob(f"*/{log_id}"):
+            shutil.rmtree(one)
+        self.restart()
+
     def tree(self) -> dict[str, str]:
         return {
             str(one): hashlib.sha256(one.read_bytes()).hexdigest()
             for one in self.hub.rglob("*")
-            if one.is_file()
+            if one.is_file() and one.name != "heard.json"
         }
 
 

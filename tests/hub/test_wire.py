@@ -17,8 +17,11 @@ from taskq_plugins.hub.messages import (
     Declare,
     Kind,
     Known,
+    Missing,
     Refused,
     Seal,
+    SpillAsk,
+    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -41,12 +44,19 @@ _REQUESTS: Final[list[Request]] = [
     Append(3, _LOG, _AT, b""),
     Seal(3, _LOG, _AT, bytes(range(32))),
     Declare(3, _LOG, Kind.GAP, _AT, Position(9), 11, "why"),
+    Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
+    SpillAsk(3, _LOG, ("ab" * 32,)),
+    SpillPart(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
+#: What a device cannot go on from.
+_ENDS: Final = (Trouble.FULL, Trouble.QUOTA, Trouble.CLONED)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
     (_REQUESTS[2], Known((True, False))),
     (_REQUESTS[3], Stored(_AT)),
-    *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble if trouble is not Trouble.FULL),
+    (_REQUESTS[-2], Missing((("ab" * 32, 7),))),
+    (_REQUESTS[-1], Missing(())),
+    *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble if trouble not in _ENDS),
 ]
 
 

@@ -8,12 +8,12 @@ cut short and done again: the break is noted as begun before the first, and as d
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.log.format.frames import segment_lsn, segment_name
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.ports import write_all, write_file
 from taskq_plugins.hub.messages import Kind
-from taskq_plugins.hub.notes import Notes
 from taskq_plugins.hub.positions import Position
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.messages import Declare
 
 _COPY_BYTES: Final = 1024 * 1024
-_BREAKS: Final = "breaks.jsonl"
-_SEALS: Final = "seals.jsonl"
+BREAKS: Final = "breaks.jsonl"
+SEALS: Final = "seals.jsonl"
 #: A hint, as ``Copy`` writes it.
 MARK: Final = "replica.json"
 
@@ -48,7 +48,7 @@ class Breaks:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self._notes = Notes(disk, f"{path}/{_BREAKS}")
+        self._notes = Notes(disk, f"{path}/{BREAKS}")
         self.all = [_decoded(line) for line in self._notes.lines if line["step"] == "begun"]
         if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
             self._carry_out()
@@ -79,7 +79,7 @@ class Breaks:
             disk.make_directory(f"{old}/log")
             for name in (
                 "taskq.json",
-                _SEALS,
+                SEALS,
                 *(f"log/{one}" for one in disk.names(f"{path}/log")),
             ):
                 _link(disk, f"{path}/{name}", f"{old}/{name}")
@@ -93,7 +93,7 @@ class Breaks:
         disk, log = self._disk, f"{self._path}/log"
         disk.remove(f"{self._path}/{MARK}")
         disk.sync_directory(self._path)
-        seals = Notes(disk, f"{self._path}/{_SEALS}")
+        seals = Notes(disk, f"{self._path}/{SEALS}")
         seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
         # The latest goes first: at no time does anything stand behind a gap.
         for segment in reversed(segments(disk, self._path)):
@@ -137,3 +137,89 @@ def _shorten(disk: Disk, path: str, size: int) -> None:
         disk.close(source)
         disk.close(target)
     disk.rename(temporary, path)
+
+
+# -- small files of lines: what was sealed, and what breaks were declared --------------------------
+
+
+class Notes:
+    """Lines of JSON, each durable when ``add`` returns.
+
+    Attributes:
+        lines: what is noted, oldest first.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self.lines, size, whole = _whole_lines(disk, path)
+        if size < whole:
+            self._cut(size)
+        self._size = size
+
+    def add(self, **values: Any) -> None:
+        """Note one more."""
+        line = json.dumps(values).encode() + b"\n"
+        is_new = not self._size
+        descriptor = self._disk.open(self._path, create=True)
+        try:
+            write_all(self._disk, descriptor, line, self._size)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        if is_new:
+            self._disk.sync_directory(self._path.rpartition("/")[0])
+        self._size += len(line)
+        self.lines.append(values)
+
+    def keep(self, lines: list[dict[str, Any]]) -> None:
+        """Let these be all, in one step."""
+        if lines == self.lines:
+            return
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        write_file(self._disk, f"{self._path}.tmp", data)
+        self._disk.rename(f"{self._path}.tmp", self._path)
+        self._disk.sync_directory(self._path.rpartition("/")[0])
+        self.lines, self._size = lines, len(data)
+
+    def _cut(self, size: int) -> None:
+        descriptor = self._disk.open(self._path)
+        try:
+            self._disk.truncate(descriptor, size)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+
+
+def noted(disk: Disk, path: str, file: str) -> list[dict[str, Any]]:
+    """The lines of a copy's file, for who only reads: one may be added meanwhile."""
+    return _whole_lines(disk, f"{path}/{file}")[0]
+
+
+def _whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
+    """(the lines that were answered for, their bytes, the bytes of the file)."""
+    data, lines, size = content(disk, path), list[dict[str, Any]](), 0
+    for line in data.splitlines(keepends=True):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            break
+        if not (line.endswith(b"\n") and isinstance(values, dict)):
+            break  # it was cut short
+        lines.append(values)
+        size += len(line)
+    return lines, size, len(data)
+
+
+def content(disk: Disk, path: str) -> bytes:
+    """What is in a file; nothing if it is not there."""
+    try:
+        descriptor = disk.open(path, write=False)
+    except FileNotFoundError:
+        return b""
+    try:
+        size = disk.size(descriptor)
+        parts = [disk.read(descriptor, _COPY_BYTES, at) for at in range(0, size, _COPY_BYTES)]
+        return b"".join(parts)
+    finally:
+        disk.close(descriptor)

@@ -67,12 +67,11 @@ def serve(directory: Path, bind: str) -> None:
         # One process and one loop: each copy has one writer.
         uvicorn.run(
             server.Server(directory.absolute()).app,
+            http=server.Protocol,
             host=host.strip("[]"),
             port=int(port),
             log_level="warning",
             server_header=False,
-            # The other one has no bound for headers.
-            http="h11",
             h11_max_incomplete_event_size=16 * 1024,
             limit_concurrency=512,
         )
@@ -108,7 +107,7 @@ def sync(data_dir: Path | None, url: str | None, token_file: Path | None) -> Non
         raise WrongUsage(_ENROL_FIRST)
     with open_reader(data_dir) as reader:
         path = reader.path
-    done = syncing.run_sync(path, url, token.strip())
+    done = syncing.run(path, syncing.Line(url, token.strip(), None, settings))
     words = ", ".join(one.value for one in done.verdicts)
     click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1} ({words}; {done.sent_bytes} B)")
 

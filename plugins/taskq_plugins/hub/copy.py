@@ -9,31 +9,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Final
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap, segment_name
+from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import write_once_more
 from taskq.log.machine.ports import write_all, write_file
-from taskq.log.segments.segments import SegmentFiles
-from taskq_plugins.hub.aside import MARK, Breaks
-from taskq_plugins.hub.messages import Declare, Kind, Refusal, Stored, Trouble
-from taskq_plugins.hub.notes import Notes, content
+from taskq.log.segments.segments import SegmentFiles, sweep_gone
+from taskq_plugins.hub.aside import MARK, SEALS, Breaks, Notes, content
+from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
 from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, stands
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.log.machine.ports import Disk
-    from taskq_plugins.hub.messages import Append, Seal
+    from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
+NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
+_PART: Final = ".part"
 _PIECE_BYTES: Final = 1024 * 1024
+#: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
+_FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
 #: once more, when it is opened after a crash.
 MARK_BYTES: Final = 4 * 1024 * 1024
-#: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
-_FREE_BYTES_MIN: Final = 64 * 1024 * 1024
+
+
+def check_room(disk: Disk, path: str, at: Position) -> None:
+    """Refuse what would be written where the disk is nearly full."""
+    if disk.free_bytes(path) < _FREE_BYTES_MIN:
+        raise Refusal(Trouble.FULL, at)
 
 
 class Copy:
@@ -47,6 +57,7 @@ class Copy:
         is_sealed: the segment ends there.
         high_lsn: no record that was ever in the copy, on any branch, reaches it.
         breaks: those that were declared.
+        bodies: the files beside it.
 
     Raises:
         OSError: the disk refused.
@@ -57,8 +68,9 @@ class Copy:
         self._path = path
         self._mark_bytes = mark_bytes
         self._marked = NOWHERE
+        self.bodies = Bodies(disk, path)
         self.breaks = Breaks(disk, path)
-        self._seals = Notes(disk, f"{path}/seals.jsonl")
+        self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = SegmentFiles(disk, path, writable=True)
         self._files.log_id = log_id
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
@@ -115,8 +127,49 @@ class Copy:
 
     @property
     def begins(self) -> int:
-        """First lsn of its oldest segment, 0 if it has none."""
-        return next(iter(self._files.lsns), 0)
+        """First lsn of the oldest segment that it had since the last gap, 0 if there was none."""
+        kept = [line["segment"] for line in self._seals.lines[:1]]
+        return min([*kept, *self._files.lsns[:1]], default=0)
+
+    def safe(self, before_ns: int) -> int:
+        """All below this lsn arrived before that moment."""
+        for segment in self._files.lsns:
+            if (self._disk.modified_ns(self._files.file_path(segment)) or before_ns) >= before_ns:
+                return segment
+        return self.at.next_lsn
+
+    def keep(self, before_ns: int, *, dry_run: bool) -> list[Old]:
+        """Let the oldest segments go, of which the log itself says that all is written again.
+
+        And which arrived before that moment. Returns them; ``dry_run``: and leaves them.
+        """
+        files, gone = self._files, list[Old]()
+        limit = self.safe(before_ns)
+        limit = min(limit, self._floor()) if files.lsns and limit > files.lsns[0] else 0
+        for segment, following in pairwise(list(files.lsns)):
+            if following > limit:
+                break
+            gone.append(Old(segment, files.size(segment)))
+            if not dry_run:
+                # One at a time, the oldest first: what is left is a log at any moment.
+                files.remove(segment)
+                sweep_gone(self._disk, f"{self._path}/log")
+                self._disk.sync_directory(f"{self._path}/log")
+        return gone
+
+    def _floor(self) -> int:
+        """What the newest COMPACTED record says: it is not told before its records are there."""
+        for segment in reversed(self._files.lsns):
+            scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
+            found = [
+                below
+                for frame in scanner.frames(START)
+                if not isinstance(frame, Gap)
+                for _, below in compactions(frame)
+            ]
+            if found:
+                return max(found)
+        return 0
 
     def has(self, at: Position) -> bool:
         """Whether that very frame stands at that very place."""
@@ -138,8 +191,7 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
-        if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN:
-            raise Refusal(Trouble.FULL, at)
+        check_room(self._disk, self._path, at)
         return Part(self, self._disk, self._files, behind)
 
     def check_follows(self, header: codec.SegmentHeader) -> None:
@@ -232,7 +284,7 @@ class Copy:
             raise Refusal(Trouble.MISMATCH, self.at)
         self._files.forget()
         self.breaks.declare(asked, self.high_lsn)
-        self._seals = Notes(self._disk, f"{self._path}/seals.jsonl")
+        self._seals = Notes(self._disk, f"{self._path}/{SEALS}")
         self._find_end()
         return Stored(self.at)
 
@@ -252,6 +304,13 @@ class Copy:
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
+
+
+class Old(NamedTuple):
+    """A segment that a hub lets go, and its bytes."""
+
+    segment: int
+    size: int
 
 
 class Part:
@@ -316,7 +375,7 @@ class Part:
             )
             if not is_well or body + size > behind:
                 break
-            # In one call, which lets others run meanwhile; the codec's own keeps the GIL on purpose.
+            # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
             is_well = crc32(view[body : body + size], place) == body_crc
             following = (body + size + 7) & ~7
             if not is_well or following > behind:
@@ -362,3 +421,64 @@ class Part:
             files.refresh()
             return
         write_all(disk, files.descriptor(segment), data, self._offset)
+
+
+# -- files beside it ------------------------------------------------------------------------------
+
+
+class Bodies:
+    """Large bodies by their SHA-256, which come before the records that name them.
+
+    They come bit by bit, under a name of their own until they are whole and what they are called.
+    What a crash makes of a part is found out then, so nothing is synced before.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def missing(self, names: tuple[str, ...]) -> Missing:
+        """Say which of these are not there, and how much of each is."""
+        there = frozenset(self._disk.names(f"{self._path}/spill"))
+        lacking = [name for name in names if NAME.match(name) and name not in there]
+        sizes = [self._has(name) if name + _PART in there else 0 for name in lacking]
+        return Missing(tuple(zip(lacking, sizes, strict=True)))
+
+    def take(self, asked: SpillPart, received: int | None) -> Missing:
+        """Add to a file, and say what is missing of it still."""
+        disk, name = self._disk, asked.name
+        folder, data = f"{self._path}/spill", asked.data[:received]
+        part = f"{folder}/{name}{_PART}"
+        if disk.status(f"{folder}/{name}") is not None:
+            return Missing(())
+        check_room(disk, self._path, NOWHERE)
+        disk.make_directory(folder)
+        descriptor = disk.open(part, create=True)
+        try:
+            size = disk.size(descriptor)
+            if size != asked.offset:
+                return Missing(((name, size),))
+            write_all(disk, descriptor, data, size)
+            size += len(data)
+            if not asked.is_last or len(data) < len(asked.data):
+                return Missing(((name, size),))
+            found = hashlib.sha256()
+            for at in range(0, size, _PIECE_BYTES):
+                found.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
+            if found.hexdigest() != name:
+                disk.remove(part)
+                return Missing(((name, 0),))
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+        disk.rename(part, f"{folder}/{name}")
+        for directory in (folder, self._path):
+            disk.sync_directory(directory)
+        return Missing(())
+
+    def _has(self, name: str) -> int:
+        descriptor = self._disk.open(f"{self._path}/spill/{name}{_PART}", write=False)
+        try:
+            return self._disk.size(descriptor)
+        finally:
+            self._disk.close(descriptor)

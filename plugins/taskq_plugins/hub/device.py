@@ -13,6 +13,7 @@ from taskq.log.format.frames import segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.segments.segments import hop
+from taskq.log.segments.spill import DIRECTORY
 from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, position_behind, stands
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _HASHED_BYTES: Final = 1024 * 1024
 _SOUGHT_BYTES: Final = 64 * 1024
+_NAME_CHARACTERS: Final = 64
+#: Log time may be as far from that of the files.
+_TOUCHED_BEFORE_NS: Final = 3_600 * 10**9
 #: What a frame begins with: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
@@ -34,6 +38,8 @@ class DeviceLog:
         identity: of the log.
         end: where it ends; NOWHERE if it holds nothing.
         segments: first lsns of those that hold something, rising.
+        pin: all below this lsn was safe at the hub.
+        sends_bodies: whether files beside the log are sent.
 
     Raises:
         LogFailed: an fsync failed, and the log was not opened since: frames are about to be moved.
@@ -42,6 +48,8 @@ class DeviceLog:
 
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self._disk = disk
+        self._clock = clock
+        self.pin, self.sends_bodies = 0, True
         self._journal = journal = Journal(disk, clock, path, LogConfig(), None)
         self._files = journal.files
         try:
@@ -176,6 +184,41 @@ class DeviceLog:
         if last < 0:
             return self._read(segment, behind.offset, position.offset), position
         return data[: position.offset - behind.offset], position
+
+    def bodies(self, since_ns: int) -> list[str]:
+        """The files beside the log that records since then may name; 0: all.
+
+        Whoever writes a record touches its file before that.
+        """
+        disk, folder = self._disk, f"{self._journal.path}/{DIRECTORY}"
+        least_ns = 0 if since_ns > self._clock.wall_ns() else since_ns - _TOUCHED_BEFORE_NS
+        names = (name for name in disk.names(folder) if len(name) == _NAME_CHARACTERS)
+        return [one for one in names if (disk.modified_ns(f"{folder}/{one}") or 0) >= least_ns]
+
+    def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
+        """Bytes of such a file, and whether it ends with them; None if it is gone."""
+        try:
+            descriptor = self._disk.open(f"{self._journal.path}/{DIRECTORY}/{name}", write=False)
+        except FileNotFoundError:
+            return None
+        try:
+            data = self._disk.read(descriptor, bytes_max, offset)
+            return data, offset + len(data) >= self._disk.size(descriptor)
+        finally:
+            self._disk.close(descriptor)
+
+    def bytes_behind(self, at: Position) -> int:
+        """Bytes of the log behind a position of it."""
+        later = [one for one in self.segments if one > at.segment]
+        has_it = at.segment in self.segments
+        rest = max(self._files.size(at.segment) - at.offset, 0) if has_it and later else 0
+        if has_it and not later:
+            rest = self.end.offset - at.offset
+        return (
+            rest
+            + sum(self._files.size(one) for one in later[:-1])
+            + (self.end.offset if later else 0)
+        )
 
     def digest(self, end: Position) -> bytes:
         """The SHA-256 of a segment up to there."""

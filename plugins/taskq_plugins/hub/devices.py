@@ -1,54 +1,74 @@
 """Who may send: a token names its device, and the hub keeps its hash alone.
 
 ``HUB/devices/<device>/device.json`` holds the SHA-256 of each token of the device, two at most: the
-old one goes when another is made. No index is needed, since the token tells whose it is.
+old one goes when another is made. No index is needed, since token and code tell whose they are. A
+device is bound to the first machine that tells which it is: a copied token is noticed by that.
+``heard.json`` beside it is for people: when the device was last heard of, and how it stood.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
 import os
 import re
 import secrets
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
+from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_DEVICE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
-_TOKEN: Final = re.compile(r"tq1\.([a-z0-9][a-z0-9-]{0,62})\.[A-Za-z0-9_-]{43}\Z")
+_NAME: Final = r"([a-z0-9][a-z0-9-]{0,62})"
+_DEVICE: Final = re.compile(_NAME + r"\Z")
+_TOKEN: Final = re.compile(rf"tq1\.{_NAME}\.[A-Za-z0-9_-]{{43}}\Z")
+_CODE: Final = re.compile(rf"{_NAME}\.[A-Z2-7]{{16}}\Z")
 _SECRET_BYTES: Final = 32
+_CODE_BYTES: Final = 10
+_CODE_NS: Final = 86_400 * SECOND_NS
 #: So many tokens of a device hold at a time: the one in use, and the next.
 _TOKENS_MAX: Final = 2
 _FILE_BYTES_MAX: Final = 64 * 1024
+#: What a small file takes at least.
+_BLOCK: Final = 4_096
 
 
-def enrol(hub: Path, device: str) -> str:
+def enrol(hub: Path, device: str, machine: str = "") -> str:
     """Give a device a token, which is told this once; of those it had the latest holds on.
 
     Raises:
         UsageError: that is no name of a device.
     """
-    if not _DEVICE.match(device):
-        raise UsageError(
-            f"{device!r} is no name of a device: it has up to 63 small letters, digits and '-'"
-        )
-    token = f"tq1.{device}.{secrets.token_urlsafe(_SECRET_BYTES)}"
-    folder = hub / "devices" / device
-    folder.mkdir(parents=True, exist_ok=True)
-    hashes = [*_hashes(hub, device), _hash(token)][-_TOKENS_MAX:]
-    temporary = folder / "device.json.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-        json.dump({"tokens": hashes}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / "device.json")
+    token = f"tq1.{_checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+    hashes = [*_device(hub, device).get("tokens", []), _hash(token)][-_TOKENS_MAX:]
+    _change(hub, device, tokens=hashes, machine=machine, code=None, state="active")
     return token
+
+
+def invite(hub: Path, device: str) -> str:
+    """Give a device a code for which it gets a token: once, within a day.
+
+    Raises:
+        UsageError: that is no name of a device.
+    """
+    secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
+    code = f"{_checked(device)}.{secret}"
+    _change(hub, device, code=[_hash(code), time.time_ns() + _CODE_NS])
+    return code
+
+
+def redeem(hub: Path, code: str, machine: str) -> str | None:
+    """The token for a code; None if it holds no more, or never did."""
+    found = _CODE.match(code)
+    kept = _device(hub, found[1]).get("code") if found else None
+    if found is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
+        return None
+    return enrol(hub, found[1], machine) if time.time_ns() < kept[1] else None
 
 
 def device_of(hub: Path, token: str) -> str | None:
@@ -57,19 +77,97 @@ def device_of(hub: Path, token: str) -> str | None:
     if found is None:
         return None
     given, is_known = _hash(token), False
-    for known in _hashes(hub, found[1]):
-        is_known |= hmac.compare_digest(given, known)
+    for known in _device(hub, found[1]).get("tokens", []):
+        is_known |= hmac.compare_digest(given, str(known))
     return found[1] if is_known else None
 
 
-def _hashes(hub: Path, device: str) -> list[str]:
+def is_bound(hub: Path, device: str, machine: str) -> bool:
+    """Whether the device is that machine; the first to say which it is decides."""
+    bound = _device(hub, device).get("machine", "")
+    if machine and not bound:
+        _change(hub, device, machine=machine)
+    return not (machine and bound) or hmac.compare_digest(machine, str(bound))
+
+
+def move(hub: Path, device: str) -> None:
+    """Let the next machine that comes with the device's token be the device."""
+    _change(hub, _known(hub, device), machine="")
+
+
+def retire(hub: Path, device: str) -> None:
+    """Let no token of the device hold any more; what it sent stays."""
+    _change(hub, _known(hub, device), tokens=[], code=None, state="retired")
+
+
+def devices(hub: Path) -> list[str]:
+    """The names of all, sorted."""
     try:
-        with (hub / "devices" / device / "device.json").open("rb") as file:
-            values = json.loads(file.read(_FILE_BYTES_MAX))
-        return [str(one) for one in values["tokens"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        return sorted(one.name for one in (hub / "devices").iterdir() if _DEVICE.match(one.name))
+    except FileNotFoundError:
         return []
 
 
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+def facts(hub: Path, device: str) -> dict[str, Any]:
+    """What was last noted of a device, with its ``state``."""
+    known = _read(hub / "devices" / device / "heard.json")
+    return known | {"state": _device(hub, device).get("state", "active")}
+
+
+def note(hub: Path, device: str, **values: Any) -> None:
+    """Note how a device stands: a hint, not synced."""
+    file = hub / "devices" / device / "heard.json"
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(values), encoding="utf-8")
+    temporary.replace(file)
+
+
+def used_bytes(hub: Path, device: str) -> int:
+    """What all that a device sent takes on the disk, a small file as a block of it."""
+    total = 0
+    for folder, _, names in os.walk(hub / "devices" / device):
+        total += sum(max(os.lstat(f"{folder}/{name}").st_size, _BLOCK) for name in names)
+    return total
+
+
+def _checked(device: str) -> str:
+    if not _DEVICE.match(device):
+        raise UsageError(
+            f"{device!r} is no name of a device: it has up to 63 small letters, digits and '-'"
+        )
+    return device
+
+
+def _known(hub: Path, device: str) -> str:
+    if not _device(hub, _checked(device)):
+        raise UsageError(f"{hub} has no device {device!r}: see taskq hub status {hub}")
+    return device
+
+
+def _device(hub: Path, device: str) -> dict[str, Any]:
+    return _read(hub / "devices" / device / "device.json")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:  # noqa: PTH123
+            values = json.loads(opened.read(_FILE_BYTES_MAX))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _change(hub: Path, device: str, **values: Any) -> None:
+    folder = hub / "devices" / device
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "device.json.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+        json.dump(_device(hub, device) | values, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / "device.json")
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
+from taskq.core.model import SECOND_NS
 from taskq.log.segments.identity import REPLICA, Identity, read_identity, write_identity
-from taskq_plugins.hub.copy import MARK_BYTES, Copy
+from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
+    SPILL_MAX,
     Append,
     Ask,
+    Declare,
+    Kind,
     Known,
     Refusal,
     Refused,
     Seal,
+    SpillAsk,
+    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -24,11 +32,11 @@ from taskq_plugins.hub.positions import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from uuid import UUID
 
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.messages import Answer, Request
 
+_ID_CHARACTERS: Final = 36
 #: Logs of one device: each reinstallation is one.
 _LOGS_MAX: Final = 32
 
@@ -42,11 +50,17 @@ class Hub:
         make_disk: makes this machine's disk, for each copy anew.
         path: of the hub's directory.
         mark_bytes: as of ``Copy``.
+        wall_ns: says what time it is.
     """
 
     def __init__(
-        self, make_disk: Callable[[], Disk], path: str, mark_bytes: int = MARK_BYTES
+        self,
+        make_disk: Callable[[], Disk],
+        path: str,
+        mark_bytes: int = MARK_BYTES,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._wall_ns = wall_ns
         self._make_disk = make_disk
         self._mark_bytes = mark_bytes
         self._path = path
@@ -97,27 +111,43 @@ class Hub:
         copy = self._copy(device, asked.log_id)
         if copy is None:
             return Refused(Trouble.SUPERSEDED, NOWHERE)
-        if isinstance(asked, Ask):
-            return Known(tuple(copy.has(one) for one in asked.places[:ASKED_MAX]))
-        if isinstance(asked, Append):
-            return self._append(copy, asked, received)
-        return copy.seal(asked) if isinstance(asked, Seal) else copy.declare(asked)
+        return _ACTS[type(asked)](copy, asked, received)
 
     def _begin(self, device: str, asked: Sync) -> Synced:
         before = self._sessions.get(device, self._first_session)
         session = self._sessions[device] = before + 1
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
         has_end = not asked.end.segment or copy.has(asked.end)
-        return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins)
+        safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
+        return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe)
 
-    def _append(self, copy: Copy, asked: Append, received: int | None) -> Stored:
-        part = copy.receive(asked)
+    def logs(self) -> list[tuple[str, UUID]]:
+        """Device and id of each log."""
+        disk, path = self._make_disk(), f"{self._path}/devices"
+        names = ((one, name) for one in disk.names(path) for name in disk.names(f"{path}/{one}"))
+        return [(one, UUID(name)) for one, name in names if len(name) == _ID_CHARACTERS]
+
+    def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
+        """(how many breaks of a log were declared, how many of them are forks)."""
+        copy = self._copies.get((device, log_id))
+        found = [] if copy is None else copy.breaks.all
+        return len(found), sum(one.kind is Kind.FORK for one in found)
+
+    def keep(
+        self, device: str, log_id: UUID, before_ns: int, *, dry_run: bool = False
+    ) -> list[Old]:
+        """Let go what ``Copy.keep`` says of the log, nothing if there is none.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        copy = self._copy(device, log_id)
+        if copy is None:
+            return []
         try:
-            part.take(asked.data[:received])
-        except Refusal:
-            part.end()
-            raise
-        return part.end()
+            return copy.keep(before_ns, dry_run=dry_run)
+        finally:
+            self._copies.pop((device, log_id)).close()
 
     def _copy(self, device: str, log_id: UUID) -> Copy | None:
         key = device, log_id
@@ -149,3 +179,24 @@ class Hub:
 
     def _path_of(self, device: str, log_id: UUID) -> str:
         return f"{self._path}/devices/{device}/{log_id}"
+
+
+def _append(copy: Copy, asked: Append, received: int | None) -> Stored:
+    part = copy.receive(asked)
+    try:
+        part.take(asked.data[:received])
+    except Refusal:
+        part.end()
+        raise
+    return part.end()
+
+
+#: What is done to a copy, by the kind of request.
+_ACTS: Final[dict[type, Callable[[Copy, Any, int | None], Answer]]] = {
+    Ask: lambda copy, asked, _: Known(tuple(map(copy.has, asked.places[:ASKED_MAX]))),
+    Append: _append,
+    Seal: lambda copy, asked, _: copy.seal(asked),
+    Declare: lambda copy, asked, _: copy.declare(asked),
+    SpillAsk: lambda copy, asked, _: copy.bodies.missing(asked.names[:SPILL_MAX]),
+    SpillPart: lambda copy, asked, received: copy.bodies.take(asked, received),
+}

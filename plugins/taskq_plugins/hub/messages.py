@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Most positions that one ``Ask`` names.
 ASKED_MAX = 64
+#: Most files that one ``SpillAsk`` names.
+SPILL_MAX = 1_000
 
 
 class Kind(enum.StrEnum):
@@ -31,6 +33,12 @@ class Sync(NamedTuple):
     incompat: frozenset[str]
     #: where the device's log ends, as far as it is durable; NOWHERE if it holds nothing
     end: Position
+    #: so long the hub is to have had what is called safe
+    grace_seconds: int = 0
+    #: this machine, hashed; "" if it has no name that is its own
+    machine: str = ""
+    #: what time it is there, for people
+    clock_ns: int = 0
 
 
 class Ask(NamedTuple):
@@ -78,7 +86,26 @@ class Declare(NamedTuple):
     cause: str
 
 
-Request = Sync | Ask | Append | Seal | Declare
+class SpillAsk(NamedTuple):
+    """Ask which of these files beside the log the hub lacks: at most SPILL_MAX."""
+
+    session: int
+    log_id: UUID
+    names: tuple[str, ...]
+
+
+class SpillPart(NamedTuple):
+    """Bytes of a file beside the log, from an offset on; ``is_last``: with them it is whole."""
+
+    session: int
+    log_id: UUID
+    name: str
+    offset: int
+    data: bytes
+    is_last: bool
+
+
+Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart
 
 
 class Skip(NamedTuple):
@@ -95,7 +122,8 @@ class Synced(NamedTuple):
         is_sealed: the segment ends there.
         has_end: the end of the device's log stands in the copy.
         high_lsn: no record of this log that the hub has seen, on any branch, reaches it.
-        begins: first lsn of the copy's oldest segment, 0 if it has none.
+        begins: first lsn of the copy's oldest segment, 0 if it never had one.
+        safe: all below this lsn has been there for the grace that was asked for.
     """
 
     session: int
@@ -104,12 +132,19 @@ class Synced(NamedTuple):
     has_end: bool
     high_lsn: int
     begins: int
+    safe: int = 0
 
 
 class Known(NamedTuple):
     """Whether the copy has each of the places."""
 
     has: tuple[bool, ...]
+
+
+class Missing(NamedTuple):
+    """Which of the files the hub lacks, and how many bytes of each it has."""
+
+    files: tuple[tuple[str, int], ...]
 
 
 class Stored(NamedTuple):
@@ -129,6 +164,10 @@ class Trouble(enum.Enum):
     DAMAGED = "damaged-frame"
     #: the hub has no room for it
     FULL = "full"
+    #: the device has sent as much as it may
+    QUOTA = "quota"
+    #: the token came from another machine: a person says which one goes on
+    CLONED = "cloned"
     #: a newer session of the device has begun, or the hub began anew
     SUPERSEDED = "superseded"
 
@@ -140,7 +179,7 @@ class Refused(NamedTuple):
     at: Position
 
 
-Answer = Synced | Known | Stored | Refused
+Answer = Synced | Known | Stored | Missing | Refused
 
 
 class Refusal(Exception):

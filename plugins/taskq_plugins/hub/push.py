@@ -15,14 +15,18 @@ from taskq.log.format.frames import segment_name
 from taskq_plugins.hub.compare import Verdict, compare
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
+    SPILL_MAX,
     Append,
     Ask,
     Declare,
     Kind,
     Known,
+    Missing,
     Refused,
     Seal,
     Skip,
+    SpillAsk,
+    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -71,14 +75,19 @@ def push(
             return verdicts
         if verdict is Verdict.GAP:
             at = Position(log.segments[0])
-            yield _declared(log, told, told.at, Kind.GAP, at, "the log begins behind it")
+            cause = "a limit of the device's log took it before it was sent"
+            if told.at.next_lsn < log.pin:
+                cause = "the hub lost what it had"
+            yield _declared(log, told, told.at, Kind.GAP, at, cause)
         elif verdict is Verdict.OLDER:
             at = Position(log.segments[0])
             yield _declared(log, told, told.at, Kind.FORK, at, "the log begins before it again")
         elif verdict is Verdict.FORKED:
             at = yield from _parting(log, told)
             yield _declared(log, told, told.at, Kind.FORK, at, "the log was set back")
-        elif (yield from _send(log, told, verdict, part_bytes)):
+        elif (yield from _send_bodies(log, told, verdict, part_bytes)) and (
+            yield from _send(log, told, verdict, part_bytes)
+        ):
             return verdicts
     raise Unsettled(
         f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the device"
@@ -121,6 +130,32 @@ def _send(
         if not is_done and not (yield from _send_segment(log, told, behind, part_bytes)):
             return False
         behind, is_done = Position(log.next_segment(behind.segment)), False
+    return True
+
+
+def _send_bodies(
+    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+) -> Generator[Request, Answer | None, bool]:
+    """Send the files that the hub lacks, before the records that name them; as ``_send``."""
+    header = told.at.header if verdict is Verdict.BEHIND else None
+    names = log.bodies(0 if header is None else header.time_ns) if log.sends_bodies else []
+    for at in range(0, len(names), SPILL_MAX):
+        ids = told.session, log.identity.log_id
+        answer = yield SpillAsk(*ids, tuple(names[at : at + SPILL_MAX]))
+        if not isinstance(answer, Missing):
+            return False
+        for name, had in answer.files:
+            offset, is_on = had, True
+            while is_on:
+                part = log.body_part(name, offset, part_bytes())
+                if part is None:
+                    break
+                answer = yield SpillPart(*ids, name, offset, *part)
+                if not isinstance(answer, Missing):
+                    return False
+                # One that is not what it is called is asked for from its start, and left.
+                is_on = bool(answer.files) and answer.files[0][1] > offset
+                offset = answer.files[0][1] if is_on else 0
     return True
 
 

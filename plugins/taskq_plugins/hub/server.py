@@ -1,8 +1,8 @@
 """The hub's HTTP: ``taskq hub serve``. Each log's requests come one after another, others beside.
 
 What a request may take is bounded before it is read: the size of its body, how many bodies are in
-memory at a time, and how long one may come. Before the internet belongs a proxy, which also bounds
-how long headers may come, and brings TLS.
+memory at a time, how slowly headers and bodies may come, how often somebody may try a token. Before
+the internet belongs a proxy, which brings TLS.
 """
 
 from __future__ import annotations
@@ -10,57 +10,116 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import logging
+import time
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.to_thread
+import h11
+from anyio import CapacityLimiter, create_task_group
+from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from taskq.core.errors import LogError
+from taskq.core.model import SECOND_NS
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine.disk import PatientDisk
-from taskq_plugins.hub.devices import device_of
+from taskq_plugins.hub import devices
 from taskq_plugins.hub.hub import Hub
-from taskq_plugins.hub.messages import Append
-from taskq_plugins.hub.wire import FRAMES, JSON_BYTES_MAX, NOT_THERE, PROBLEM, answered, delivered
+from taskq_plugins.hub.messages import (
+    Append,
+    Refused,
+    SpillPart,
+    Stored,
+    Sync,
+    Synced,
+    Trouble,
+)
+from taskq_plugins.hub.positions import NOWHERE
+from taskq_plugins.hub.reading import Reading
+from taskq_plugins.hub.wire import (
+    FRAMES,
+    JSON_BYTES_MAX,
+    NOT_THERE,
+    PACKED,
+    PROBLEM,
+    answered,
+    delivered,
+)
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from taskq_plugins.hub.messages import Answer
+    from taskq_plugins.hub.messages import Request as Asked
 
 _log: Final = logging.getLogger("taskq")
 #: A part, or one frame that is larger.
 PART_BYTES_MAX: Final = FRAME_BODY_MAX + 64 * 1024
+#: What a device may have on the hub's disk.
+DEVICE_BYTES_MAX: Final = 10 * 2**30
+#: How long the hub has what the log itself does not need any more.
+KEEP_SECONDS: Final = 30 * 86_400.0
+_KEEP_EVERY_SECONDS: Final = 3_600.0
 #: Bodies of frames in memory at a time: 128 MiB of them.
 _BODIES_MAX: Final = 14
+_REQUESTS_MAX: Final = 256
+_OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
-#: How long a body may come.
+#: How long headers may come, a body at most, and one that comes slower than a KiB a second.
+_HEADER_SECONDS: Final = 10.0
 _BODY_SECONDS: Final = 600.0
+_SLOW_SECONDS: Final = 15.0
+_SLOW_BYTES: Final = 1_024
 _DIGITS_MAX: Final = 20
 _RETRY_SECONDS: Final = 5
+#: Tokens and codes that do not hold, of one address in a minute.
+_TRIES_MAX: Final = 10
+_MINUTE: Final = 60.0
+#: How often it is noted when a device was heard of, unless it came to its end.
+_NOTED_SECONDS: Final = 10.0
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Server:
     """One hub behind HTTP.
 
+    Args:
+        path: of its directory.
+        keep_seconds: as KEEP_SECONDS.
+        device_bytes: as DEVICE_BYTES_MAX.
+
     Attributes:
         app: to be served by an ASGI server, in one process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, keep_seconds: float = KEEP_SECONDS, device_bytes: int = DEVICE_BYTES_MAX
+    ) -> None:
         self._path = path
+        self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
         self._hub = Hub(PatientDisk, str(path))
+        self._reading = Reading(path)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting: dict[str, int] = {}
+        self._used: dict[str, int] = {}
+        self._noted: dict[str, tuple[float, int]] = {}
+        self._tries: dict[str, int] = {}
+        self._tries_began = 0.0
         self._bodies = asyncio.Semaphore(_BODIES_MAX)
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._threads = CapacityLimiter(_THREADS)
         self.app = Starlette(
             routes=[
                 Route("/healthz", self._health, methods=["GET"]),
+                Route("/v1/enrol", self._enrol, methods=["POST"]),
                 Route("/{path:path}", self._serve, methods=["GET", "POST", "PATCH"]),
             ],
             lifespan=self._life,
@@ -68,20 +127,81 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        yield
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._keep)
+            yield
+            tasks.cancel_scope.cancel()
         self._hub.close()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_EVERY_SECONDS)
+            before_ns = time.time_ns() - round(self._keep_seconds * SECOND_NS)
+            for device, log_id in await self._on_thread(self._hub.logs):
+                async with self._turn(device):
+                    try:
+                        await self._on_thread(self._hub.keep, device, log_id, before_ns)
+                    except (OSError, LogError) as error:
+                        _log.warning("hub: %s keeps all of %s: %s", device, log_id, error)
+                self._used.pop(device, None)
+
+    def _turn(self, device: str) -> asyncio.Lock:
+        return self._turns.setdefault(device, asyncio.Lock())
 
     async def _health(self, _request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
+
+    # -- who asks ---------------------------------------------------------------------------------
 
     async def _serve(self, request: Request) -> Response:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         device = None
         if scheme.lower() == "bearer":
-            device = await self._on_thread(device_of, self._path, token)
+            device = await self._on_thread(devices.device_of, self._path, token)
         if device is None:
-            return _problem(401, "the token is not known here")
-        is_frames = request.headers.get("content-type", "") == FRAMES
+            return self._unknown(request, "the token is not known here")
+        waiting = self._waiting.get(device, 0)
+        if waiting >= _OF_DEVICE_MAX:
+            return _problem(429, "one request after the other")
+        if sum(self._waiting.values()) >= _REQUESTS_MAX:
+            return _problem(503, "too many at once: try again later")
+        self._waiting[device] = waiting + 1
+        try:
+            return await self._bounded(device, request)
+        finally:
+            self._waiting[device] -= 1
+            if not self._waiting[device]:
+                del self._waiting[device]
+
+    def _unknown(self, request: Request, title: str) -> Response:
+        """Tell that token or code do not hold; who tries many is told no more."""
+        now, address = time.monotonic(), request.client.host if request.client else ""
+        if now - self._tries_began > _MINUTE:
+            self._tries.clear()
+            self._tries_began = now
+        tries = self._tries[address] = self._tries.get(address, 0) + 1
+        return _problem(401 if tries <= _TRIES_MAX else 429, title)
+
+    async def _enrol(self, request: Request) -> Response:
+        body, _ = await _read(request, JSON_BYTES_MAX)
+        try:
+            values = json.loads(body)
+            code, machine = str(values["code"]), str(values["machine"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _problem(400, "that is no request of protocol 1")
+        async with self._turn(""):  # of all who try one at a time
+            token = await self._on_thread(devices.redeem, self._path, code, machine)
+        if token is None:
+            return self._unknown(request, "the code is not known here")
+        return Response(json.dumps({"token": token}), 201, media_type="application/json")
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    async def _bounded(self, device: str, request: Request) -> Response:
+        if request.method == "GET":
+            path, headers, limiter = request.url.path, request.headers, self._threads
+            return await run_sync(self._reading.answer, device, path, headers, limiter=limiter)
+        is_frames = request.headers.get("content-type", "") in (FRAMES, PACKED)
         limit = PART_BYTES_MAX if is_frames else JSON_BYTES_MAX
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or len(length) > _DIGITS_MAX:
@@ -93,6 +213,8 @@ class Server:
 
     async def _answer(self, device: str, request: Request, limit: int) -> Response:
         body, is_whole = await _read(request, limit)
+        if request.headers.get("content-type", "") == PACKED:
+            body = await self._on_thread(_unpacked, body, limit)
         try:
             asked = delivered(request.method, request.url.path, request.headers, body)
         except (ValueError, KeyError, TypeError):
@@ -101,9 +223,9 @@ class Server:
             return Response(NOT_THERE[2], NOT_THERE[0], media_type=NOT_THERE[1])
         if not (is_whole or isinstance(asked, Append)):
             return _problem(400, "the line dropped")
-        async with self._turns.setdefault(device, asyncio.Lock()):
+        async with self._turn(device):
             try:
-                answer = await self._on_thread(self._hub.answer, device, asked)
+                answer = await self._on_thread(self._done, device, asked)
             except (OSError, LogError) as error:
                 _log.warning("hub: a request of %s failed: %s", device, error)
                 is_full = isinstance(error, OSError) and error.errno in _FULL
@@ -111,28 +233,99 @@ class Server:
         status, media_type, data = answered(answer)
         return Response(data, status, media_type=media_type)
 
+    def _done(self, device: str, asked: Asked) -> Answer:
+        """Carry a request out, on a thread."""
+        if isinstance(asked, Sync) and not devices.is_bound(self._path, device, asked.machine):
+            return Refused(Trouble.CLONED, NOWHERE)
+        if isinstance(asked, Append | SpillPart):
+            used = self._used.get(device)
+            if used is None:
+                used = devices.used_bytes(self._path, device)
+            if used + len(asked.data) > self._device_bytes:
+                return Refused(Trouble.QUOTA, NOWHERE)
+            self._used[device] = used + len(asked.data)
+        answer = self._hub.answer(device, asked)
+        if isinstance(answer, Synced | Stored):
+            self._note(device, asked, answer)
+        return answer
+
+    def _note(self, device: str, asked: Asked, answer: Synced | Stored) -> None:
+        """Note when the device was heard of, and how it stands."""
+        now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
+        noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
+        if isinstance(asked, Sync):
+            end = asked.end.next_lsn
+        elif now - noted < _NOTED_SECONDS and lsn < end:
+            return
+        self._noted[device] = now, end
+        clock = {"clock_ns": asked.clock_ns - time.time_ns()} if isinstance(asked, Sync) else {}
+        known = devices.facts(self._path, device) | clock
+        breaks, forks = self._hub.breaks(device, asked.log_id)
+        known |= {"heard_ns": time.time_ns(), "log_id": str(asked.log_id), "end_lsn": end}
+        known |= {"at_lsn": lsn, "breaks": breaks, "forks": forks}
+        devices.note(self._path, device, **known)
+
     async def _on_thread(self, function: Any, *arguments: Any) -> Any:
-        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+        return await run_sync(function, *arguments, limiter=self._threads)
 
 
 async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
     """(the body as far as it came, whether that is all of it)."""
     pieces: list[bytes] = []
-    size, is_whole = 0, True
+    size, is_whole, begin = 0, True, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
+        async with asyncio.timeout(_SLOW_SECONDS) as timeout:
             async for piece in request.stream():
                 size += len(piece)
                 if size > limit:  # it said that it was shorter
                     is_whole = False
                     break
                 pieces.append(piece)
+                patience = min(_SLOW_SECONDS + size / _SLOW_BYTES, _BODY_SECONDS)
+                timeout.reschedule(begin + patience)
     except (ClientDisconnect, TimeoutError):
         is_whole = False
     return b"".join(pieces), is_whole
 
 
+def _unpacked(body: bytes, limit: int) -> bytes:
+    """What a body was, as far as it reads back, and no more than it may be."""
+    try:
+        return zlib.decompressobj().decompress(body, limit)
+    except zlib.error:
+        return b""
+
+
 def _problem(status: int, title: str) -> Response:
     data = f'{{"type": "about:blank", "title": "{title}"}}'
-    headers = {"Retry-After": str(_RETRY_SECONDS)} if status in (503, 507) else {}
+    headers = {"Retry-After": str(_RETRY_SECONDS)} if status in (429, 503, 507) else {}
     return Response(data, status, headers, media_type=PROBLEM)
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 whose headers come soon, or the line is closed: uvicorn waits for ever."""
+
+    _deadline: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; wait for the rest of headers that are not whole."""
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()

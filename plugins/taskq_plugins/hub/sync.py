@@ -1,31 +1,44 @@
-"""A device's session over HTTP: ``taskq sync``."""
+"""A device's sessions over HTTP: ``taskq sync``, once or for as long as the log grows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import random
+import time
+import zlib
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
 from taskq.connection.connection import Connection
-from taskq.core.errors import UsageError
+from taskq.connection.settings import HubSettings
+from taskq.core.errors import LogError, UsageError
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.read.readers import NamedReader
+from taskq.log.read.readers import HUB_READER, NamedReader
+from taskq.log.read.readers import Position as ReadPosition
+from taskq_plugins.hub.compare import Verdict, compare
 from taskq_plugins.hub.device import DeviceLog
-from taskq_plugins.hub.messages import Append, Skip
+from taskq_plugins.hub.messages import Append, Skip, SpillPart, Sync
+from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.push import push
-from taskq_plugins.hub.wire import HubError, carried, understood
+from taskq_plugins.hub.wire import PACKED, HubError, HubStops, carried, understood
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from taskq_plugins.hub.compare import Verdict
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.positions import Position
 
+_log: Final = logging.getLogger("taskq")
 #: A part is smaller on a slow line, and grows while the line is fast: between these.
 _PART_BYTES_MIN: Final = 64 * 1024
 _PART_BYTES_FIRST: Final = 512 * 1024
@@ -33,10 +46,21 @@ _PART_BYTES_MAX: Final = 4 * 1024 * 1024
 _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
 _PIECE_BYTES: Final = 256 * 1024
+#: Smaller bodies are sent as they are, and those that would not become this much smaller.
+_PACKED_BYTES_MIN: Final = 1_024
+_PACKED_RATIO: Final = 0.95
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
-#: Whoever sends the log reads it under this name.
-_NAME: Final = "hub"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+#: With less room on the disk all that was sent may go at once.
+_PRESSED_BYTES: Final = 64 * 1024 * 1024
+#: After trouble the next try comes after up to so long, twice as long each time.
+_RETRY_SECONDS: Final = 2.0
+_RETRY_SECONDS_MAX: Final = 600.0
+_LOOK_SECONDS: Final = 0.5
+_CHANCE: Final = random.SystemRandom()
+_CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
+#: How it went last, for ``taskq sync status``.
+NOTE: Final = "readers/hub.json"
 
 
 class Synced(NamedTuple):
@@ -45,12 +69,14 @@ class Synced(NamedTuple):
     Attributes:
         verdicts: how the log stood to the hub's copy, in the order in which it was found.
         sent_bytes: of the log.
-        end: where log and copy end now.
+        end: where the log ends, and the copy unless nothing was sent.
+        behind_bytes: what the copy lacks.
     """
 
     verdicts: list[Verdict]
     sent_bytes: int
     end: Position
+    behind_bytes: int = 0
 
 
 def check_url(url: str) -> str:
@@ -67,70 +93,61 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-async def sync(
-    path: str, url: str, token: str, transport: httpx.AsyncBaseTransport | None = None
-) -> Synced:
-    """Bring the hub's copy of a log to where the log ends now; ``transport`` as httpx has it.
-
-    Raises:
-        HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
-        ReaderBusy: another process sends the log just now.
-        LogError: the log cannot be read.
-    """
-    disk, line = LocalDisk(), _Line(check_url(url), token, transport)
-    try:
-        log = DeviceLog(disk, SystemClock(), path)
-    except BaseException:
-        await line.close()
-        raise
-    hold: NamedReader | None = None
-    try:
-        # Of two at a time each would end the other's session.
-        hold = NamedReader.take(disk, path, log.identity.log_id, _NAME)
-        steps, answer = push(log, lambda: line.part_bytes), None
-        while True:
-            try:
-                asked = steps.send(answer)
-            except StopIteration as end:
-                return Synced(end.value, line.sent_bytes, log.end)
-            if isinstance(asked, Skip):
-                await _skip(path, asked.lsn)
-                answer = None
-            else:
-                answer = await line.ask(asked)
-    finally:
-        if hold is not None:
-            hold.release()
-        await line.close()
-        log.close()
+def machine_of(device: str, given: str | None) -> str:
+    """Which machine this is, told to nobody in clear; "" where there is no telling."""
+    if given is None:
+        if any(map(os.path.exists, _CONTAINER)):
+            return ""
+        with contextlib.suppress(OSError, ValueError):
+            given = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    return hashlib.sha256(f"{given} {device}".encode()).hexdigest() if given else ""
 
 
-class _Line:
-    def __init__(self, url: str, token: str, transport: httpx.AsyncBaseTransport | None) -> None:
-        self._url = url
+class Line:
+    """The way to one hub; it may serve many sessions, one after the other."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+        hub: HubSettings | None = None,
+    ) -> None:
+        self.url = check_url(url)
+        self.hub = hub or HubSettings()
+        self.device = token.split(".")[1] if token.count(".") else ""
+        self.machine = machine_of(self.device, self.hub.machine)
+        self.sent_bytes = 0
+        self.part_bytes = _PART_BYTES_FIRST
+        self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=_TIMEOUT,
             trust_env=False,
             transport=transport,
+            verify=str(self.hub.ca) if self.hub.ca else True,
         )
-        self.sent_bytes = 0
-        self.part_bytes = _PART_BYTES_FIRST
 
     async def ask(self, asked: Request) -> Answer:
-        method, path, headers, body = carried(asked)
-        headers["Content-Length"] = str(len(body))
-        start = monotonic()
-        try:
-            told = await self._client.request(
-                method, self._url + path, headers=headers, content=_pieces(body)
+        """Send a request, and read what it is answered.
+
+        Raises:
+            HubError: nobody answers, or not so that one can go on.
+        """
+        if isinstance(asked, Sync):
+            grace = round(self.hub.grace)
+            asked = asked._replace(
+                grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
-        except httpx.HTTPError as error:
-            raise HubError(
-                f"{self._url} cannot be reached ({type(error).__name__}: {error}): the log is "
-                f"whole, and goes on from where it came to at the next try"
-            ) from error
-        if isinstance(asked, Append):
+        method, path, headers, body = carried(asked)
+        is_part = isinstance(asked, Append | SpillPart)
+        if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
+            packed = zlib.compress(body, 1)
+            if len(packed) < _PACKED_RATIO * len(body):
+                headers["Content-Type"], body = PACKED, packed
+        start = monotonic()
+        told = await self.request(method, path, headers, body)
+        if is_part:
             self.sent_bytes += len(body)
             seconds = monotonic() - start
             factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
@@ -138,7 +155,29 @@ class _Line:
             self.part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
         return understood(asked, told.status_code, told.content)
 
+    async def request(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> httpx.Response:
+        """Send anything.
+
+        Raises:
+            HubError: nobody answers.
+        """
+        if body:
+            headers["Content-Length"] = str(len(body))
+        try:
+            return await self._client.request(
+                method, self.url + path, headers=headers, content=_pieces(body) if body else None
+            )
+        except httpx.HTTPError as error:
+            self.part_bytes = max(self.part_bytes // 2, _PART_BYTES_MIN)
+            raise HubError(
+                f"{self.url} cannot be reached ({type(error).__name__}: {error}): the log is "
+                f"whole, and goes on from where it came to at the next try"
+            ) from error
+
     async def close(self) -> None:
+        """Hang up."""
         await self._client.aclose()
 
 
@@ -146,6 +185,92 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     """A body bit by bit: each has the line's time-out for itself."""
     for at in range(0, len(body), _PIECE_BYTES):
         yield body[at : at + _PIECE_BYTES]
+
+
+async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
+    """Bring the hub's copy of a log to where the log ends now.
+
+    ``is_dry``: only find out how it stands.
+
+    Raises:
+        HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
+        ReaderBusy: another process sends the log just now.
+        LogError: the log cannot be read.
+    """
+    disk = LocalDisk()
+    log = DeviceLog(disk, SystemClock(), path)
+    hold: NamedReader | None = None
+    try:
+        # Of two at a time each would end the other's session.
+        hold = NamedReader.take(disk, path, log.identity.log_id, HUB_READER)
+        known = hold.load()
+        log.pin, log.sends_bodies = known.lsn if known else 0, line.hub.spill
+        if known is None and log.segments and not is_dry:
+            _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
+        done = await _session(path, log, line, hold, is_dry=is_dry)
+        if not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
+            _pin(hold, log, log.end.next_lsn)
+    except LogError as error:
+        if hold is not None:
+            _note(path, log.pin, str(error))
+        raise
+    else:
+        if not is_dry:
+            _note(path, done.end.next_lsn)
+        return done
+    finally:
+        if hold is not None:
+            hold.release()
+        log.close()
+
+
+async def _session(
+    path: str, log: DeviceLog, line: Line, hold: NamedReader, *, is_dry: bool
+) -> Synced:
+    before, answer = line.sent_bytes, None
+    steps = push(log, lambda: line.part_bytes)
+    while True:
+        try:
+            asked = steps.send(answer)
+        except StopIteration as end:
+            return Synced(end.value, line.sent_bytes - before, log.end)
+        if isinstance(asked, Skip):
+            await _skip(path, asked.lsn)
+            answer = None
+            continue
+        answer = await line.ask(asked)
+        if isinstance(answer, Told):
+            if is_dry:
+                return Synced([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
+            if answer.at.segment:
+                _pin(hold, log, min(answer.safe, log.end.next_lsn))
+
+
+def _pin(hold: NamedReader, log: DeviceLog, lsn: int) -> None:
+    """Let all below that lsn go, and nothing else."""
+    segment = max((one for one in log.segments if one <= lsn), default=lsn)
+    hold.save(ReadPosition(segment, lsn))
+    hold.sync()
+
+
+def _note(path: str, lsn: int, error: str = "") -> None:
+    """Note how it went, for people."""
+    known = last_note(path)
+    if not error:
+        known = {"synced_ns": time.time_ns(), "lsn": lsn}
+    known["error"] = error
+    with contextlib.suppress(OSError):
+        temporary = Path(path, f"{NOTE}.tmp")
+        temporary.write_text(json.dumps(known), encoding="utf-8")
+        temporary.replace(Path(path, NOTE))
+
+
+def last_note(path: str) -> dict[str, Any]:
+    """How the last session went: ``synced_ns``, ``lsn``, ``error``; empty if there was none."""
+    try:
+        return dict(json.loads(Path(path, NOTE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 async def _skip(path: str, lsn: int) -> None:
@@ -157,6 +282,56 @@ async def _skip(path: str, lsn: int) -> None:
         await connection.aclose()
 
 
-def run_sync(path: str, url: str, token: str) -> Synced:
+async def follow(
+    path: str, line: Line, *, at_once: bool = False, told: Callable[[Synced], None] | None = None
+) -> None:
+    """Sync whenever the log has grown, until cancelled; nothing that the line does ends it.
+
+    Args:
+        path: the log's directory.
+        line: to the hub.
+        at_once: not only ``every`` so often.
+        told: called with each session's outcome.
+    """
+    hub, failures, complaint = line.hub, 0, ""
+    while True:
+        seen, began = _extent(path), monotonic()
+        try:
+            done = await sync(path, line)
+        except (LogError, OSError) as error:
+            failures += 1
+            if str(error) != complaint:  # a week without a line is told of once
+                complaint = str(error)
+                _log.warning("sync: %s", error)
+            stops = isinstance(error, HubStops)
+            longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
+            await asyncio.sleep(hub.poll if stops else _CHANCE.uniform(1.0, longest))
+            continue
+        failures, complaint = 0, ""
+        if told is not None:
+            told(done)
+        while monotonic() - began < hub.poll:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if _extent(path) != seen and (at_once or monotonic() - began >= hub.every):
+                break
+
+
+def _extent(path: str) -> tuple[str, int]:
+    """The last segment and its size."""
+    try:
+        last = max(Path(path, "log").glob("*.log"))
+        return last.name, last.stat().st_size
+    except (OSError, ValueError):
+        return "", 0
+
+
+def run(path: str, line: Line, **how: Any) -> Synced:
     """Do as ``sync``, from a command."""
-    return asyncio.run(sync(path, url, token))
+
+    async def main() -> Synced:
+        try:
+            return await sync(path, line, **how)
+        finally:
+            await line.close()
+
+    return asyncio.run(main())

@@ -8,6 +8,9 @@ request                                          answers
 ``PATCH /v1/logs/{log id}/segments/{lsn}``       200, ``Stored``; with ``Upload-Complete: ?1`` and
                                                  ``Repr-Digest``, without a body: ``Seal``
 ``POST /v1/logs/{log id}/breaks``                200, ``Stored``
+``POST /v1/logs/{log id}/spill``                 200, ``Missing``
+``PATCH /v1/logs/{log id}/spill/{sha-256}``      200, ``Missing``; with ``Upload-Complete: ?1`` the
+                                                 last bytes of the file
 ================================================ ================================================
 
 What does not fit where the copy ends is 409, a frame that is not as it was written 422, both as
@@ -28,13 +31,17 @@ from taskq.core.errors import LogError
 from taskq.log.format.frames import segment_lsn
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
+    SPILL_MAX,
     Append,
     Ask,
     Declare,
     Kind,
     Known,
+    Missing,
     Refused,
     Seal,
+    SpillAsk,
+    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -49,18 +56,25 @@ if TYPE_CHECKING:
 
 PROTOCOL: Final = 1
 FRAMES: Final = "application/vnd.taskq.frames"
+#: The same through zlib.
+PACKED: Final = FRAMES + "+zlib"
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
 #: Of a body that is no frames.
 JSON_BYTES_MAX: Final = 256 * 1024
 _DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):\Z")
-_LOG: Final = re.compile(r"/v1/logs/([0-9a-f-]{36})/(ask|breaks|segments/([0-9]{20}))\Z")
+_MACHINE: Final = re.compile(r"[0-9a-f]{64}\Z")
+_LOG: Final = re.compile(
+    r"/v1/logs/([0-9a-f-]{36})/(ask|breaks|spill|segments/([0-9]{20})|spill/([0-9a-f]{64}))\Z"
+)
 _STATUS: Final = {
     Trouble.MISMATCH: 409,
     Trouble.GAP: 409,
     Trouble.SUPERSEDED: 409,
     Trouble.DAMAGED: 422,
     Trouble.FULL: 507,
+    Trouble.QUOTA: 507,
+    Trouble.CLONED: 409,
 }
 _WELL: Final = 200
 _CAUSE_MAX: Final = 200
@@ -70,6 +84,10 @@ _LSN_MAX: Final = 2**62
 
 class HubError(LogError):
     """A hub answered what the device cannot go on from; the message says what to do."""
+
+
+class HubStops(HubError):
+    """It will answer so until a person has done something."""
 
 
 class Carried(NamedTuple):
@@ -90,6 +108,9 @@ def carried(asked: Request) -> Carried:
             "created_ns": asked.created_ns,
             "incompat": sorted(asked.incompat),
             "end": asked.end.as_list(),
+            "grace_seconds": asked.grace_seconds,
+            "machine": asked.machine,
+            "clock_ns": asked.clock_ns,
         }
         return _post("/v1/sync", values)
     log = f"/v1/logs/{asked.log_id}"
@@ -106,6 +127,16 @@ def carried(asked: Request) -> Carried:
             "cause": asked.cause,
         }
         return _post(f"{log}/breaks", values)
+    if isinstance(asked, SpillAsk):
+        return _post(f"{log}/spill", {"session": asked.session, "names": asked.names})
+    if isinstance(asked, SpillPart):
+        headers = {
+            "Taskq-Session": str(asked.session),
+            "Upload-Offset": str(asked.offset),
+            "Upload-Complete": f"?{int(asked.is_last)}",
+            "Content-Type": FRAMES,
+        }
+        return Carried("PATCH", f"{log}/spill/{asked.name}", headers, asked.data)
     behind = asked.behind if isinstance(asked, Append) else asked.end
     headers = {
         "Taskq-Session": str(asked.session),
@@ -136,18 +167,32 @@ def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -
             raise ValueError("another protocol")
         incompat = frozenset(map(str, values["incompat"]))
         end = Position.from_list(values["end"])
-        return Sync(UUID(values["log_id"]), int(values["created_ns"]), incompat, end)
+        grace, clock_ns = int(values["grace_seconds"]), int(values["clock_ns"])
+        machine = str(values["machine"])
+        if machine and not _MACHINE.match(machine):
+            raise ValueError("no hash of a machine")
+        log_id, created_ns = UUID(values["log_id"]), int(values["created_ns"])
+        return Sync(log_id, created_ns, incompat, end, abs(grace), machine, clock_ns)
     found = _LOG.match(path)
-    if found is None or method != ("PATCH" if found[3] else "POST"):
+    if found is None or method != ("PATCH" if found[3] or found[4] else "POST"):
         return None
     log_id = UUID(found[1])
     if found[3]:
         return _frames(log_id, f"{found[3]}.log", headers, body)
-    values = _object(body)
+    if found[4]:
+        session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
+        is_last = headers["upload-complete"] == "?1"
+        return SpillPart(session, log_id, found[4], offset, body, is_last)
+    return _posted(log_id, found[2], _object(body))
+
+
+def _posted(log_id: UUID, what: str, values: dict[str, Any]) -> Request:
     session = int(values["session"])
-    if found[2] == "ask":
+    if what == "ask":
         places = tuple(map(Position.from_list, values["places"][:ASKED_MAX]))
         return Ask(session, log_id, places)
+    if what == "spill":
+        return SpillAsk(session, log_id, tuple(map(str, values["names"][:SPILL_MAX])))
     positions = Position.from_list(values["left"]), Position.from_list(values["at"])
     cause = str(values["cause"])[:_CAUSE_MAX]
     end_lsn = int(values["end_lsn"])
@@ -193,6 +238,8 @@ def answered(answer: Answer) -> tuple[int, str, bytes]:
         return _STATUS[trouble], PROBLEM, json.dumps(values).encode()
     if isinstance(answer, Synced):
         values = answer._asdict() | {"at": answer.at.as_list()}
+    elif isinstance(answer, Missing):
+        values = {"missing": answer.files}
     elif isinstance(answer, Known):
         values = {"has": answer.has}
     else:
@@ -211,29 +258,38 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
         values = _object(body)
         if status in _STATUS.values():
             trouble = Trouble(values["type"])
-            if trouble is not Trouble.FULL:
+            if trouble is Trouble.CLONED:
+                raise HubStops(_CLONED)
+            if trouble not in (Trouble.FULL, Trouble.QUOTA):
                 return Refused(trouble, Position.from_list(values["at"]))
         if status == _WELL:
             return _answer(asked, values)
         title = str(values.get("title", ""))[:_CAUSE_MAX]
     except (ValueError, KeyError, TypeError):
         """It is no answer of a hub: its status has to do."""
-    raise HubError(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+    kind = HubStops if status in (401, 403, 410) else HubError
+    raise kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 
 
 def _answer(asked: Request, values: dict[str, Any]) -> Answer:
     if isinstance(asked, Ask):
         return Known(tuple(one is True for one in values["has"]))
+    if isinstance(asked, SpillAsk | SpillPart):
+        return Missing(tuple((str(name), int(size)) for name, size in values["missing"]))
     at = Position.from_list(values["at"])
     if not isinstance(asked, Sync):
         return Stored(at)
-    numbers = {name: int(values[name]) for name in ("session", "high_lsn", "begins")}
+    numbers = {name: int(values[name]) for name in ("session", "high_lsn", "begins", "safe")}
     if not 0 <= numbers["high_lsn"] < _LSN_MAX:
         raise ValueError("no lsn")
     is_sealed, has_end = values["is_sealed"] is True, values["has_end"] is True
     return Synced(at=at, is_sealed=is_sealed, has_end=has_end, **numbers)
 
 
+_CLONED: Final = (
+    "another machine sends under this device's name, so the token was copied: let this one go on "
+    "with 'taskq hub move' there, or give it a name of its own with 'taskq hub enrol'"
+)
 _SEE_HUB: Final = "see the hub's own log, and try again later"
 _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enrol' there",

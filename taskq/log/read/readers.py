@@ -35,6 +35,8 @@ _log: Final = logging.getLogger("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
 NAME_CHARACTERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 200
+#: Whoever sends the log to a hub reads it under this name: what is not safe there stays here.
+HUB_READER: Final = "hub"
 _FOLDER: Final = "readers"
 _POSITION: Final = ".ofs"
 _LOCK: Final = ".lck"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
-from taskq.log.read.readers import reader_positions
+from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import Facets
 
 _log: Final = logging.getLogger("taskq")
+#: How large a log may become for the sake of a hub, or a quarter of the disk, unless told.
+_HUB_LAG_BYTES: Final = 2**30
 
 
 class Due(NamedTuple):
@@ -99,6 +101,9 @@ def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned 
         if max(segment, lsn) >= following:
             continue
         lag_max = journal.config.reader_lag_bytes
+        if lag_max is None and name == HUB_READER:
+            # A hub that is never reached again must not fill the disk.
+            lag_max = min(_HUB_LAG_BYTES, journal.disk.total_bytes(journal.path) // 4)
         if lag_max is None or total <= lag_max:
             return Pinned(found.segment, name)
         _log.warning(

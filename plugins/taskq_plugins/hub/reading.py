@@ -1,0 +1,128 @@
+"""What a hub has of a device, for the device to read: its logs, their segments, files beside them.
+
+Only what is durable is told of, and what is told of may be read in pieces. A segment's strong ETag
+is its SHA-256 once it is sealed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import Response
+
+from taskq.log.format.frames import segment_lsn
+from taskq.log.machine.disk import PatientDisk
+from taskq.log.segments.identity import FILE
+from taskq_plugins.hub.aside import BREAKS, SEALS, noted
+from taskq_plugins.hub.copy import NAME
+from taskq_plugins.hub.wire import JSON, NOT_THERE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_ID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_LOG: Final = re.compile(_ID + r"\Z")
+_PATH: Final = re.compile(
+    rf"/v1/logs(?:/({_ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
+)
+_RANGE: Final = re.compile(r"bytes=([0-9]{1,15})-([0-9]{1,15})?\Z")
+#: Of one answer; who wants more asks again.
+PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Reading:
+    """The reading half of the hub's URLs, for any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "devices"
+
+    def answer(self, device: str, path: str, headers: Mapping[str, str]) -> Response:
+        """Answer a GET of a device; what is not there is one 404."""
+        found = _PATH.match(path)
+        try:
+            if found is not None:
+                return _found(self._path / device, found[1], found[2] or "", headers)
+        except FileNotFoundError:
+            """It is not there, as what has no such name."""
+        return Response(NOT_THERE[2], NOT_THERE[0], media_type=NOT_THERE[1])
+
+
+def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str]) -> Response:
+    if log_id is None:
+        logs = sorted(one for one in place.iterdir() if _LOG.match(one.name))
+        return _json({"logs": [_about(one) for one in logs]})
+    log, (kind, _, name) = place / log_id, what.partition("/")
+    if kind == "identity":
+        return Response(_piece(log / FILE, 0, PIECE_BYTES_MAX)[0], media_type=JSON)
+    if not name:
+        return _json(_listing(log))
+    file = log / "log" / f"{name}.log" if kind == "segments" else log / "spill" / name
+    return _file(file, name if kind == "spill" else _sealed(log, name), headers)
+
+
+def _about(log: Path) -> dict[str, Any]:
+    sizes = [one.stat().st_mtime_ns for one in (log / "log").glob("*.log")]
+    return {"log_id": log.name, "arrived_ns": max(sizes, default=0)}
+
+
+def _listing(log: Path) -> dict[str, Any]:
+    known = {line["segment"]: line for line in noted(PatientDisk(), str(log), SEALS)}
+    segments = sorted(
+        (lsn, file.stat().st_size)
+        for file in (log / "log").iterdir()
+        if (lsn := segment_lsn(file.name)) is not None
+    )
+    spill = log / "spill"
+    names = sorted(one.name for one in spill.glob("?" * 64) if NAME.match(one.name))
+    high = [line["next_lsn"] for line in known.values()]
+    high += [line.get("high_lsn", 0) for line in noted(PatientDisk(), str(log), BREAKS)]
+    return {
+        "segments": [[lsn, size, known.get(lsn, {}).get("sha256")] for lsn, size in segments],
+        "spill": [[name, (spill / name).stat().st_size] for name in names],
+        "high_lsn": max(high, default=0),
+    }
+
+
+def _sealed(log: Path, name: str) -> str:
+    lines = noted(PatientDisk(), str(log), SEALS)
+    return next((line["sha256"] for line in lines if line["segment"] == int(name)), "")
+
+
+def _file(file: Path, digest: str, headers: Mapping[str, str]) -> Response:
+    asked = _RANGE.match(headers.get("range", ""))
+    start = int(asked[1]) if asked else 0
+    count = int(asked[2]) + 1 - start if asked and asked[2] else PIECE_BYTES_MAX
+    data, size = _piece(file, start, max(min(count, PIECE_BYTES_MAX), 0))
+    etag = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"} if digest else {}
+    if digest and headers.get("if-none-match") == etag["ETag"]:
+        return Response(None, 304, etag)
+    if len(data) == size:
+        return Response(data, 200, etag, "application/octet-stream")
+    if not data:
+        return Response(None, 416, {"Content-Range": f"bytes */{size}"})
+    span = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{size}"}
+    return Response(data, 206, etag | span, "application/octet-stream")
+
+
+def _piece(file: Path, start: int, count: int) -> tuple[bytes, int]:
+    """(bytes of a file from there on, its size); a link or a folder is not there."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise FileNotFoundError from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError
+        return os.pread(descriptor, count, start), status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def _json(values: dict[str, Any]) -> Response:
+    return Response(json.dumps(values), media_type=JSON)

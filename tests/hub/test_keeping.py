@@ -1,0 +1,162 @@
+"""What stays until the other has it: the device's pin and its grace, and what a hub lets go."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq import TaskLog
+from taskq.log.machine.disk import LocalDisk, PatientDisk
+from taskq.log.read.reader import LogReader
+from taskq.log.read.readers import HUB_READER, reader_positions
+from taskq.log.read.verify import verify
+from taskq_plugins.hub import devices
+from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.messages import Kind
+from taskq_plugins.hub.wire import HubError
+from tests.hub.test_server import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from uuid import UUID
+
+    from taskq_plugins.hub.copy import Copy
+
+_DEVICE: Final = "edge-7"
+_DAY: Final = 86_400.0
+_SMALL: Final = 64 * 1024
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def token(place: Place) -> str:
+    return devices.enrol(place.hub, _DEVICE)
+
+
+async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
+    """Put jobs and finish them, so that all of it may go; then let it go."""
+    async with TaskLog.open(place.path / _DEVICE, segment_bytes=_SMALL, **limits) as log:  # type: ignore[arg-type]
+        for _ in range(jobs):
+            await log.put(bytes(4_000))
+            (delivery,) = await log.claim(1)
+            await log.ack(delivery)
+        await log.compact()
+
+
+def _first(place: Place) -> str:
+    return min(place.segments(_DEVICE))
+
+
+def _pin(place: Place) -> int:
+    return reader_positions(LocalDisk(), str(place.path / _DEVICE))[HUB_READER][1]
+
+
+def _arrived(place: Place, seconds: float) -> None:
+    """Let all that the hub has be there for so long."""
+    then = time.time() - seconds
+    for one in place.hub.rglob("*.log"):
+        os.utime(one, (then, then))
+
+
+async def test_nothing_goes_from_a_device_before_the_hub_has_had_it_for_the_grace(
+    place: Place, token: str
+) -> None:
+    await _work(place)
+    assert await place.sync(_DEVICE, token) == [Verdict.NEW]
+    first = _first(place)
+    await _work(place, keep_segments=1)
+    await place.sync(_DEVICE, token)
+    await _work(place, 1, keep_segments=1)
+    assert _first(place) == first
+    _arrived(place, 3 * _DAY)
+    await place.sync(_DEVICE, token)
+    await _work(place, 1, keep_segments=1)
+    assert _first(place) > first
+
+
+async def test_a_hub_that_was_never_reached_pins_what_it_lacks(place: Place, token: str) -> None:
+    await _work(place)
+    devices.retire(place.hub, _DEVICE)
+    with pytest.raises(HubError, match="401"):
+        await place.sync(_DEVICE, token)
+    first = _first(place)
+    await _work(place, keep_segments=1)
+    assert _first(place) == first
+
+
+async def test_what_goes_by_the_limit_of_a_lagging_reader_is_declared_with_its_cause(
+    place: Place, token: str
+) -> None:
+    await _work(place)
+    await place.sync(_DEVICE, token)
+    await _work(place, 200, keep_segments=1, reader_lag_bytes=3 * _SMALL)
+    await _work(place, 30, keep_segments=1, reader_lag_bytes=3 * _SMALL)
+    assert await place.sync(_DEVICE, token) == [Verdict.GAP, Verdict.BEHIND]
+    (one,) = _copy(place).breaks.all
+    assert (one.kind, one.cause) == (
+        Kind.GAP, "a limit of the device's log took it before it was sent",
+    )  # fmt: skip
+
+
+async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(
+    place: Place, token: str
+) -> None:
+    """Everything younger than the grace is there again."""
+    await _work(place)
+    await place.sync(_DEVICE, token)
+    _arrived(place, 3 * _DAY)
+    await place.sync(_DEVICE, token)
+    assert _pin(place) > 1
+    (log_id,) = [one.name for one in (place.hub / "devices" / _DEVICE).glob("*-*")]
+    place.lose(log_id)
+    assert await place.sync(_DEVICE, token) == [Verdict.NEW]
+    assert place.copies(_DEVICE).keys() == place.segments(_DEVICE).keys()
+    await place.sync(_DEVICE, token)
+    assert _pin(place) == int(_first(place).removesuffix(".log"))
+
+
+async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(
+    place: Place, token: str
+) -> None:
+    await _work(place, keep_segments=100)
+    await place.sync(_DEVICE, token)
+    before = place.copies(_DEVICE)
+    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    _arrived(place, 40 * _DAY)
+    soon = time.time_ns() - round(30 * _DAY) * 10**9
+    assert not hub.keep(_DEVICE, log_id, soon)  # nothing was compacted on the device
+    await place.sync(_DEVICE, token)
+    await _work(place, keep_segments=1)
+    await place.sync(_DEVICE, token)
+    assert not hub.keep(_DEVICE, log_id, 0)  # nothing is old
+    _arrived(place, 40 * _DAY)
+    told = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    assert place.copies(_DEVICE).keys() >= before.keys()
+    assert hub.keep(_DEVICE, log_id, soon) == told != []
+    gone = before.keys() - place.copies(_DEVICE).keys()
+    assert gone
+    assert max(gone) < _first(place)
+    with LogReader.open(str(place.hub / "devices" / _DEVICE / str(log_id))) as reader:
+        assert verify(reader.journal).damage == ()
+    place.restart()
+    await _work(place, 3)
+    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+
+
+def _log_id(place: Place) -> UUID:
+    ((_, log_id),) = Hub(PatientDisk, str(place.hub)).logs()
+    return log_id
+
+
+def _copy(place: Place) -> Copy:
+    copy = Hub(PatientDisk, str(place.hub))._copy(_DEVICE, _log_id(place))
+    assert copy is not None
+    return copy
