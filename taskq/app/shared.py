@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
+    from taskq.log.read.timetravel import Moment
     from taskq.log.segments.segments import Extent
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
@@ -467,16 +468,15 @@ class LogHolder:
     async def _stats_at(self, at: datetime | int) -> LogStats:
         from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - as above
 
-        moment = Moment.of(at)
-        return await self._read(lambda reader: reader.stats(moment))
+        return await self._read(lambda reader: reader.stats(), Moment.of(at))
 
-    async def _read(self, read: Callable[[LogReader], T]) -> T:
+    async def _read(self, read: Callable[[LogReader], T], at: Moment | None = None) -> T:
         from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
 
         path = self._connection.path
 
         def work() -> T:
-            with LogReader.open(path) as reader:
+            with LogReader.open(path, at=at) as reader:
                 return read(reader)
 
         port = await self._connection.port()

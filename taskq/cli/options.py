@@ -144,8 +144,10 @@ def resolve(data_dir: Path | None) -> Path:
     return load_settings(None).data_dir
 
 
-def open_reader(data_dir: Path | None) -> LogReader:
-    """A reader of the directory, or of a case file: it takes no lock and writes nothing.
+def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
+    """A reader of the directory, or of a case file, now or at a moment of the past.
+
+    It takes no lock and writes nothing.
 
     Raises:
         Failure: it is no task log; names those that lie nearby.
@@ -159,7 +161,7 @@ def open_reader(data_dir: Path | None) -> LogReader:
         path = unpacked(path) or path
     if not _is_log(path):
         raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
-    return LogReader.open(str(path))
+    return LogReader.open(str(path), at=at)
 
 
 def _is_log(path: Path) -> bool:

@@ -6,6 +6,9 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+import anyio.lowlevel
+
 from taskq.app.app import TaskQ
 from taskq.app.tasklog import TaskLog
 from taskq.core import views as documents
@@ -89,7 +92,10 @@ class Acts:
     # -- workers in other languages ---------------------------------------------------------------
 
     async def claim(self, asked: Claim) -> list[dict[str, Any]]:
-        """Take jobs; each counts an attempt, and goes to others when its lease is over."""
+        """Take jobs; each counts an attempt, and goes to others when its lease is over.
+
+        Whoever hangs up before the answer has taken none.
+        """
         now = time.monotonic()
         for token in [token for token, (_, until) in self._held.items() if until < now]:
             del self._held[token]
@@ -102,7 +108,16 @@ class Acts:
         claimed = await self._log.claim(
             asked.count, queues=asked.queues, wait=asked.wait, lease=asked.lease
         )
-        return [await self._told(delivery, asked.lease) for delivery in claimed]
+        try:
+            told = [await self._told(delivery, asked.lease) for delivery in claimed]
+            await anyio.lowlevel.checkpoint()  # who hung up meanwhile is noticed here
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                for delivery in claimed:
+                    self._held.pop(_token(delivery), None)
+                    await self._log.release(delivery)
+            raise
+        return told
 
     async def extend(self, asked: Extend) -> dict[str, Any]:
         """Let a claim last so long from now; fails with 409 when its job is to be cancelled."""
@@ -129,7 +144,7 @@ class Acts:
         return self._ended(asked)
 
     async def _told(self, delivery: Delivery, lease: float) -> dict[str, Any]:
-        token = f"{delivery.job_id}.{delivery.epoch:x}.{delivery.token:x}"
+        token = _token(delivery)
         self._held[token] = delivery, _end(lease)
         return {
             "token": token,
@@ -156,6 +171,10 @@ class Acts:
     def _ended(self, asked: OneClaim) -> dict[str, Any]:
         delivery, _ = self._held.pop(asked.token)
         return {"id": delivery.job_id, "settled": True}
+
+
+def _token(delivery: Delivery) -> str:
+    return f"{delivery.job_id}.{delivery.epoch:x}.{delivery.token:x}"
 
 
 def _end(lease: float) -> float:

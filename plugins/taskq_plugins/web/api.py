@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from http import HTTPStatus
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskq.cli import render
+from taskq.core.errors import TaskqError
 from taskq.core.model import LIVE_STATES
 from taskq.core.parsing import parse_json
 from taskq.core.views import body_document, job_head
@@ -24,7 +26,7 @@ from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from starlette.requests import Request
 
@@ -51,21 +53,36 @@ class Endpoint(NamedTuple):
     name: str
     says: str
     asked: type[asking.Asked]
-    answer: Callable[[Any], Awaitable[Any]]
+    answer: Callable[[Any], Coroutine[Any, Any, Any]]
 
-    def route(self) -> Route:
-        """Where the app finds it."""
-        # A queue's name may hold a slash.
-        path = self.path.replace("{name}", "{name:path}")
-        return Route(path, self._respond, methods=[self.method])
-
-    async def _respond(self, request: Request) -> Response:
-        given = await _body(request) if self.method == "POST" else dict(request.query_params)
+    async def respond(self, request: Request) -> Response:
+        """Do what is asked, unless nobody waits for it any more."""
+        is_post = self.method == "POST"
+        given = await _body(request) if is_post else dict(request.query_params)
         try:
-            asked = self.asked.model_validate({**given, **request.path_params})
+            asked = self.asked.model_validate({**given, **request.path_params}, strict=is_post)
         except ValidationError as error:
             raise _wrong(error) from None
-        return json_response(await self.answer(asked))
+        if "wait" not in self.asked.model_fields:
+            return json_response(await self.answer(asked))
+        problem: Exception | None = None
+        async with anyio.create_task_group() as both:
+
+            async def hear() -> None:
+                while (await request.receive())["type"] != "http.disconnect":
+                    """A body that goes on."""
+                both.cancel_scope.cancel()
+
+            both.start_soon(hear)
+            try:
+                return json_response(await self.answer(asked))
+            except (Problem, TaskqError) as error:
+                problem = error  # and not a group of it
+            finally:
+                both.cancel_scope.cancel()
+        if problem is not None:
+            raise problem
+        return Response()  # nobody hears it
 
 
 class Api:
@@ -88,15 +105,20 @@ class Api:
         async def tell(_request: Request) -> Response:
             return Response(document, media_type="application/json")
 
-        return [Route("/api/openapi.json", tell), *(one.route() for one in self.endpoints)]
+        at: dict[str, dict[str, Endpoint]] = {}
+        for one in self.endpoints:
+            at.setdefault(one.path, {})[one.method] = one
+        return [Route("/api/openapi.json", tell), *starmap(_route, at.items())]
 
     def _questions(self) -> tuple[Endpoint, ...]:
         ask, looks = asking, self._looks
 
-        def look(work: Callable[[LogReader], Any]) -> Callable[[Any], Awaitable[Any]]:
+        def look(work: Callable[[LogReader], Any]) -> Callable[[Any], Coroutine[Any, Any, Any]]:
             return lambda _: looks.read(work)
 
-        def look_at(work: Callable[[LogReader], list[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        def look_at(
+            work: Callable[[LogReader], list[Any]],
+        ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
             return look(lambda reader: [view.as_dict() for view in work(reader)])
 
         return (
@@ -186,6 +208,14 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{claims}/release", "release", "Give a claim back.",
                  ask.Release, acts.release),
     )  # fmt: skip
+
+
+def _route(path: str, by_method: dict[str, Endpoint]) -> Route:
+    async def respond(request: Request) -> Response:
+        return await by_method[request.method.replace("HEAD", "GET")].respond(request)
+
+    # A queue's name may hold a slash.
+    return Route(path.replace("{name}", "{name:path}"), respond, methods=list(by_method))
 
 
 def json_response(value: object) -> Response:

@@ -68,10 +68,9 @@ def ls(
     at_text: str | None,
 ) -> None:
     """List the newest jobs, the newest first."""
-    at = moment(at_text)
     wanted = {STATES[name] for name in states} or None
-    with open_reader(data_dir) as reader:
-        jobs = reader.jobs(wanted, queue, task, limit, at)
+    with open_reader(data_dir, moment(at_text)) as reader:
+        jobs, now_ns = reader.jobs(wanted, queue, task, limit), reader.now_ns
     if as_json:
         render.print_json([documents.job_head(job) for job in jobs])
         return
@@ -79,7 +78,6 @@ def ls(
         filtered = wanted or queue or task
         click.echo("No job matches." if filtered else "No jobs yet.")
         return
-    now_ns = _seen_from(at)
     render.print_table(
         ("ID", "STATE", "QUEUE~?", "TASK~", ">PRIO???", ">ATTEMPT??", ">ENQUEUED?", "NOTE~"),
         [
@@ -96,11 +94,6 @@ def ls(
             for job in jobs
         ],
     )
-
-
-def _seen_from(at: Moment | None) -> int:
-    """The moment that spans are told from: a job due an hour later is due in an hour."""
-    return at.time_ns if at is not None and at.time_ns is not None else time.time_ns()
 
 
 def _attempts(job: JobView) -> str:
@@ -125,15 +118,14 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
     from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
 
     at = moment(at_text)
-    with open_reader(data_dir) as reader:
+    with open_reader(data_dir, at) as reader:
         lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
-        job = reader.job(lsn, at, body_bytes_max=LISTED_BYTES_MAX)
+        job = reader.job(lsn, body_bytes_max=LISTED_BYTES_MAX)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
-        told = reader.progress(job.lsn) if at is None else None
-        ties = reader.ties(job.lsn)
-    show_job(job, _seen_from(at), told, ties, as_json=as_json)
+        told, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
+    show_job(job, now_ns, told, ties, as_json=as_json)
 
 
 def show_job(
@@ -159,7 +151,7 @@ def show_job(
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
     """What to tell whoever asked for a job that the log does not have, or did not have then."""
-    newest = reader.jobs(None, None, None, 1, at)
+    newest = reader.jobs(None, None, None, 1)
     if at is not None:
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
         return Failure(f"there was no job {job_id} in this log at that moment ({known})")
@@ -225,9 +217,8 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
 @at_option
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Count the jobs of each queue by state, and tell how long the oldest ready one waits."""
-    at = moment(at_text)
-    with open_reader(data_dir) as reader:
-        counts = reader.stats(at)
+    with open_reader(data_dir, moment(at_text)) as reader:
+        counts = reader.stats()
     if as_json:
         render.print_json(
             {
@@ -426,9 +417,8 @@ def peek(
 
     Nothing is claimed. Jobs that are not due yet, and those of paused queues, are not among them.
     """
-    at = moment(at_text)
-    with open_reader(data_dir) as reader:
-        jobs = reader.peek(limit, queue, at)
+    with open_reader(data_dir, moment(at_text)) as reader:
+        jobs, now_ns = reader.peek(limit, queue), reader.now_ns
     if as_json:
         render.print_json(
             [
@@ -440,7 +430,6 @@ def peek(
     if not jobs:
         click.echo("No job is ready." if queue is None else "No job of that queue is ready.")
         return
-    now_ns = at.time_ns if at is not None and at.time_ns is not None else time.time_ns()
     render.print_table(
         ("ID", "QUEUE~?", "TASK~", ">PRIO??", ">ENQUEUED?", "PAYLOAD~"),
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
 from taskq.core.parsing import split_id
 from taskq.core.views import LogStats
-from taskq.core.why import ready_jobs
+from taskq.core.why import Why, ready_jobs, why
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import segment_lsn
@@ -24,7 +25,7 @@ from taskq.log.read.gauges import Gauges
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import newest_dead
 from taskq.log.read.timeline import JobEvent, name_attempts, timeline
-from taskq.log.read.timetravel import Moment, stand_at
+from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.read.why import decide, facts_of, find_progress, live_workers
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
 _NEWEST: Final = 1_000
 #: Jobs that are named where several begin so.
 _NAMED: Final = 5
-
+#: Reasons that depend on which workers there were.
+_OF_WORKERS: Final = frozenset({Why.NO_WORKER, Why.WORKER_LOST})
 
 T = TypeVar("T")
 #: How often an answer is begun anew when compaction took what it was read from.
@@ -68,11 +70,14 @@ _READ_BYTES_MAX: Final = 8 * 1024 * 1024
 class LogReader:
     """A read-only view of a log's directory, as of its opening or the last ``refresh``.
 
-    Close it, or use ``with``. It belongs to one thread at a time.
+    Or as of a moment of the past: then it tells all as it was, but for what stands beside the log,
+    which was not kept: processes, and how far jobs were. Close it, or use ``with``. It belongs to
+    one thread at a time.
     """
 
-    def __init__(self, path: str, journal: Journal) -> None:
+    def __init__(self, path: str, journal: Journal, at: Moment | None = None) -> None:
         self.path = path
+        self._at = at
         self._onlooker: Onlooker | None = None
         self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
@@ -82,13 +87,27 @@ class LogReader:
         self._stand_on(journal)
 
     @classmethod
-    def open(cls, path: str, clock: Clock | None = None) -> LogReader:
+    def open(cls, path: str, clock: Clock | None = None, at: Moment | None = None) -> LogReader:
         """Look at the log in a directory; ``clock`` tells the time in place of the machine's.
 
         Raises:
             LogError: there is none, or a newer taskq wrote it.
+            UsageError: the moment is still to come.
+            MomentGone: compaction removed what would tell it.
         """
-        return cls(path, open_journal(path, clock))
+        reader = cls(path, open_journal(path, clock), at)
+        try:
+            if at is not None:
+                reader._told(lambda *_: None)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    @property
+    def now_ns(self) -> int:
+        """The wall time as of which it tells."""
+        return self._journal.clock.wall_ns()
 
     @property
     def journal(self) -> Journal:
@@ -112,6 +131,8 @@ class LogReader:
         Raises:
             LogError: the log was removed, or cannot be read.
         """
+        if self._at is not None:
+            return
         before = self._journal.end()
         if self._onlooker is None:
             self._onlooker = Onlooker(self._journal)
@@ -165,15 +186,13 @@ class LogReader:
             f"there is no job {text} in this log ({known}); they are listed by: {listed}"
         )
 
-    def job(
-        self, lsn: int, at: Moment | None = None, *, body_bytes_max: int | None = None
-    ) -> JobView | None:
-        """Everything the log says of one job, or said at a moment.
+    def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
+        """Everything the log says of one job.
 
         A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
         left out, and ``problem`` says why.
         """
-        view = self._told(at, lambda journal, _, now_ns: tell(journal, lsn, now_ns))
+        view = self._told(lambda journal, _, now_ns: tell(journal, lsn, now_ns))
         return None if view is None else self._bodies.show_view(view, body_bytes_max)
 
     def ties(self, lsn: int) -> Takes | None:
@@ -186,7 +205,7 @@ class LogReader:
         Raises:
             JobNotFound: there is no such job in this log.
         """
-        return find_progress(self._journal, lsn)
+        return None if self._journal.is_past else find_progress(self._journal, lsn)
 
     def jobs(
         self,
@@ -194,7 +213,6 @@ class LogReader:
         queue: str | None,
         task: str | None,
         limit: int,
-        at: Moment | None = None,
         *,
         before: int = LSN_MAX,
     ) -> list[JobView]:
@@ -205,7 +223,7 @@ class LogReader:
         chosen = None if states is None else frozenset(states)
         wanted = Wanted(chosen, queue, task, limit, before)
         views = self._told(
-            at, lambda journal, facets, now_ns: newest_jobs(journal, wanted, now_ns, facets)
+            lambda journal, facets, now_ns: newest_jobs(journal, wanted, now_ns, facets)
         )
         return self._bodies.list_views(views)
 
@@ -223,9 +241,9 @@ class LogReader:
                     break
             return views
 
-        return self._bodies.list_views(self._told(None, read))
+        return self._bodies.list_views(self._told(read))
 
-    def peek(self, count: int, queue: str | None = None, at: Moment | None = None) -> list[JobView]:
+    def peek(self, count: int, queue: str | None = None) -> list[JobView]:
         """The next ready jobs, in the order of their claims; payloads are left out as by ``jobs``.
 
         A paused queue gives none.
@@ -238,16 +256,11 @@ class LogReader:
             views = [tell(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
 
-        return self._bodies.list_views(self._told(at, read))
+        return self._bodies.list_views(self._told(read))
 
-    def stats(self, at: Moment | None = None) -> LogStats:
-        """Counts per queue.
-
-        Raises:
-            UsageError: the moment is still to come.
-            MomentGone: compaction removed what would tell it.
-        """
-        return self._told(at, _stats)
+    def stats(self) -> LogStats:
+        """Counts per queue."""
+        return self._told(_stats)
 
     def ready_jobs(self) -> dict[tuple[str, str], int]:
         """How many jobs of each (queue, task) may be claimed now, but for those put as bytes."""
@@ -257,11 +270,11 @@ class LogReader:
             agenda.promote(now_ns, 2**62)
             return ready_jobs(agenda)
 
-        return self._told(None, read)
+        return self._told(read)
 
     def schedules(self) -> dict[str, ScheduleState]:
         """What the log knows of schedules, by their names."""
-        return self._told(None, lambda _, facets, __: facets.need_agenda().schedules)
+        return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
     def each_job(self, chosen: Chosen) -> Iterator[JobView]:
         """Every job that fits, in one walk: those that are over as they ended, then the others.
@@ -273,22 +286,28 @@ class LogReader:
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """What happened to a job, oldest first; empty if there is no such job."""
-        return self._told(None, lambda journal, _, __: timeline(journal, lsn))
+        return self._told(lambda journal, _, __: timeline(journal, lsn))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
         """The attempts of a job, with what is known of the processes that made them."""
-        return self._told(None, lambda journal, _, __: name_attempts(journal, job.attempts))
+        return self._told(lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
-        """The one reason why a job is not running, None if there is no such job."""
+        """The one reason why a job is not running, None if there is no such job.
+
+        Nor is it known of a job that waited for a worker in the past.
+        """
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> Facts | None:
             agenda = facets.need_agenda()
             agenda.promote(now_ns, 2**62)
             return facts_of(journal, agenda, lsn, live_workers(journal.path))
 
-        facts = self._told(None, read)
-        return None if facts is None else decide(facts, self._journal.path)
+        facts = self._told(read)
+        if facts is None or not self._journal.is_past:
+            return None if facts is None else decide(facts, self._journal.path)
+        reason = why(replace(facts, workers=()))
+        return None if reason.code in _OF_WORKERS else reason
 
     def unfolded_bytes(self) -> int:
         """What a question about the present reads of the log: all since the newest snapshot."""
@@ -300,7 +319,9 @@ class LogReader:
 
     def owners(self) -> list[OwnerView]:
         """The processes that have the log open, and dead ones that still hold jobs."""
-        claims = self._told(None, lambda _, facets, __: facets.need_agenda().running)
+        if self._journal.is_past:
+            return []
+        claims = self._told(lambda _, facets, __: facets.need_agenda().running)
         running = Counter(owner for _, _, owner in claims.values())
         return owner_views(Path(self._journal.path) / "owners", running)
 
@@ -308,31 +329,27 @@ class LogReader:
         """Read everything and check every CRC."""
         return verify(self._journal)
 
-    def _told(self, at: Moment | None, read: Callable[[Journal, Facets, int], T]) -> T:
-        """What ``read`` makes of the log as it stood at a moment, and of the wall time then.
+    def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
+        """What ``read`` makes of the log, and of the wall time.
 
-        What was folded of the present is kept: the next question folds only what is new.
+        What was folded is kept: the next question folds only what is new.
 
         Compaction may take the oldest segment meanwhile. What is needed of it was written again,
         but behind the end that is known here: then the log is looked at anew.
         """
         for _ in range(_TRIES):
-            journal = self._journal if at is None else open_journal(self.path, self._clock)
-            oldest = self._oldest if at is None else _first(journal)
             try:
-                now_ns = journal.clock.wall_ns() if at is None else stand_at(journal, at)
-                told = read(journal, self._facets if at is None else Facets(journal), now_ns)
-                if _oldest(journal) == oldest:
+                journal = self._journal
+                if self._at is not None and not journal.is_past:
+                    journal.clock = Still(journal.clock, stand_at(journal, self._at))
+                told = read(journal, self._facets, journal.clock.wall_ns())
+                if _oldest(journal) == self._oldest:
                     return told
             except SegmentGone:
                 pass
             except OSError as error:
                 raise refusal(self.path, error) from error
-            finally:
-                if at is not None:
-                    journal.close()
-            if at is None:
-                self._reopen()
+            self._reopen()
         raise LogError(
             f"{self.path}: compaction takes segments faster than they are read: try again"
         )

@@ -27,6 +27,7 @@ from taskq.log.journal.chain import compactions
 if TYPE_CHECKING:
     from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
+    from taskq.log.machine.ports import Clock
 
 _CLOCK: Final = int(Kind.CLOCK)
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
@@ -80,6 +81,23 @@ class Moment:
             return cls(time_ns=max(now_ns - nanoseconds(text, what), 0))
         except UsageError:
             raise UsageError(f"{what} is {text!r:.60}: {_FORMS}") from None
+
+
+class Still:
+    """A clock that shows one wall time, and goes on for those who measure.
+
+    Args:
+        clock: measures.
+        now_ns: the wall time.
+    """
+
+    def __init__(self, clock: Clock, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self.steady_ns = clock.steady_ns
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, then."""
+        return self._now_ns
 
 
 class _Steps(NamedTuple):

@@ -128,8 +128,8 @@ def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
             journal.files.refresh()
         return len(seen)
 
-    with LogReader.open(long_log) as reader:
-        assert reader._told(at, read) == 2
+    with LogReader.open(long_log, at=at) as reader:
+        assert reader._told(read) == 2
     assert seen[1] == seen[0][1:]
 
 
@@ -138,7 +138,7 @@ def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -
         Path(journal.files.file_path(journal.files.lsns[0])).unlink()
 
     with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
-        reader._told(None, read)
+        reader._told(read)
 
 
 def test_verify_and_lists_go_by_the_segments_whatever_lies_beside_them(long_log: str) -> None:

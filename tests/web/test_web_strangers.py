@@ -1,0 +1,166 @@
+"""Strangers to Python use the API over a real socket: a worker in JavaScript, and schemathesis."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from taskq import TaskLog, TaskQ
+from taskq.log.read.reader import LogReader
+from taskq.reading.looking import look
+from taskq.reading.record import Choice
+from tests.processes.harness import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WORKER: Final = Path(__file__).parents[2] / "examples" / "js_worker" / "worker.mjs"
+
+
+class Site:
+    """``taskq web`` with leave to act, as a program finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "data"
+        with TaskQ(self.path, durability="os"):
+            """There is a log now."""
+        token = folder / "token"
+        words = (self.path, "--allow-actions", "--token-file", token)
+        self.child = Child(sys.executable, "-m", "taskq", "web", *words)
+        self.home = self.child.line().partition("/enter")[0]
+        self.secret = token.read_text().strip()
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.home.partition("//")[2], timeout=60)
+
+    def send(self, connection: http.client.HTTPConnection, path: str, **body: Any) -> None:
+        head = {"Authorization": f"Bearer {self.secret}"}
+        connection.request("POST", f"/api/{path}", json.dumps(body), head)
+
+    def post(self, path: str, **body: Any) -> Any:
+        connection = self.connect()
+        self.send(connection, path, **body)
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        assert answer.status == 200, told
+        connection.close()
+        return told
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    with site.child:
+        yield site
+
+
+def counts(site: Site) -> dict[str, int]:
+    with LogReader.open(str(site.path)) as reader:
+        queues = reader.stats().queues
+    states = ("ready", "scheduled", "running", "succeeded", "dead", "cancelled", "expired")
+    return {name: sum(getattr(one, name) for one in queues) for name in states}
+
+
+def test_who_hangs_up_while_it_waits_has_claimed_nothing(site: Site) -> None:
+    for _ in range(3):
+        waiting = site.connect()
+        site.send(waiting, "claims", wait=60, lease=3_600)
+        waiting.close()
+    # The last of them may be heard only now: what it has got by then is given back.
+    made = site.post("jobs", task="a")
+    (claim,) = site.post("claims", wait=30)
+    assert claim["id"] == made["id"]
+    site.post(f"claims/{claim['token']}/ack")
+    assert counts(site)["succeeded"] == 1
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node: apt-get install nodejs")
+def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
+    good = [
+        site.post("jobs", task="text.upper", arguments={"text": f"ü{n}"}, queue="js")["id"]
+        for n in range(49)
+    ]
+    sums = [
+        site.post("jobs", task="orders.total", arguments={"prices": [n, 0.5]}, queue="js")["id"]
+        for n in range(49)
+    ]
+    bad = [
+        site.post("jobs", task=task, arguments={}, queue="js", attempts=1)["id"]
+        for task in ("text.upper", "nobody.knows")
+    ]
+    environment = {**os.environ, "TASKQ_URL": site.home, "TASKQ_TOKEN": site.secret}
+    with subprocess.Popen(
+        ["node", WORKER], env=environment, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        said = [worker.stdout.readline().split()[:3:2] for _ in range(100)]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    assert sorted(said) == sorted(
+        [*(["succeeded", one] for one in good + sums), *(["failed", f"{one}:"] for one in bad)]
+    )
+    with LogReader.open(str(site.path)) as reader:
+        jobs = {one: reader.job(reader.parse_id(one)) for one in good + sums + bad}
+    assert [jobs[one].result for one in good] == [f'"Ü{n}"'.encode() for n in range(49)]  # type: ignore[union-attr]
+    assert [json.loads(jobs[one].result or b"") for one in sums] == [n + 0.5 for n in range(49)]  # type: ignore[union-attr]
+    assert [jobs[one].reason.partition("\n")[0] for one in bad] == [  # type: ignore[union-attr]
+        "TypeError: Cannot read properties of undefined (reading 'toUpperCase')",
+        "Error: this worker has no task nobody.knows",
+    ]
+    assert counts(site)["running"] == 0
+
+
+async def kinds(path: Path) -> Counter[str]:
+    """How many records of each kind the log holds."""
+    every = look(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
+    return Counter([record.kind async for record in every])
+
+
+async def run_the_rest(path: Path) -> int:
+    """End well whatever a worker gets, those whose claimer is gone among it; how many they were."""
+    async with TaskLog.open(path, durability="os") as log:
+        count = 0
+        while claimed := await log.claim(100):
+            for delivery in claimed:
+                await log.ack(delivery)
+            count += len(claimed)
+        return count
+
+
+@pytest.mark.slow  # some of what is asked waits for a minute, as it may
+def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
+    site: Site, tmp_path: Path
+) -> None:
+    pytest.importorskip("schemathesis", reason="needs pip install 'taskq-local[browser]'")
+    made = [site.post("jobs", task="kept", queue="kept")["id"] for _ in range(50)]
+    words = [
+        "run", f"{site.home}/api/openapi.json", "--header", f"Authorization: Bearer {site.secret}",
+        # What no schema says: that one of two is to be given, and how many bytes a name may have.
+        "--exclude-checks", "positive_data_acceptance",
+        "--max-examples", "5", "--seed", "1", "--request-timeout", "70", "--no-color",
+    ]  # fmt: skip
+    program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    found = subprocess.run(
+        [*program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stdout[-5_000:] + found.stderr[-1_000:]
+    site.child.send(signal.SIGINT)
+    assert site.child.process.wait(20) == 0
+    happened, left = anyio.run(kinds, site.path), counts(site)
+    assert sum(left.values()) == happened["enqueued"] - happened["purged"]
+    assert anyio.run(run_the_rest, site.path) >= len(made)
+    assert counts(site)["running"] == 0
+    with LogReader.open(str(site.path)) as reader:
+        assert not reader.verify().damage
+        assert None not in [reader.job(reader.parse_id(one)) for one in made]
