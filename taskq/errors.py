@@ -30,7 +30,8 @@
     ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
     ├── JobNotFound             no such job in this log; the base of all that say so
     ├── NotDead                 only a dead letter can be requeued or purged, and once
-    ├── KeyHeld                 another job holds the dedup key of a job that is to be requeued
+    ├── NotWaiting              only a job that waits can be edited
+    ├── KeyHeld                 another job holds the dedup key of one to be requeued or moved
     ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
     └── JobError                what result() raises instead of a value
         ├── JobFailed           dead: used up its attempts or was rejected
@@ -63,6 +64,7 @@ from taskq.core.errors import (
     LogLocked,
     MomentGone,
     NotDead,
+    NotWaiting,
     OutcomeUnknown,
     PayloadTooLarge,
     ReaderBusy,
@@ -102,6 +104,7 @@ __all__ = [
     "LogLocked",
     "MomentGone",
     "NotDead",
+    "NotWaiting",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "ReaderBusy",

@@ -140,6 +140,48 @@ class LogHolder:
 
     cancel_many_sync = blocking(cancel_many)
 
+    async def edit(
+        self,
+        job: JobId,
+        *,
+        run_now: bool = False,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> bool:
+        """Let a job that waits be due at another time, or wait in another place; all or nothing.
+
+        Its payload, key, expiry and attempts stay as they are. In its new place it stands by its
+        age, as if it had been enqueued there.
+
+        Args:
+            job: a handle, an id, or the number at its end.
+            run_now: it is ready at once, whatever it waited for: its delay, eta or backoff.
+            delay: it is due so long from now.
+            eta: it is due then; a datetime with a time zone.
+            priority: 0 to 9.
+            queue: name of the queue that it moves to. It takes its key there with it.
+
+        Returns:
+            False if it waits so already.
+
+        Raises:
+            UsageError: an argument is wrong, or there is none; or the job waits for other jobs of
+                its flow, and was to be due.
+            JobNotFound: the log has no such job.
+            WrongLog: the id is of another log.
+            NotWaiting: it is settled, or some worker claimed it meanwhile.
+            KeyHeld: in that queue another job holds its key.
+        """
+        from taskq.reading.editing import edit_job, wanted  # noqa: PLC0415 - few ask
+
+        wish = wanted(run_now=run_now, delay=delay, eta=eta, priority=priority, queue=queue)
+        _, lsn = await self._found(job)
+        return await edit_job(self._connection, lsn, wish)
+
+    edit_sync = blocking(edit)
+
     # -- questions ---------------------------------------------------------------------------------
 
     async def stats(self, at: datetime | int | None = None) -> LogStats:

@@ -373,17 +373,33 @@ class NotDead(TaskqError):
         self.state = state
 
 
-class KeyHeld(TaskqError):
-    """A dead letter cannot be requeued while another job holds its dedup key; nothing was done.
+class NotWaiting(TaskqError):
+    """The job runs or is over, so how it waits cannot be edited; nothing was done.
 
     Attributes:
-        job_id: the dead letter's id.
+        job_id: the job's id.
+        state: its state in a word.
+    """
+
+    def __init__(self, job_id: str, state: str, directory: str) -> None:
+        what = "it runs already" if state == "running" else f"it is {state}"
+        see = command(directory, "show", job_id)
+        super().__init__(f"job {job_id} does not wait: {what}; see: {see}")
+        self.job_id = job_id
+        self.state = state
+
+
+class KeyHeld(TaskqError):
+    """A job may not hold its dedup key, since another one does; nothing was done.
+
+    Attributes:
+        job_id: id of the dead letter that was to be requeued, or of the job that was to be moved.
         holder_id: id of the job that holds the key.
     """
 
-    def __init__(self, job_id: str, holder_id: str) -> None:
+    def __init__(self, job_id: str, holder_id: str, what: str = "requeued") -> None:
         super().__init__(
-            f"job {job_id} cannot be requeued: job {holder_id} holds its dedup key now. "
+            f"job {job_id} cannot be {what}: job {holder_id} holds its dedup key now. "
             f"Wait until that one is settled, or cancel it; then try again"
         )
         self.job_id = job_id

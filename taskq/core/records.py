@@ -51,6 +51,8 @@ class Kind(enum.IntEnum):
     TICKED = 39
     #: when the claims of a group were made that count against a rate, as far as that matters
     RATED = 41
+    #: a job waits otherwise than before: elsewhere, or until another moment (as CARRIED)
+    EDITED = 42
     #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
@@ -93,7 +95,8 @@ class Option(enum.IntEnum):
     HEADERS = 6
     #: bytes: part of the lane; limits hold for each
     CONCURRENCY_KEY = 7
-    #: u64, on records that end a job whose key is held until then
+    #: u64, on records that end a job whose key is held until then; on EDITED, of its key in the
+    #: queue that it left
     KEY_HASH = 8
     #: i64, relative: the claim is over by then
     LEASE = 9
@@ -171,7 +174,11 @@ class Cause(enum.IntEnum):
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records that concern a job that an earlier record brought into being; its number is at byte 16.
 JOB_KINDS: Final = frozenset(
-    {*(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED), Kind.CANCEL_ASKED}
+    {
+        *(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED),
+        Kind.CANCEL_ASKED,
+        Kind.EDITED,
+    }
 )
 #: Records that hold a job's whole ENQUEUED record.
-CARRYING_KINDS: Final = frozenset({Kind.CARRIED, Kind.REQUEUED})
+CARRYING_KINDS: Final = frozenset({Kind.CARRIED, Kind.REQUEUED, Kind.EDITED})

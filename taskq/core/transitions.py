@@ -10,8 +10,8 @@ from typing import Final
 from taskq.core.model import State
 from taskq.core.records import Kind
 
-#: (state before, what happened) -> states it may be in after. ENQUEUED, RETRIED and RELEASED lead
-#: to SCHEDULED when they carry a due time that is still to come, else to READY.
+#: (state before, what happened) -> states it may be in after. ENQUEUED, RETRIED, RELEASED and
+#: EDITED lead to SCHEDULED when they carry a due time that is still to come, else to READY.
 TRANSITIONS: Final[dict[tuple[State, Kind], tuple[State, ...]]] = {
     (State.ABSENT, Kind.ENQUEUED): (State.READY, State.SCHEDULED),
     (State.READY, Kind.CLAIMED): (State.RUNNING,),
@@ -20,6 +20,8 @@ TRANSITIONS: Final[dict[tuple[State, Kind], tuple[State, ...]]] = {
     (State.RUNNING, Kind.RELEASED): (State.READY, State.SCHEDULED),
     (State.RUNNING, Kind.DEAD): (State.DEAD,),
     (State.SCHEDULED, Kind.RELEASED): (State.READY, State.SCHEDULED),
+    (State.READY, Kind.EDITED): (State.READY, State.SCHEDULED),
+    (State.SCHEDULED, Kind.EDITED): (State.READY, State.SCHEDULED),
     (State.READY, Kind.CANCELLED): (State.CANCELLED,),
     (State.SCHEDULED, Kind.CANCELLED): (State.CANCELLED,),
     (State.RUNNING, Kind.CANCELLED): (State.CANCELLED,),

@@ -116,6 +116,8 @@ class Op(enum.IntEnum):
     RESUME = 43, Trait.AGENDA
     #: operand Withdrawal -> [lsn, …] of those that were cancelled
     WITHDRAW = 44, Trait.AGENDA
+    #: operand Edit -> whether it changed anything, or None: it is not as it was found
+    EDIT = 45, Trait.AGENDA | Trait.KEYS | Trait.GROWS
     #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
     TICK = 48, Trait.AGENDA | Trait.GROWS
     #: operand [Enrolment, …] -> None
@@ -499,20 +501,14 @@ TICKS_MAX: Final = 200
 
 
 class Turn(NamedTuple):
-    """Ticks of one schedule that are due, in the order of their moments.
-
-    Attributes:
-        name: of the schedule.
-        seen_ns: up to where it was done with when its state was looked at; if that has changed,
-            another process was faster.
-        done_ns: up to where it is done with after this.
-        moments: of the ticks; none if all that are due are skipped.
-        items: their jobs.
-    """
+    """Ticks of one schedule that are due, in the order of their moments, and their jobs."""
 
     name: str
+    #: up to where it was done with when it was looked at; if that changed, another was faster
     seen_ns: int
+    #: up to where it is done with after this
     done_ns: int
+    #: of the ticks; none if all that are due are skipped
     moments: tuple[int, ...]
     items: tuple[Item, ...]
 
@@ -572,6 +568,16 @@ class Rewrite(NamedTuple):
     flags: int = 0
     #: of one that ended: what its last attempt logged, packed
     lines: bytes = b""
+
+
+class Edit(NamedTuple):
+    """A waiting job, and how somebody wants it to wait; None: as it does."""
+
+    item: Rewrite
+    priority: int | None = None
+    queue: bytes | None = None
+    #: a moment and True if it is wall time, else so many nanoseconds from now; 0: at once
+    due: tuple[int, bool] | None = None
 
 
 class Floor(NamedTuple):

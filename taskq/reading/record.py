@@ -55,9 +55,9 @@ class Record:
     """One entry of the log: something that happened to a job, or to the log itself.
 
     What a field says depends on the kind; one that the record does not tell has its default.
-    In the log only "enqueued" and "carried" records name a job's queue and task. A stream names
-    them in later records, too, as long as it remembers the job (the latest 16 384), or if it was
-    asked for certain queues or tasks; else both are "". Moments are nanoseconds of wall time.
+    In the log only "enqueued", "edited" and "carried" records name a job's queue and task. A stream
+    names them in later records, too, as long as it remembers the job (the latest 16 384), or if it
+    was asked for certain queues or tasks; else both are "". Moments are nanoseconds of wall time.
 
     Attributes:
         lsn: position in the log: rising, not dense.
@@ -65,9 +65,9 @@ class Record:
         time_ns: when it was written.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "expired"; "carried" (compaction wrote the job again as it stands), "requeued",
-            "purged", "extended", "cancel_asked"; of the log "clock", "paused", "resumed",
-            "tallied", "compacted", "adopted", "owner". More may come: pass over those you do not
-            know.
+            "edited" (from then on it waits as the record has it), "purged", "extended",
+            "cancel_asked"; of the log "clock", "paused", "resumed", "tallied", "compacted",
+            "adopted", "owner". More may come: pass over those you do not know.
         job_id: the job's id, "" where no single job is concerned.
         queue, task: see above.
         priority: of the job, None where it is not told.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ
-from taskq.errors import JobCancelled, UsageError
+from taskq.errors import JobCancelled, JobNotFound, NotWaiting, UsageError
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
@@ -169,3 +169,58 @@ async def test_cancelling_everything_must_be_said_and_wrong_filters_are_refused(
     with pytest.raises(UsageError, match="before is"):
         await log.cancel_many(before="yesterday")
     assert (await log.stats()).queues[0].ready == 1
+
+
+# -- editing what waits ---------------------------------------------------------------------------
+
+
+async def test_a_job_that_waits_is_edited_and_its_worker_takes_it_as_it_is_now(
+    tmp_path: Path,
+) -> None:
+    async with TaskQ(tmp_path / "log", durability="os") as app:
+        ran: list[str] = []
+
+        @app.task(queue="slow", key=lambda name: name)
+        async def greet(name: str) -> str:
+            ran.append(name)
+            return name
+
+        late = await greet.options(delay="9h").enqueue("ada")
+        low = await greet.options(priority=1).enqueue("bob")
+        assert await app.edit(late, run_now=True, queue="fast") is True
+        assert await app.edit(low.id, priority=0) is True
+        assert await app.edit(low.id, priority=0) is False
+        assert (await greet.options(queue="fast").enqueue("ada")).duplicate
+        async with app.worker(queues=["fast"]):
+            assert await late.result(timeout=10) == "ada"
+        with pytest.raises(NotWaiting, match="it is succeeded"):
+            await app.edit(late, priority=9)
+        async with app.worker():
+            assert await low.result(timeout=10) == "bob"
+        assert ran == ["ada", "bob"]
+
+
+async def test_an_edit_with_wrong_arguments_changes_nothing(log: TaskLog) -> None:
+    job = await log.put(b"x")
+    for wrong in (
+        {},
+        {"run_now": True, "delay": 1},
+        {"priority": 10},
+        {"queue": ""},
+        {"eta": datetime(2030, 1, 1)},  # noqa: DTZ001 - that it has no zone is what is wrong
+        {"delay": "soon"},
+    ):
+        with pytest.raises(UsageError):
+            await log.edit(job, **wrong)
+    with pytest.raises(JobNotFound):
+        await log.edit(job + "7", priority=1)
+    assert [one.kind for one in await log.timeline(job)] == ["enqueued"]
+
+
+def test_jobs_are_edited_from_code_without_a_loop(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "log", durability="os")
+    greet = app.task(name="greet")(print)
+    job = greet.options(delay="1h").enqueue_sync("x")
+    assert app.edit_sync(job, run_now=True)
+    assert job.status_sync() is State.READY
+    app.close_sync()

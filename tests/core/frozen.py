@@ -51,7 +51,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
         "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
         "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
-        "floor_lsn": "kept",
+        "floor_lsn": "kept", "edits": "reset",
         "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
         "lanes": "bound", "groups": "bound", "taking": "bound", "_is_fresh": "bound",
     },
@@ -95,7 +95,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
     Dedup: {
         "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
-        "_swept": "kept", "_taken": "kept",
+        "_swept": "kept", "_taken": "kept", "edits": "reset",
     },
     _Page: {"hashes": "kept", "jobs": "kept", "locations": "kept", "untils": "kept"},
 }  # fmt: skip

@@ -36,6 +36,7 @@ ORIGINS = {
     Kind.CANCEL_ASKED: set[State](),
     Kind.TICKED: set[State](),
     Kind.RATED: set[State](),
+    Kind.EDITED: {State.READY, State.SCHEDULED},
     Kind.OWNER: set[State](),
 }
 
@@ -64,9 +65,9 @@ def test_a_kind_leads_to_the_same_states_from_every_origin() -> None:
 
 
 def test_only_records_with_a_due_time_have_a_choice() -> None:
-    """ENQUEUED, RETRIED and RELEASED lead to READY, or to SCHEDULED when they wait."""
+    """ENQUEUED, RETRIED, RELEASED and EDITED lead to READY, or to SCHEDULED when they wait."""
     for (_, kind), states in TRANSITIONS.items():
-        if kind in {Kind.ENQUEUED, Kind.RETRIED, Kind.RELEASED}:
+        if kind in {Kind.ENQUEUED, Kind.RETRIED, Kind.RELEASED, Kind.EDITED}:
             assert states == (State.READY, State.SCHEDULED)
         else:
             assert len(states) == 1

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import KeyHeld
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.story import tell
+from tests.log.editing import some_edit
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log.requests import Delivery
-    from tests.log.tending import Meaning
+from tests.log.tending import Meaning
 
 _TIGHT: Final = keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None)
 
@@ -68,7 +71,8 @@ class History:
         process = self.chance.choice(self.processes)
         act = self.chance.choice(
             [self._enqueue, self._enqueue, self._claim, self._settle, self._settle, self._cancel,
-             self._requeue, self._purge, self._pause, self._resume, self._pass_time, self._die]
+             self._requeue, self._purge, self._pause, self._resume, self._pass_time, self._die,
+             self._edit]
         )  # fmt: skip
         act(process)
         if self._steps_of_clock and self.chance.random() < 0.1:
@@ -116,6 +120,12 @@ class History:
         ready = process.catch_up().need_agenda().taking.next_ready(5, None)
         if ready:
             process.ask(Op.CANCEL, self.chance.choice(ready))
+
+    def _edit(self, process: Process) -> None:
+        wish = some_edit(process, self.chance, (b"mail", b"sync"))
+        if wish is not None:
+            with contextlib.suppress(KeyHeld):
+                process.ask(Op.EDIT, wish)
 
     def _requeue(self, process: Process) -> None:
         dead = self._dead(process)

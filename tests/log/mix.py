@@ -18,6 +18,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from taskq.log.upkeep.upkeep import Upkeep
+from tests.log.editing import some_edit
 from tests.log.tending import FILLER, keeping, meaning
 from tests.log.world import Process, World
 
@@ -69,7 +70,7 @@ class Mix:
     def act(self) -> None:
         acts: dict[Callable[[Process], object], int] = {
             self.put: 20, self.claim: 15, self.settle: 20, self.extend: 3, self.cancel: 2,
-            self.pause: 1, self.letter: 4, self.fill: 1,
+            self.pause: 1, self.letter: 4, self.fill: 1, self.edit: 4,
         }  # fmt: skip
         number = self.random.randrange(100)
         if number < 30:
@@ -165,6 +166,11 @@ class Mix:
             process.ask(Op.PURGE, [job])
         else:
             process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
+
+    def edit(self, process: Process) -> None:
+        wish = some_edit(process, self.random, (b"default", b"other", b"third"))
+        if wish is not None:
+            process.ask(Op.EDIT, wish)
 
     def fill(self, process: Process) -> None:
         segment = process.journal.segment

@@ -122,6 +122,13 @@ class Reference:
             self._ended(record)
         elif kind in (Kind.REQUEUED, Kind.PURGED):
             self._is_dead_no_more(record)
+        else:
+            self._steered(record)
+
+    def _steered(self, record: LogRecord) -> None:
+        kind = record.kind
+        if kind == Kind.EDITED:
+            self._edited(record)
         elif kind in (Kind.PAUSED, Kind.RESUMED):
             assert (record.queue in self.paused) == (kind == Kind.RESUMED), "nothing new"
             self.paused ^= {record.queue}
@@ -296,6 +303,35 @@ class Reference:
         assert (record.carried.expires_ns or extras.expires_ns) == kept, f"{job} lost its expiry"
         job.expires_ns = job.expires_ns if kept else 0
         job.since_ns = self.moment
+
+    def _edited(self, record: LogRecord) -> None:
+        job, carried = self.jobs[record.job], record.carried
+        assert carried is not None
+        seen = self.may_fall and job.state is State.SCHEDULED
+        assert job.state in (State.READY, State.SCHEDULED), f"{job} was edited"
+        told = carried.attempt, record.body, record.attempts_max
+        assert told == (job.attempt, job.body, job.attempts_max)
+        assert record.extras is not None
+        assert record.extras.key == job.key
+        if job.key is not None and record.queue != job.queue:
+            moment = record.time_ns - self.shift_ns
+            mine = [one for one in self.holders[job.queue, job.key] if one[0] == job.lsn]
+            assert not self.active(record.queue, job.key, record.time_ns) or not any(
+                lives or (until is not None and until > moment) for _, until, lives in mine
+            ), "a key held twice"
+            here = self.holders.setdefault((record.queue, job.key), [])
+            here += [one for one in mine if one[2] or (one[1] is not None and one[1] > moment)]
+            left = self.holders[job.queue, job.key]
+            left[:] = [one for one in left if one[0] != job.lsn]
+        job.queue, job.priority = record.queue, record.priority
+        was_ready = job.state is State.READY
+        job.state = carried.state
+        if job.state is State.SCHEDULED:
+            job.shifts = not carried.due_is_wall
+            job.due_ns = carried.due_ns - (self.shift_ns if job.shifts else 0)
+            assert carried.due_ns > record.time_ns or seen
+        elif not was_ready:
+            job.since_ns = self.moment
 
     def ready(self) -> list[int]:
         """In the order in which they are to be claimed."""

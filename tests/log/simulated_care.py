@@ -9,6 +9,7 @@ from taskq.core.model import State
 from taskq.core.records import Cause
 from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import Op, Withdrawal
+from tests.log.editing import some_edit
 
 if TYPE_CHECKING:
     import random
@@ -90,6 +91,17 @@ class Care:
                     self.counts["requeue refused"] += 1
 
         return Op.REQUEUE, found, accept
+
+    def _edit(self, process: Process) -> Made:
+        """A job that waits where somebody looked, and may be claimed or changed by now."""
+        wish = some_edit(process, self.chance, [name.encode() for name in QUEUES])
+        if wish is None:
+            return self._enqueue(process)
+
+        def accept(answer: bool | None) -> None:
+            self.counts[f"edit: {answer}"] += 1
+
+        return Op.EDIT, wish, accept
 
     def _purge(self, process: Process) -> Made:
         jobs = self._dead(process)

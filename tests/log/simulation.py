@@ -14,8 +14,10 @@ from taskq.core.errors import (
     DuplicateKey,
     JobCancelled,
     JobNotFound,
+    KeyHeld,
     LogError,
     LogFailed,
+    NotWaiting,
     OutcomeUnknown,
     StaleDelivery,
     TaskqError,
@@ -230,8 +232,8 @@ class Simulation(Care, Uploads):
         make = self.chance.choices(
             (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
-             self._extend, self._requeue, self._purge, self._pause, self._withdraw),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1),
+             self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in SOON:
@@ -446,6 +448,8 @@ class Simulation(Care, Uploads):
                 self.counts["purged jobs asked for"] += 1
             elif isinstance(error, (StaleDelivery, JobCancelled)):
                 self.counts["stale"] += 1
+            elif isinstance(error, NotWaiting | KeyHeld):
+                self.counts["edit: refused"] += 1
             elif isinstance(error, DuplicateKey):
                 self.counts["refused keys"] += 1
                 if error.job_id:

@@ -11,6 +11,7 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
+from tests.log.editing import edit
 from tests.log.flowing import chord, items_of
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import SMALL, Process, World
@@ -221,6 +222,33 @@ def dead_letters_requeued_in_compacted_logs(world: World) -> None:
     process.journal.files.remove(begun)
 
 
+def jobs_that_are_edited(world: World) -> None:
+    """Before a first attempt and between two, to another place or moment; and carried."""
+    process = world.process(_TIGHT)
+    later = process.enqueue(b"later", Extras(due_ns=_HOUR_NS, key=b"k"))
+    early = process.enqueue(b"early")
+    again = process.enqueue(b"again", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=_HOUR_NS)
+    world.clock.advance(7)
+    edit(process, again, due=(0, False), priority=1)
+    edit(process, early, queue=b"mail", due=(5 * SECOND_NS, False))
+    world.clock.step(-60)
+    edit(process, later, due=(world.clock.wall_ns() + 3 * SECOND_NS, True))
+    world.clock.advance(9)
+    process.settle(_one(process), Kind.RETRIED, body=b"no", delay_ns=_HOUR_NS)
+    edit(process, later, due=(0, False), priority=7)
+    process.settle(_one(process))
+    wait = process.enqueue(b"wait", Extras(due_ns=9 * _HOUR_NS, expires_ns=99 * _HOUR_NS))
+    for _ in range(3):
+        fill_segment(process)
+        tend(process)
+    edit(process, wait, queue=b"slow", due=(_HOUR_NS, False))
+    edit(process, wait, priority=0)
+    world.clock.step(-30)
+    fill_segment(process)
+    tend(process)
+
+
 STORIES: Final[dict[str, Callable[[World], None]]] = {
     story.__name__: story
     for story in (
@@ -228,6 +256,7 @@ STORIES: Final[dict[str, Callable[[World], None]]] = {
         releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
         jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
         dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire, flows,
+        jobs_that_are_edited,
     )
 }  # fmt: skip
 

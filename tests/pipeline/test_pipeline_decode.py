@@ -115,6 +115,13 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
          "lease_ns": 77, "result": "no"},
     ),
     (
+        encode_carried(
+            Kind.EDITED, Carried(1, State.SCHEDULED, _BORN, 7, due_ns=9, left_key=5), 31
+        ),
+        _BIRTH | {"job": 1, "job_id": "00112233-1", "value": '{"to":1}', "enqueued_ns": 7,
+         "state": "scheduled", "due_ns": 9, "expires_ns": 1_005},
+    ),
+    (
         codec.encode_job(Kind.PURGED, 0, 2, 1, 0),
         _JOB | {"token": None, "flags": 0},
     ),

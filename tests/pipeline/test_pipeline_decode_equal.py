@@ -74,7 +74,7 @@ def test_logs_with_keys_delays_retries_dead_letters_and_compaction(
 
 def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
     """As ``taskq export`` asks for it."""
-    directory = save(_mix(1).machine, tmp_path / "edge-7")
+    directory = save(_mix(2).machine, tmp_path / "edge-7")
     journal = open_journal(str(directory))
     schema, batches = batches_of(journal)
     rows = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
@@ -203,7 +203,7 @@ def _carried(draw: st.DrawFn) -> Callable[[int], bytes]:
         ended_ns=draw(st.integers(0, 3)), history=draw(_bodies), body=body if has_body else None,
         flags=flags if has_body else 0, cancel_wanted=draw(st.booleans()),
     )  # fmt: skip
-    kind = draw(st.sampled_from([Kind.CARRIED, Kind.REQUEUED]))
+    kind = draw(st.sampled_from([Kind.CARRIED, Kind.REQUEUED, Kind.EDITED]))
     return lambda lsn: encode_carried(kind, carried, lsn)
 
 

@@ -1,4 +1,4 @@
-"""Commands that pause and resume queues, and cancel jobs, by id or by the many."""
+"""Commands that pause and resume queues, edit jobs that wait, and cancel jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from taskq.cli.many import (
     with_app,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option, moment_of
+from taskq.cli.options import data_dir_option, json_option, moment_of, span
+from taskq.core.model import PRIORITY_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +120,65 @@ def cancel(
         swept = sweep(data_dir, act, "Cancel {jobs}?", dry_run=dry_run, yes=yes)
     print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
     exit_if_refused(context, swept)
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID...")
+@data_dir_option
+@json_option
+@click.option("--run-now", is_flag=True, help="Ready at once, whatever it waited for.")
+@click.option("--delay", help='Due so long from now, for example "30s" or "2h".')
+@click.option("--eta", help="Due then: a time; without a zone it is local.")
+@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("-Q", "--queue", help="Move it to this queue, and its key with it.")
+@click.pass_context
+def edit(
+    context: click.Context,
+    /,
+    job_ids: tuple[str, ...],
+    data_dir: Path | None,
+    as_json: bool,
+    run_now: bool,
+    delay: str | None,
+    eta: str | None,
+    priority: int | None,
+    queue: str | None,
+) -> None:
+    """Let jobs that wait be due at another time, or wait elsewhere.
+
+    One that runs, or is over, is refused. Payload, key, expiry and attempts stay as they are.
+    """
+    moment = None if eta is None else moment_of("--eta", eta)
+    if isinstance(moment, str):
+        raise WrongUsage(f'--eta {eta!r:.60}: give a time ("2024-05-01T12:00"), or use --delay')
+    wish: dict[str, Any] = {
+        "run_now": run_now,
+        "delay": None if delay is None else span(delay),
+        "eta": moment,
+        "priority": priority,
+        "queue": queue,
+    }
+    swept = with_app(data_dir, lambda app: _edit_each(app, job_ids, wish))
+    print_swept(swept, "edited", dry_run=False, as_json=as_json)
+    exit_if_refused(context, swept)
+
+
+async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any]) -> Swept:
+    from taskq.core.errors import TaskqError, UsageError  # noqa: PLC0415
+    from taskq.reading.dead import Swept  # noqa: PLC0415
+
+    count = 0
+    refused: dict[str, TaskqError] = {}
+    for job_id in job_ids:
+        try:
+            await app.edit(job_id, **wish)
+        except UsageError:
+            raise
+        except TaskqError as error:
+            refused[job_id] = error
+        else:
+            count += 1
+    return Swept(count=count, refused_count=len(refused), refused=refused)
 
 
 async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:

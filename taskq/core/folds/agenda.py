@@ -81,6 +81,7 @@ class Agenda:
         groups: the jobs that are limited together.
         taking: which ready job is next.
         floor_lsn: segments that begin before it may be gone.
+        edits: how many jobs wait otherwise since this was made.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class Agenda:
         self.schedules: dict[str, ScheduleState] = {}
         self.queues = Queues(self.ages)
         self.taking = Taking(self.table, self.queues, self.ages)
-        self.floor_lsn = 0
+        self.floor_lsn = self.edits = 0
         #: running jobs whose expiry passed meanwhile, and when it was
         self._overdue: dict[int, Expiry] = {}
         self._scheduled = self._expiring = self._left = 0
@@ -229,6 +230,48 @@ class Agenda:
             self.note_scheduled(job, due_ns, is_wall=False)
         else:
             self.enter_ready(lane, job, now_ns - self.times.shift_ns)
+        return True
+
+    def apply_edited(
+        self,
+        job: int,
+        location: int,
+        lane: Lane,
+        state: State,
+        due: tuple[int, bool],
+        since_ns: int,
+        needs: int | None,
+    ) -> bool:
+        """A waiting job waits otherwise, by the record at ``location``. False: unknown here.
+
+        The rest is as for ``apply_carried``. When it expires, and its attempts, stay as they are.
+        """
+        self.edits += 1
+        self.running.pop(job, None)
+        if self.leases:
+            self.leases.drop(job)
+        chunk = self.table.find(job)
+        if chunk is None:
+            return False
+        index = self.table.index
+        meta = chunk.metas[index]
+        before = self.lanes[chunk.lanes[index]]
+        self._leave(before, job, meta)
+        before.discard(job)
+        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+            self.times.forget(job)
+        chunk.locations[index], chunk.lanes[index] = location, lane.number
+        chunk.metas[index] = (meta & ~STATE_MASK) | state | META_BACK
+        if state is State.READY:
+            self.enter_ready(lane, job, since_ns - self.times.shift_ns)
+        else:
+            lane.scheduled += 1
+            if needs is None:
+                self.note_scheduled(job, *due)
+            else:
+                self._scheduled += 1
+                self.flows.hold(job, needs)
+        self.queues.retire(before)
         return True
 
     def apply_ended(self, kind: Kind, job: int, now_ns: int = 0) -> bool:

@@ -72,13 +72,14 @@ class Dedup:
 
     Attributes:
         size: keys held, those among them whose window is over but that were not swept out yet.
+        edits: how many jobs wait otherwise since this was made, with a key or without.
     """
 
-    __slots__ = ("_firsts", "_pages", "_swept", "_taken", "shift_ns", "size")
+    __slots__ = ("_firsts", "_pages", "_swept", "_taken", "edits", "shift_ns", "size")
 
     def __init__(self) -> None:
         self.shift_ns = 0
-        self.size = 0
+        self.size = self.edits = 0
         #: the lowest hash that belongs to each page
         self._firsts = [0]
         self._pages = [_Page()]

@@ -10,7 +10,7 @@ time: a million at once would hold the writer lock for a second.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Final
@@ -145,6 +145,25 @@ class Lane:
             self._drop_head()
             if head == job:
                 return
+
+    def discard(self, job: int) -> None:
+        """A job goes elsewhere: drop its fresh entry, stale or not, wherever it stands.
+
+        Claims go by the lowest id at the head of any lane, so no id may stand in two of them.
+        """
+        blocks = self._blocks
+        number = max(bisect_right(blocks, job, key=_first) - 1, 0)
+        if not blocks:
+            return
+        block, head = blocks[number], self._head if not number else 0
+        at = bisect_left(block, job, head)
+        if at == len(block) or block[at] != job:
+            return
+        del block[at]
+        self.entries -= 1
+        if len(block) == head:
+            del blocks[number]
+            self._head = self._head if number else 0
 
     def leave_run(self, jobs: list[int]) -> bool:
         """Drop the entries of these jobs, if they are the first; False if others are among them."""
@@ -324,6 +343,10 @@ class Group:
             free = limit.rate.count
             room = min(room, free if self.times is None else self.times.room(moment, limit.rate))
         return max(room, 0)
+
+
+def _first(block: array[int]) -> int:
+    return block[0]
 
 
 # Lanes that differ in nothing but their concurrency key, as claimers see them: as one.

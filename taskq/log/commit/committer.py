@@ -350,7 +350,7 @@ class Committer:
         facets = self.facets
         facets.catch_up()
         self._need_folds(facets, needs)
-        self.operations.context.recent.trim()
+        self.operations.context.caught_up()
         if step_ns:
             batch.add(codec.encode_clock(step_ns, batch.lsn))
             for facet in (facets.agenda, facets.dedup):

@@ -1,18 +1,20 @@
-"""Writing again what is needed from a segment that is about to go; under the writer lock.
+"""Writing jobs again: what is needed from a segment that is about to go, and what was edited.
 
-Whatever was found to be needed was read without the lock. So each item is looked at again here: it
-is written only if nothing about it changed meanwhile, and else left to the next pass.
+Whatever is written was read without the lock. So each item is looked at again here, under it: it is
+written only if nothing about it changed meanwhile, and else left to the next pass.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import KeyHeld, NotWaiting, UsageError
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
-from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
+from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import Kind
 from taskq.core.schedules import Ticked
+from taskq.core.transitions import after
 from taskq.log.format.carried import (
     Carried,
     encode_carried,
@@ -22,7 +24,8 @@ from taskq.log.format.carried import (
 )
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
-from taskq.log.format.options import enqueue_extras
+from taskq.log.format.options import enqueue_extras, queue_of, rerouted
+from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.segments.spill import collect
 from taskq.log.state.fold_rare import fold_carried
 
@@ -33,8 +36,13 @@ if TYPE_CHECKING:
     from taskq.core.folds.dedup import Dedup
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
+    from taskq.log.decide.enqueue import Keys
     from taskq.log.format.notes import GroupKey
-    from taskq.log.requests import Floor, OldFile, Rewrite
+    from taskq.log.requests import Edit, Floor, OldFile, Rewrite
+
+#: What a job may be after an edit.
+_READY: Final = after(State.READY, Kind.EDITED)
+_SCHEDULED: Final = after(State.READY, Kind.EDITED, waits=True)
 
 
 class Rewrites:
@@ -121,7 +129,7 @@ class Rewrites:
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         """What to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
-            return self._carried_live(agenda, dedup, item)
+            return carried_live(agenda, dedup, item)
         expires_ns = item.expires_ns
         if item.state is State.DEAD:
             expires_ns += agenda.times.shift_ns if expires_ns else 0
@@ -135,36 +143,104 @@ class Rewrites:
             key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
         )  # fmt: skip
 
-    def _carried_live(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
-        job, table = item.job, agenda.table
-        chunk = table.find(job)
-        if chunk is None or chunk.locations[table.index] != item.location:
+
+class Edits:
+    """The decisions about how waiting jobs wait."""
+
+    def __init__(self, context: Context, keys: Keys) -> None:
+        self._context = context
+        self._keys = keys
+
+    def edit(self, batch: Batch, wish: Edit) -> bool | None:
+        """Let a job wait as somebody wants it; False if it does, None if it is not as it was found.
+
+        Raises:
+            NotWaiting: it was claimed or settled meanwhile.
+            KeyHeld: in that queue another job holds its key.
+            UsageError: it waits for other jobs and for no moment.
+        """
+        context = self._context
+        agenda, dedup, job = context.agenda, context.dedup, wish.item.job
+        state = agenda.table.state(job)
+        if state not in WAITING_STATES:
+            told = state.name.lower() if state else "settled"
+            raise NotWaiting(f"{context.tag}-{job}", told, context.facets.path)
+        found = carried_live(agenda, dedup, wish.item)
+        if found is None:
             return None
-        meta = chunk.metas[table.index]
-        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-        if meta & STATE_MASK != item.state or attempt != item.attempt:
+        edited = self._moved(self._timed(found, wish, batch.time_ns), wish, batch.time_ns)
+        if edited == found:
+            return False
+        location = batch.where + batch.size
+        batch.add(encode_carried(Kind.EDITED, edited, batch.lsn))
+        fold_carried(Kind.EDITED, edited, location, batch.time_ns, agenda, dedup)
+        # It may be claimed in this very batch, when it is in no file yet.
+        context.recent.add(job, edited.born)
+        batch.interest |= INTEREST_READY
+        return True
+
+    def _timed(self, found: Carried, wish: Edit, now_ns: int) -> Carried:
+        if wish.due is None:
+            return found
+        if found.needs is not None:
+            raise UsageError(
+                f"job {self._context.tag}-{found.job} waits for other jobs, not for a moment: it "
+                f"is ready once these are done. Its priority and queue can be changed"
+            )
+        due_ns, is_wall = wish.due
+        due_ns += 0 if is_wall else now_ns
+        if due_ns > now_ns:
+            return found._replace(state=_SCHEDULED, due_ns=due_ns, due_is_wall=is_wall)
+        if found.state is _READY:
+            return found
+        return found._replace(state=_READY, due_ns=now_ns, due_is_wall=False)
+
+    def _moved(self, found: Carried, wish: Edit, now_ns: int) -> Carried:
+        born = rerouted(found.born, found.job, wish.priority, wish.queue)
+        if wish.queue in (None, queue_of(found.born)):
+            return found._replace(born=born)
+        left_key, key = key_hash_of(found.born), enqueue_extras(born).key
+        if key is None or not self._context.dedup.until_ns(left_key, found.job):
+            return found._replace(born=born)
+        queue = queue_of(born)
+        holder = self._keys.holder(queue, key, key_hash_of(born), now_ns, itself=found.job)
+        if holder is not None:
+            tag = self._context.tag
+            raise KeyHeld(f"{tag}-{found.job}", f"{tag}-{holder}", f"moved to {queue.decode()!r}")
+        return found._replace(born=born, left_key=left_key)
+
+
+def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
+    """An unsettled job as it is to be written again; None if it is not as it was found."""
+    job, table = item.job, agenda.table
+    chunk = table.find(job)
+    if chunk is None or chunk.locations[table.index] != item.location:
+        return None
+    meta = chunk.metas[table.index]
+    attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+    if meta & STATE_MASK != item.state or attempt != item.attempt:
+        return None
+    due_ns, due_is_wall = 0, item.due_is_wall
+    needs = agenda.flows.held.get(job)
+    if needs is not None:
+        due_ns, due_is_wall = TIME_NS_MAX, True
+    elif item.state is State.SCHEDULED:
+        if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
             return None
-        due_ns, due_is_wall = 0, item.due_is_wall
-        needs = agenda.flows.held.get(job)
-        if needs is not None:
-            due_ns, due_is_wall = TIME_NS_MAX, True
-        elif item.state is State.SCHEDULED:
-            if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
-                return None
-            due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
-        elif item.state is State.READY:
-            due_ns = agenda.ready_since_ns(job, item.enqueued_ns)
-        expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
-        if expires_ns is None:
-            return None
-        token, epoch, owner = agenda.running.get(job, (0, 0, 0))
-        return Carried(
-            job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
-            attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
-            claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
-            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
-            cancel_wanted=job in agenda.leases.asked, needs=needs,
-        )  # fmt: skip
+        due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
+    elif item.state is State.READY:
+        due_ns = agenda.ready_since_ns(job, item.enqueued_ns)
+    expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
+    if expires_ns is None:
+        return None
+    token, epoch, owner = agenda.running.get(job, (0, 0, 0))
+    return Carried(
+        job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+        attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
+        claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
+        key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
+        cancel_wanted=job in agenda.leases.asked, needs=needs,
+    )  # fmt: skip
 
 
 def _expiry(agenda: Agenda, item: Rewrite) -> int | None:

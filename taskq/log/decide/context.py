@@ -74,6 +74,19 @@ class Context:
         self.recent = Recent(journal.files)
         self.owner = owner
         self.tag = journal.tag
+        self._edits: list[tuple[object, int]] = []
+
+    def caught_up(self) -> None:
+        """Let go of records that are too many, or that others may have written otherwise since.
+
+        Before anything of a batch is among them.
+        """
+        folds = self.facets.agenda, self.facets.dedup
+        edits: list[tuple[object, int]] = [(fold, fold.edits) for fold in folds if fold is not None]
+        if edits != self._edits:
+            self._edits = edits
+            self.recent.clear()
+        self.recent.trim()
 
     @property
     def agenda(self) -> Agenda:

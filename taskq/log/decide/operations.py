@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskq.log.decide.cancel import Cancels
-from taskq.log.decide.carry import Rewrites
+from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
 from taskq.log.decide.context import Context
 from taskq.log.decide.dead import DeadLetters
@@ -62,6 +62,7 @@ class Operations:
             Op.TRANSACT: bundles.transact,
             Op.CANCEL: self.cancels.cancel,
             Op.WITHDRAW: self.cancels.withdraw,
+            Op.EDIT: Edits(context, keys).edit,
             Op.PAUSE: queues.pause,
             Op.RESUME: queues.resume,
             Op.TICK: ticks.tick,

@@ -17,7 +17,7 @@ from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
 from taskq.log.format.history import OPTIONS_BYTES_MAX
-from taskq.log.format.options import each_option
+from taskq.log.format.options import decode_key_hash, each_option, encode_key_hash
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Lane
@@ -30,7 +30,7 @@ _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 
 
 class Carried(NamedTuple):
-    """What a CARRIED or REQUEUED record says. Moments are nanoseconds, 0 for none.
+    """What a CARRIED, REQUEUED or EDITED record says. Moments are nanoseconds, 0 for none.
 
     ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and are as
     of the record's own frame; the due time of a job with an eta does not: ``due_is_wall`` tells.
@@ -66,6 +66,8 @@ class Carried(NamedTuple):
     waited: tuple[int, ...] = ()
     #: of one that ended: what its last attempt logged, packed
     lines: bytes = b""
+    #: of EDITED: hash of its key in the queue that it left, 0 if it has none or stays there
+    left_key: int = 0
 
     @property
     def ready_ns(self) -> int:
@@ -86,7 +88,7 @@ def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
 
 
 def decode_carried(record: bytes) -> Carried:
-    """What a CARRIED or REQUEUED record says.
+    """What a CARRIED, REQUEUED or EDITED record says.
 
     Raises:
         FormatError: the record inside does not fit.
@@ -102,7 +104,7 @@ def decode_carried(record: bytes) -> Carried:
     claim, history, cancel_wanted = (0, 0), b"", False
     needs: int | None = None
     waited: tuple[int, ...] = ()
-    lines = b""
+    lines, left_key = b"", 0
     for tag, value in each_option(record, codec.CARRIED.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)
@@ -116,6 +118,8 @@ def decode_carried(record: bytes) -> Carried:
             needs = decode_needs(value)
         elif tag == Option.UNLOCKS:
             waited = decode_unlocks(value)
+        elif tag == Option.KEY_HASH:
+            left_key = decode_key_hash(record, codec.CARRIED.size, options_size)
         elif tag in _MOMENTS:
             values[_MOMENTS[tag]] = _I64.unpack(value)[0]
     is_wall = "due_wall_ns" in values
@@ -124,12 +128,12 @@ def decode_carried(record: bytes) -> Carried:
         token=token, due_ns=values.pop("due_wall_ns", due_ns), due_is_wall=is_wall, claim=claim,
         history=history, body=None if flags & Flag.DROP_RESULT else record[rest:end],
         flags=flags & ~_OWN_FLAGS, cancel_wanted=cancel_wanted, needs=needs,
-        waited=waited, lines=lines, **values,
+        waited=waited, lines=lines, left_key=left_key, **values,
     )  # fmt: skip
 
 
 def born_in(record: bytes) -> bytes:
-    """The ENQUEUED record that a CARRIED or REQUEUED one holds.
+    """The ENQUEUED record that a CARRIED, REQUEUED or EDITED one holds.
 
     Raises:
         FormatError: there is none of a length that fits.
@@ -217,6 +221,8 @@ def _encode_options(carried: Carried) -> bytes:
         parts.append(option(Option.CANCEL_WANTED, b""))
     if carried.needs is not None:
         parts.append(encode_needs(carried.needs))
+    if carried.left_key:
+        parts.append(encode_key_hash(carried.left_key))
     if carried.waited:
         parts.append(encode_unlocks(list(carried.waited)))
     if carried.lines and sum(map(len, parts)) + len(carried.lines) + 3 <= OPTIONS_BYTES_MAX:

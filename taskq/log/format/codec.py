@@ -79,6 +79,8 @@ CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRI
                  enqueued), enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
                  with the job's number), then its result or reason
 REQUEUED   48    as CARRIED
+EDITED     48    as CARRIED, of a job that waits: its ENQUEUED record is as it would be if it had
+                 been enqueued so; its attempts so far are all told
 PURGED     32    as CANCELLED
 EXTENDED   32    byte: 0; attempt u32, job u64, token u64; option LEASE
 PAUSED     16    byte: 0; 0 u32; body: name of the queue
@@ -166,7 +168,7 @@ _U64: Final = struct.Struct("<Q")
 #: Where fields stand in every record, ...
 KIND_AT: Final = 4
 FLAGS_AT: Final = 8
-#: ... the state in CARRIED and REQUEUED, ...
+#: ... the state in CARRIED, REQUEUED and EDITED, ...
 STATE_AT: Final = 5
 #: ... the job in all records but its own ENQUEUED, ...
 JOB_AT: Final = 16
@@ -191,6 +193,7 @@ FIXED_SIZES: Final[dict[int, int]] = {
     Kind.RELEASED: BACK.size,
     Kind.CARRIED: CARRIED.size,
     Kind.REQUEUED: CARRIED.size,
+    Kind.EDITED: CARRIED.size,
     Kind.PURGED: JOB.size,
     Kind.EXTENDED: JOB.size,
     Kind.PAUSED: NAME.size,

@@ -220,7 +220,8 @@ def queue_of(record: bytes) -> bytes:
     return record[start : start + record[QUEUE_SIZE_AT]]
 
 
-# A job's enqueue record without moments that do not count any more, for one that begins anew.
+# A job's enqueue record without moments that do not count any more, for one that begins anew; or
+# with another route, for one that waits elsewhere.
 
 #: When the job was to be due, and when it was to expire.
 DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
@@ -238,4 +239,17 @@ def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
         return born
     route = born[codec.ENQUEUED.size : at]
     tail = codec.enqueue_tail(priority, flags, attempts, queue_size, task_size, route, kept)
+    return codec.encode_checked(tail, codec.enqueue_body(born), job)
+
+
+def rerouted(born: bytes, job: int, priority: int | None, queue: bytes | None) -> bytes:
+    """The record as if it had been enqueued with this priority, in this queue; None: its own."""
+    _, _, old, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    at = codec.ENQUEUED.size + queue_size
+    if queue is None:
+        queue = born[codec.ENQUEUED.size : at]
+    task = born[at : at + task_size]
+    options = born[at + task_size : at + task_size + size]
+    head = old if priority is None else priority, flags, attempts, len(queue), task_size
+    tail = codec.enqueue_tail(*head, queue + task, options)
     return codec.encode_checked(tail, codec.enqueue_body(born), job)

@@ -59,7 +59,7 @@ class LogRecord(NamedTuple):
     #: payload, result, reason or description; None when there is none
     body: bytes | None = None
     step_ns: int = 0
-    #: of CARRIED and REQUEUED: all of it; the fields above are those of the job's ENQUEUED record
+    #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
     carried: Carried | None = None
     #: of ADOPTED: all of it
     adopted: UploadProgress | None = None
@@ -197,7 +197,7 @@ ENDINGS: Final[dict[int, int]] = {
 
 
 def carried_state(record: bytes) -> int:
-    """What a CARRIED or REQUEUED record makes of its job."""
+    """What a CARRIED, REQUEUED or EDITED record makes of its job."""
     return ENDINGS.get(record[KIND_AT], record[STATE_AT])
 
 

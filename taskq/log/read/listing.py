@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _JOB: Final = struct.Struct("<Q")
 _ENQUEUED: Final = int(Kind.ENQUEUED)
+_EDITED: Final = int(Kind.EDITED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: What a job's story begins with.
 _BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
@@ -136,20 +137,24 @@ def _until(journal: Journal, before: int) -> Extent:
 def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
     """The newest jobs, from as few frames as hold them; None if the whole log has too few.
 
-    Those that compaction wrote again are older than all that began in segments that are left.
+    Those that compaction wrote again are older than all that began in segments that are left. Those
+    that were moved to another queue count where they are; of a later page, where they were when the
+    first job of the page before it began.
     """
     queue, task = encoded(wanted.queue), encoded(wanted.task)
     end = _until(journal, wanted.before)
     count = wanted.limit
     while True:
         jobs: list[int] = []
+        moved: set[int] = set()
 
-        def is_birth(lsn: int, record: bytes, jobs: list[int] = jobs) -> bool:
-            fits = (
-                lsn < wanted.before
-                and record[KIND_AT] == _ENQUEUED
-                and is_named(record, 0, queue, task)
-            )
+        def is_birth(
+            lsn: int, record: bytes, jobs: list[int] = jobs, moved: set[int] = moved
+        ) -> bool:
+            kind = record[KIND_AT]
+            if kind == _EDITED and queue is not None:
+                moved.add(_JOB.unpack_from(record, JOB_AT)[0])
+            fits = lsn < wanted.before and kind == _ENQUEUED and is_named(record, 0, queue, task)
             if fits:
                 jobs.append(lsn)
             return fits
@@ -157,7 +162,15 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
         find_latest(journal.files, end, count, is_birth)
         if len(jobs) < count:
             return None
-        views = tell_jobs(journal, jobs, now_ns)
+        if moved:
+            moved.update(jobs)
+            jobs = sorted((job for job in moved if jobs[-1] <= job < wanted.before), reverse=True)
+        told = tell_jobs(journal, jobs, now_ns)
+        views = [
+            view
+            for view in told
+            if wanted.queue in (None, view.queue) and wanted.task in (None, view.task)
+        ]
         if len(views) >= wanted.limit:
             return views[: wanted.limit]
         count *= _MORE  # some were dead letters that are purged
@@ -210,12 +223,14 @@ class _Backwards:
         self._states = None if states is None else frozenset(map(int, states))
         self._limit, self._before = wanted.limit, wanted.before
         self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
-        end = journal.end().segment
+        self._segment = end = journal.end().segment
         self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
         #: segment -> (job, state) pairs of later segments, one list for each, the latest first;
         #: -1 for jobs that began in segments that are gone
         self._later: dict[int, list[array[int]]] = {}
         self._carried: dict[int, int] = {}
+        #: jobs that were edited, and whether they are of the queue since
+        self._edited: dict[int, bool] = {}
 
     def newest(self) -> list[int]:
         """At most ``limit`` jobs, newest first."""
@@ -243,20 +258,21 @@ class _Backwards:
 
     def _read(self, number: int) -> tuple[array[int], bytearray]:
         """The jobs that began in a segment, with their states as far as it tells."""
-        segment = self._segments[number]
+        segment = self._segment = self._segments[number]
         jobs, ends = array("Q"), bytearray()
         later: dict[int, array[int]] = {}
+        edited: dict[int, bool] = {}
         for frame in self._frames(number):
             data = frame.data
             for lsn, at, length in places(frame):
                 kind = data[at + KIND_AT]
                 if kind == _ENQUEUED:
-                    if is_named(data, at, self._queue, self._task):
+                    if self._edited.get(lsn, is_named(data, at, self._queue, self._task)):
                         jobs.append(lsn)
                         ends.append(BORN)
                     continue
                 if kind in _CARRYING:
-                    self._note_carried(data[at : at + length])
+                    self._note_carried(data[at : at + length], edited, jobs, ends)
                 if kind not in ENDINGS:
                     check_known(kind, lsn)
                     continue
@@ -268,6 +284,7 @@ class _Backwards:
                     place = bisect_left(jobs, job)
                     if place < len(jobs) and jobs[place] == job:
                         ends[place] = ENDINGS[kind]
+        self._edited = edited | self._edited
         for home, pairs in later.items():
             self._later.setdefault(home, []).append(pairs)
         return jobs, ends
@@ -288,8 +305,28 @@ class _Backwards:
         place = bisect_right(self._segments, job)
         return self._segments[place - 1] if place else -1
 
-    def _note_carried(self, record: bytes) -> None:
-        """A job that began in a segment which is gone stands here."""
+    def _note_edited(
+        self, record: bytes, edited: dict[int, bool], jobs: array[int], ends: bytearray
+    ) -> None:
+        """A job may be of another queue since: the latest edit counts, in whichever segment."""
+        job = _JOB.unpack_from(record, JOB_AT)[0]
+        if job in self._edited:
+            return
+        fits = edited[job] = is_named(born_in(record), 0, self._queue, self._task)
+        place = bisect_left(jobs, job)
+        is_here = place < len(jobs) and jobs[place] == job
+        if is_here and not fits:
+            del jobs[place], ends[place]
+        elif fits and not is_here and self._home(job) == self._segment:
+            jobs.insert(place, job)
+            ends.insert(place, BORN)
+
+    def _note_carried(
+        self, record: bytes, edited: dict[int, bool], jobs: array[int], ends: bytearray
+    ) -> None:
+        """A job that began in a segment which is gone stands here; or one waits otherwise."""
+        if record[KIND_AT] == _EDITED:
+            self._note_edited(record, edited, jobs, ends)
         job = _JOB.unpack_from(record, JOB_AT)[0]
         if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):
             # The segments are read backwards: the first that is seen of a job is its latest.

@@ -10,14 +10,15 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from taskq.core.errors import JobNotFound, LogDamaged, NotDead, TaskqError
+from taskq.core.errors import JobNotFound, LogDamaged, NotDead, NotWaiting, TaskqError
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.values import dataclass
 from taskq.log.format.carried import decode_carried, is_carrying
+from taskq.log.format.history import encode_history
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
-from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter
+from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
 from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
 
@@ -312,6 +313,35 @@ def waiting_page(
         if chunk.lanes[index] in lanes and chunk.metas[index] & STATE_MASK in states:
             page.items.append(job)
     return page
+
+
+def waiting_job(sight: Sight, job: int) -> Rewrite:
+    """A job that waits, as it is to be written again by an edit.
+
+    Raises:
+        JobNotFound: there is no such job.
+        NotWaiting: it runs or is settled.
+        LogDamaged: it does not read back.
+    """
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    time_ns, step_ns = journal.log_time()
+    agenda.promote(time_ns - step_ns)
+    chunk = agenda.table.find(job)
+    state = State.ABSENT if chunk is None else State(chunk.metas[agenda.table.index] & STATE_MASK)
+    view = tell(journal, job, time_ns) if 0 < job < journal.next_lsn else None
+    job_id = f"{journal.tag}-{job}"
+    if view is None:
+        raise JobNotFound(f"there is no job {job_id} in {journal.path}")
+    if chunk is None or state not in WAITING:
+        told = state if chunk is not None else view.state
+        raise NotWaiting(job_id, told.name.lower(), journal.path)
+    location, shift_ns = agenda.location(job), agenda.times.shift_ns
+    is_wall = agenda.times.waits(job, view.due_ns, is_wall=True)
+    return Rewrite(
+        job, location, state, journal.files.record(location, job), view.enqueued_ns,
+        agenda.attempt(job), view.due_ns - (0 if is_wall else shift_ns), is_wall,
+        view.expires_ns - shift_ns, history=encode_history(view.attempts),
+    )  # fmt: skip
 
 
 def count_running(sight: Sight, queue: str | None, task: str | None) -> int:

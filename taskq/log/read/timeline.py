@@ -44,8 +44,8 @@ class JobEvent:
     Attributes:
         time_ns: when.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
-            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", or "carried"
-            (compaction wrote it again).
+            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "edited" (it
+            waits otherwise: ``reason`` tells how), or "carried" (compaction wrote it again).
         lsn: of its record; 0 if that is gone, and another tells of it.
         attempt: attempts counted so far.
         owner: number of the process that claimed the job, or whose claim ended; 0 for none.
@@ -109,6 +109,7 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
     events: list[JobEvent] = []
     owner = 0
     task = ""
+    place: tuple[bytes, int] | None = None
     for record in records:
         task = task or record.task.decode("utf-8", "replace")
         if record.carried is not None and not events:
@@ -116,7 +117,12 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
             owner = record.carried.claim[1]
         if record.kind == Kind.CLAIMED:
             owner = record.token
-        events.append(_event(record, owner))
+        event = _event(record, owner)
+        if record.kind == Kind.EDITED:
+            event = replace(event, reason=_edited(record, place))
+        if record.queue:
+            place = record.queue, record.priority
+        events.append(event)
         if record.kind in _OF_WORKER:
             owner = 0
     return [replace(event, task=task) for event in events]
@@ -143,11 +149,29 @@ def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[At
     return tuple(named)
 
 
+def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
+    """What an edit changed of the job's place, as far as that is known; its due time is no part."""
+    queue, priority = before or (record.queue, record.priority)
+    told = []
+    if queue != record.queue:
+        names = (name.decode("utf-8", "replace") for name in (queue, record.queue))
+        told.append("queue {}, now {}".format(*names))
+    if priority != record.priority:
+        told.append(f"priority {priority}, now {record.priority}")
+    if record.carried is not None and record.carried.state is State.READY:
+        told.append("ready")
+    return "; ".join(told)
+
+
 def _event(record: LogRecord, owner: int) -> JobEvent:
     kind = Kind(record.kind)
     reason = record.body if kind in _WITH_CAUSE else None
     is_claim = kind in _OF_WORKER or kind in (Kind.CLAIMED, Kind.EXTENDED)
     due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
+    if kind in CARRYING_KINDS:
+        due_ns = 0
+    if kind is Kind.EDITED and record.carried is not None:
+        due_ns = record.carried.due_ns if record.carried.state is State.SCHEDULED else 0
     return JobEvent(
         time_ns=record.time_ns,
         kind=kind.name.lower(),
@@ -155,7 +179,7 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
         attempt=record.attempt,
         owner=owner if is_claim else 0,
         cause=Cause(record.cause).name.lower() if kind in _WITH_CAUSE else "",
-        due_ns=0 if kind in CARRYING_KINDS else due_ns,
+        due_ns=due_ns,
         reason=(reason or b"").decode("utf-8", "replace"),
     )
 

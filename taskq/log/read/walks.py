@@ -129,6 +129,7 @@ def entries(journal: Journal) -> Iterator[Entry]:
 # bytes for one that was never claimed, 24 more for each further record of the others. What stands
 # there is read again when the job's turn comes.
 _CARRIED: Final = int(Kind.CARRIED)
+_EDITED: Final = int(Kind.EDITED)
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records after which no other concerns the job, and what they make of it.
 _ENDS: Final = {
@@ -212,13 +213,21 @@ class _Walk:
             if places is None:
                 return self._begin_carried(entry, kind, job) if kind in _CARRYING else None
             self._open[job] = places
+        if kind == _EDITED and not self._is_of_queue(entry):
+            del self._open[job]
+            return None
         if kind != _CARRIED:
             places.extend((entry.lsn, entry.time_ns, entry.location))
         return _ENDS.get(kind)
 
+    def _is_of_queue(self, entry: Entry) -> bool:
+        born = born_in(entry.data[entry.at : entry.at + entry.length])
+        return is_named(born, 0, self._queue, self._task)
+
     def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
-        """A job that began in a segment which is gone was written again."""
-        if job >= self._oldest or job in self._told:
+        """A job that began in a segment which is gone was written again; or was moved here."""
+        is_moved = kind == _EDITED and self._queue is not None
+        if not is_moved and (job >= self._oldest or job in self._told):
             return None  # it was told before, or is not wanted
         record = entry.data[entry.at : entry.at + entry.length]
         if not self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):

@@ -13,7 +13,6 @@ from taskq.core.folds.carried import (
     apply_tallied,
     forget_dead,
 )
-from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -22,15 +21,16 @@ from taskq.core.folds.jobtable import (
     META_KEYED,
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
-from taskq.core.records import Flag, Kind
+from taskq.core.records import CARRYING_KINDS, Flag, Kind
 from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, decode_queue
-from taskq.log.format.codec import JOB_AT, OPTION
+from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION
 from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_unlocks
+from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATED, decode_rated, decode_ticked
-from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, queue_of
+from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -42,7 +42,7 @@ OTHER_KINDS: Final = frozenset(
     int(kind)
     for kind in (
         Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
-        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED, Kind.RATED,
+        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED, Kind.RATED, Kind.EDITED,
     )
 )  # fmt: skip
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
@@ -135,7 +135,7 @@ def fold_other(
     Raises:
         FormatError: what it holds does not fit.
     """
-    if kind in (Kind.CARRIED, Kind.REQUEUED):
+    if kind in CARRYING_KINDS:
         carried = decode_carried(record)
         fold_carried(kind, carried, location, time_ns, agenda, dedup)
         if watch is not None:
@@ -191,42 +191,58 @@ def fold_carried(
     agenda: Agenda | None,
     dedup: Dedup | None,
 ) -> None:
-    """Apply a CARRIED or REQUEUED record that has been decoded."""
+    """Apply a CARRIED, REQUEUED or EDITED record that has been decoded."""
+    if agenda is not None:
+        _carry_agenda(kind, carried, location, agenda)
+    if dedup is not None:
+        _carry_key(kind, carried, location, time_ns, dedup)
+
+
+def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) -> None:
     born = carried.born
     _, _, priority, _, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     extras = enqueue_extras(born)
-    if agenda is not None:
-        names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
-        names += extras.concurrency_key
-        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
-        meta = enqueued_meta(flags)
-        expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
-        if kind == Kind.REQUEUED:
-            apply_requeued(agenda, carried.job, location, lane, meta, expires)
-            agenda.flows.apply_again(carried.job, carried.waited)
-        else:
-            meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
-            apply_carried(
-                agenda, carried.job, location, lane, meta, carried.state,
-                expires, (carried.due_ns, carried.due_is_wall), (carried.token, *carried.claim),
-                carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
-            )  # fmt: skip
-            if carried.cancel_wanted:
-                agenda.apply_cancel_asked(carried.job, carried.token)
-        if extras.concurrency_key:
-            agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
-    if dedup is not None and extras.key is not None:
-        hashed = key_hash(queue_of(born), extras.key)
-        if kind == Kind.REQUEUED:
-            # What is left of its window is no hold for as long as it lives again.
-            dedup.apply_dropped(hashed, carried.job)
-        if not dedup.apply_moved(hashed, carried.job, location):
-            _take_key(carried, flags, hashed, location, time_ns, dedup)
+    names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
+    names += extras.concurrency_key
+    lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
+    meta = enqueued_meta(flags)
+    expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
+    due = carried.due_ns, carried.due_is_wall
+    if kind == Kind.REQUEUED:
+        apply_requeued(agenda, carried.job, location, lane, meta, expires)
+        agenda.flows.apply_again(carried.job, carried.waited)
+    elif kind != Kind.EDITED or not agenda.apply_edited(
+        carried.job, location, lane, carried.state, due, carried.ready_ns, carried.needs
+    ):
+        meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
+        apply_carried(
+            agenda, carried.job, location, lane, meta, carried.state,
+            expires, due, (carried.token, *carried.claim),
+            carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
+        )  # fmt: skip
+        if carried.cancel_wanted:
+            agenda.apply_cancel_asked(carried.job, carried.token)
+    if extras.concurrency_key:
+        agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
 
 
-def _take_key(
-    carried: Carried, flags: int, hashed: int, location: int, time_ns: int, dedup: Dedup
-) -> None:
+def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: Dedup) -> None:
+    if kind == Kind.EDITED:
+        dedup.edits += 1
+    hashed = key_hash_of(carried.born)
+    if not hashed:
+        return
+    if kind == Kind.REQUEUED:
+        # What is left of its window is no hold for as long as it lives again.
+        dedup.apply_dropped(hashed, carried.job)
+    elif carried.left_key:
+        dedup.apply_dropped(carried.left_key, carried.job)
+    if not dedup.apply_moved(hashed, carried.job, location):
+        _take_key(carried, hashed, location, time_ns, dedup)
+
+
+def _take_key(carried: Carried, hashed: int, location: int, time_ns: int, dedup: Dedup) -> None:
+    flags = carried.born[FLAGS_AT]
     until_settled = carried.state in LIVE_STATES and bool(flags & _KEYED)
     window_ns = max(carried.key_until_ns - time_ns, 0)
     if until_settled or window_ns:

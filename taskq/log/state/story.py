@@ -190,6 +190,12 @@ class Story:
         kind = Kind(record.kind)
         if kind in _PASSED_OVER:
             return
+        if kind is Kind.EDITED and record.carried is not None:
+            carried = record.carried
+            self._born, self.state = record, carried.state
+            self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
+            self._due_lsn = record.lsn
+            return
         waits = record.due_ns > record.time_ns
         self.state = after(self.state, kind, waits=waits)
         self.attempt = record.attempt

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Bundle,
         Delivery,
         Duplicate,
+        Edit,
         EnqueueSpec,
         Enrolment,
         Letter,
@@ -176,6 +177,10 @@ class _Port:
     def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Any:
         """Cancel those of these jobs that wait: their lsns."""
         return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
+
+    def edit(self, wish: Edit) -> Any:
+        """Let a job wait otherwise: whether that is new, None if it changed since it was found."""
+        return self._send(Op.EDIT, wish)
 
     def tick(self, turn: Turn) -> Any:
         """Write ticks: what their jobs became, or None if another process was faster."""

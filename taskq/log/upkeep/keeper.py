@@ -177,6 +177,7 @@ class Retained:
         carried = decode_carried(record)
         if carried.state is State.ABSENT or carried.state is State.DEAD:
             return
+        births.ended(carried.job)  # where it stood before, if that is here
         births.carried[carried.job] = base + at
         self._note_keep(births, carried.job, carried.born)
         if carried.state in LIVE_STATES:

@@ -103,6 +103,43 @@ def test_cancel_by_filter(path: Path, ids: dict[str, str]) -> None:
     assert state(path, ids["mail"]) == "ready"
 
 
+def test_edit_lets_jobs_wait_elsewhere_and_the_timeline_tells_how(
+    path: Path, ids: dict[str, str]
+) -> None:
+    result = taskq("edit", ids["late"], ids["mail"], "--priority", "9", "-Q", "vip", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "edited 2 jobs\n")
+    shown = taskq_json("show", ids["late"], "-d", path)
+    assert (shown["state"], shown["queue"], shown["priority"]) == ("scheduled", "vip", 9)
+    assert taskq("edit", ids["late"], "--run-now", "-d", path).exit_code == 0
+    assert taskq("edit", ids["mail"], "--delay", "2h", "-d", path).exit_code == 0
+    assert [state(path, ids[name]) for name in ("late", "mail")] == ["ready", "scheduled"]
+    told = [
+        one for one in taskq_json("timeline", ids["late"], "-d", path) if one["kind"] == "edited"
+    ]
+    assert [one["reason"] for one in told] == ["queue mail, now vip; priority 5, now 9", "ready"]
+    assert [one["due_at"] is None for one in told] == [False, True]
+    assert ids["late"] in taskq("ls", path, "-Q", "vip").stdout
+    assert ids["late"] not in taskq("ls", path, "-Q", "mail").stdout
+    assert taskq("tail", "--json", "-d", path, "-n", "99").stdout.count('"kind": "edited"') == 4
+
+
+def test_edit_refuses_what_does_not_wait_and_wishes_that_contradict(
+    path: Path, ids: dict[str, str]
+) -> None:
+    result = taskq("edit", ids["done"], ids["mail"], "--priority", "9", "-d", path)
+    assert (result.exit_code, result.stdout) == (1, "edited 1 job\n")
+    assert f"job {ids['done']} does not wait: it is succeeded" in result.stderr
+    for wish, message in (
+        ((), "give at least one"),
+        (("--run-now", "--delay", "1h"), "one due time"),
+        (("--eta", "2h"), "give a time"),
+        (("--delay", "soon"), "soon"),
+    ):
+        result = taskq("edit", ids["mail"], *wish, "-d", path)
+        assert result.exit_code == 2, wish
+        assert message in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -112,6 +112,20 @@ class Model:
         if due > self.now:
             job.state, job.due, job.is_wall = State.SCHEDULED, due - self.shift, False
 
+    def edit(
+        self, number: int, priority: int, queue: str, due: int | None, *, is_wall: bool
+    ) -> None:
+        """``due``: wall time, or None for as it waits."""
+        job = self.jobs[number]
+        job.priority, job.queue = priority, queue
+        if due is None:
+            return
+        if due > self.now:
+            job.state, job.due = State.SCHEDULED, due - (0 if is_wall else self.shift)
+            job.is_wall = is_wall
+        elif job.state is State.SCHEDULED:
+            job.state, job.since = State.READY, self.now - self.shift
+
     def end(self, number: int, kind: Kind) -> None:
         ends = {
             Kind.SUCCEEDED: State.SUCCEEDED,

@@ -12,7 +12,7 @@ from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
-from taskq.core.transitions import TRANSITIONS
+from taskq.core.transitions import TRANSITIONS, after
 from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:
@@ -303,6 +303,10 @@ def test_the_agenda_follows_the_table_of_transitions() -> None:
                 agenda.apply_back(kind, 1, 1, NOW + 9 if waits else 0, NOW)
             elif kind is Kind.REQUEUED:
                 apply_requeued(agenda, 1, 0, lane_of(agenda), 0)
+            elif kind is Kind.EDITED:
+                state = after(before, kind, waits=waits)
+                due = NOW + 9, False
+                assert agenda.apply_edited(1, 0, lane_of(agenda), state, due, NOW, None)
             elif kind is Kind.PURGED:
                 assert forget_dead(agenda, 1)
             else:

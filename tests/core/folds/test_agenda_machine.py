@@ -268,6 +268,30 @@ class AgendaMachine(RuleBasedStateMachine):
             assert self.agenda.apply_ended(Kind.CANCELLED, number)
             self.model.end(number, Kind.CANCELLED)
 
+    @precondition(lambda self: self.model.in_state(State.READY, State.SCHEDULED))
+    @rule(
+        pick=PICK,
+        count=st.integers(1, 6),
+        where=PLACES,
+        due=st.none() | st.just(0) | DELAYS,
+        is_wall=st.booleans(),
+    )
+    def edit(
+        self, pick: int, count: int, where: tuple[int, str, str], due: int | None, is_wall: bool
+    ) -> None:
+        """Jobs that wait, anywhere, wait from now on in another place, or for another moment."""
+        waiting = self.model.in_state(State.READY, State.SCHEDULED)
+        moment = None if due is None else self.model.now + due
+        for number in waiting[pick % len(waiting) :][:count]:
+            job = self.model.jobs[number]
+            self.model.edit(number, where[0], where[1], moment, is_wall=is_wall)
+            lane = self.lane((job.priority, job.queue, job.task, job.key))
+            shift = self.model.shift
+            told = job.due + (0 if job.is_wall else shift), job.is_wall
+            wait = job.state, told, job.since + shift, None
+            assert self.agenda.apply_edited(number, number * 3, lane, *wait)
+            self.agenda.queues.retire(lane)
+
     @rule(where=PLACES)
     def block(self, where: tuple[int, str, str]) -> None:
         self.agenda.queues.block(self.lane((*where, b"")), 2)
@@ -288,6 +312,8 @@ class AgendaMachine(RuleBasedStateMachine):
         assert not self.agenda.apply_claimed(job, 1, EPOCH, 2, 1)
         assert not self.agenda.apply_back(Kind.RETRIED, job, 1, 0, self.model.now)
         assert not self.agenda.apply_ended(Kind.SUCCEEDED, job)
+        lane = self.lane((5, "mail", "a", b""))
+        assert not self.agenda.apply_edited(job, 1, lane, State.READY, (0, False), 0, None)
 
     # -- always ------------------------------------------------------------------------------------
 

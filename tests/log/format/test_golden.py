@@ -24,7 +24,7 @@ from taskq.log.format.carried import (
     encode_tally,
 )
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
-from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.requests import EnqueueSpec
 
@@ -103,6 +103,10 @@ _UNWANTED: Final = Carried(
 _HELD: Final = Carried(
     22, State.RUNNING, _enqueued(None), 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
     claim=(8, 0xABCD), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
+)  # fmt: skip
+_EDITED: Final = Carried(
+    22, State.SCHEDULED, rerouted(_enqueued(Extras(key=b"k")), 22, 7, b"mail"), 7, due_ns=5,
+    left_key=0x0102030405060708,
 )  # fmt: skip
 
 
@@ -247,6 +251,16 @@ _RECORDS: Final = {
             "7b22746f223a317d d9aa1b31 9b5169ad"
         ),
         _carrying(Kind.CARRIED, _UNWANTED, 3),
+    ),
+    "edited, and its key is of another queue": (
+        encode_carried(Kind.EDITED, _EDITED, 31),
+        (
+            "6c000000 2a 01 0b00 03000000 00000000 1600000000000000 0000000000000000"
+            "0500000000000000 0700000000000000 08 0800 0807060504030201"
+            "2d000000 01 07 0400 03000000 0300 04 09 6d61696c 6d61696c2e73656e64 04 0100 6b"
+            "7b22746f223a317d 14c07b76 9b7135f1"
+        ),
+        _carrying(Kind.EDITED, _EDITED, 3)._replace(extras=Extras(key=b"k")),
     ),
     "requeued, with all that a carried job can have": (
         encode_carried(Kind.REQUEUED, _HELD, 31),

@@ -175,7 +175,9 @@ class Writer:
         body, flags = chance.choice(((None, 0), (b"result", 0), (self._spilled(), _SPILLED)))
         state = chance.choice((State.READY, State.SUCCEEDED, State.DEAD))
         carried = Carried(job, state, born, 10**18, body=body, flags=flags)
-        return encode_carried(chance.choice((Kind.CARRIED, Kind.REQUEUED)), carried, self._lsn)
+        return encode_carried(
+            chance.choice((Kind.CARRIED, Kind.REQUEUED, Kind.EDITED)), carried, self._lsn
+        )
 
     def _clock(self) -> bytes:
         return codec.encode_clock(self._draw.choice((-(10**12), 10**12)), self._lsn)

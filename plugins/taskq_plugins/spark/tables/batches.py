@@ -187,6 +187,7 @@ def _kept(
 def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The rows of ``jobs``, and those of ``attempts``."""
     born = records.take(pa.array([job.born.row for job in jobs], _LONG))
+    placed = records.take(pa.array([job.placed.row for job in jobs], _LONG))
     tried = _tried(
         [one for job in jobs for one in job.attempts], records.schema.field("owner").type
     )
@@ -203,8 +204,8 @@ def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
     first = [job.attempts[0].started_ns if job.attempts else None for job in jobs]
     dropped = pc.bit_wise_and(born["flags"], pa.scalar(int(Flag.DROP_RESULT), born["flags"].type))
     columns = {
-        **{name: born[name] for name in ("device", "log_id", "job_id", "job", "queue", "task")},
-        "priority": born["priority"],
+        **{name: placed[name] for name in ("device", "log_id", "job_id", "job", "queue", "task")},
+        "priority": placed["priority"],
         "state": pa.array(states, pa.string()),
         "attempt": pa.array([job.attempt for job in jobs], pa.int32()),
         "attempts_max": born["attempts_max"],

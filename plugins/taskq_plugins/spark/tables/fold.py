@@ -50,6 +50,7 @@ ENQUEUED: Final = told(Kind.ENQUEUED)
 CARRIED: Final = told(Kind.CARRIED)
 _CLAIMED: Final = told(Kind.CLAIMED)
 _REQUEUED: Final = told(Kind.REQUEUED)
+_EDITED: Final = told(Kind.EDITED)
 _PURGED: Final = told(Kind.PURGED)
 _RELEASED: Final = told(Kind.RELEASED)
 _SUCCEEDED: Final = told(Kind.SUCCEEDED)
@@ -64,7 +65,11 @@ _BACK: Final = frozenset({told(Kind.RETRIED), _RELEASED})
 _FOR_GOOD: Final = _FINAL - {told(Kind.DEAD)} | {_PURGED}
 CARRYING: Final = frozenset(told(Kind(kind)) for kind in CARRYING_KINDS)
 #: Kinds of records that do something to a job which an earlier one brought.
-EVENTS: Final = _FINAL | _ANEW | _BACK | {_CLAIMED}
+EVENTS: Final = _FINAL | _ANEW | _BACK | {_CLAIMED, _EDITED}
+#: Those that end no attempt.
+_BESIDE: Final = _ANEW | {_CLAIMED, _EDITED}
+#: Those that tell all of a job as it stands.
+_WHOLE: Final = frozenset({CARRIED, _EDITED})
 #: Kinds of records that concern one job.
 CONCERNING: Final = EVENTS | CARRYING | {ENQUEUED}
 #: States that a job stays in.
@@ -119,7 +124,7 @@ class Event(NamedTuple):
 
     def state_behind(self) -> str:
         """The job's state behind it."""
-        if self.kind == CARRIED:
+        if self.kind in _WHOLE:
             return self.state or _ABSENT
         waits = self.due_ns is not None and self.due_ns > self.ts_ns
         return (_WAITING if waits else _STATES)[self.kind]
@@ -158,6 +163,8 @@ class Job:
     """A job as its records tell it."""
 
     born: Event
+    #: what told last in which place it waits
+    placed: Event
     state: str
     attempt: int | None
     enqueued_ns: int | None
@@ -182,7 +189,7 @@ class Bodies:
 
     def reason(self, event: Event) -> str | None:
         """What an event says of why, if it says anything."""
-        if event.kind in {_SUCCEEDED, _REQUEUED}:
+        if event.kind in {_SUCCEEDED, _REQUEUED, _EDITED}:
             return None
         return _text(self.of("value", event.row))
 
@@ -257,9 +264,10 @@ def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job 
 
 def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
     """What came of a job that began with one record and was acted upon by others."""
-    is_carried = born.kind == CARRIED
+    is_carried = born.kind in _WHOLE
     job = Job(
         born=born,
+        placed=next((one for one in reversed(acting) if one.kind == _EDITED), born),
         state=acting[-1].state_behind() if acting else born.state_behind(),
         attempt=(born.attempt or 0) if is_carried else 0,
         enqueued_ns=born.ts_ns if born.kind == ENQUEUED else born.enqueued_ns,
@@ -273,7 +281,7 @@ def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
         job.attempt = 0 if last.kind in _ANEW else last.attempt
         if last.kind == _SUCCEEDED:
             job.result = bodies.of("value", last.row)
-    if early and early[-1].ended_ns is None and acting and acting[0].kind not in {_CLAIMED, *_ANEW}:
+    if early and early[-1].ended_ns is None and acting and acting[0].kind not in _BESIDE:
         early[-1].end(acting[0], bodies, log, born.lsn)
     job.attempts = [*early, *_attempts(job, acting, bodies, log)][-ATTEMPTS_SHOWN:]
     return job
@@ -290,7 +298,7 @@ def _tell_reason(
         if (reason := bodies.reason(one)) is not None:
             job.reason = reason
             return
-    if born.kind == CARRIED:
+    if born.kind in _WHOLE:
         body = bodies.of("result", born.row)
         if born.state == _SUCCEEDED:
             job.result = body
@@ -312,7 +320,8 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
     if job.state == _SCHEDULED:
         told_by = last or born
         due_ns = told_by.due_ns
-        is_wall = last is None and (born.moments or 0) & _DUE_IS_WALL
+        tells = last is None or last.kind == _EDITED
+        is_wall = tells and (told_by.moments or 0) & _DUE_IS_WALL
         if due_ns is not None and not is_wall:
             due_ns += log.stepped(told_by.lsn)
         if due_ns is None or due_ns <= log.now_ns:
@@ -341,13 +350,14 @@ def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> It
             continue
         found = Attempt(claim.attempt, claim.owner, claim.ts_ns)
         before = acting[at - 1] if at else job.born
-        since_ns = _since(before) if at else _since_birth(job)
+        is_placed = not at or before.kind == _EDITED
+        since_ns = _since_placed(before) if is_placed else _since(before)
         if since_ns is not None:
             since_ns += log.stepped(before.lsn, claim.lsn)
-            if not at:
-                since_ns = max(since_ns, _wall_due_ns(job.born))
+            if is_placed:
+                since_ns = max(since_ns, _wall_due_ns(before))
             found.wait_ns = max(0, claim.ts_ns - since_ns)
-        if at + 1 < len(acting) and acting[at + 1].kind not in {_CLAIMED, *_ANEW}:
+        if at + 1 < len(acting) and acting[at + 1].kind not in _BESIDE:
             found.end(acting[at + 1], bodies, log, claim.lsn)
         yield found
 
@@ -365,11 +375,10 @@ def _wall_due_ns(born: Event) -> int:
     return (born.due_ns or 0) if is_wall and born.state_behind() == _SCHEDULED else 0
 
 
-def _since_birth(job: Job) -> int | None:
-    """Likewise by the record that brought it."""
-    born = job.born
+def _since_placed(born: Event) -> int | None:
+    """Likewise by the record that brought it, or let it wait otherwise."""
     is_wall = (born.moments or 0) & _DUE_IS_WALL
-    if born.kind != CARRIED:
+    if born.kind not in _WHOLE:
         return born.ts_ns if is_wall or born.due_ns is None else max(born.ts_ns, born.due_ns)
     if born.state == _SCHEDULED:
         return born.enqueued_ns if is_wall else born.due_ns

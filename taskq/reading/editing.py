@@ -1,0 +1,70 @@
+"""Editing a job that waits: what is asked for, and asking until it stands still."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.durations import Duration, moment_ns, nanoseconds
+from taskq.core.errors import LogError, UsageError
+from taskq.core.model import PRIORITY_MAX
+from taskq.core.parsing import check_name, whole
+from taskq.log.read.selection import waiting_job
+from taskq.log.requests import Edit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from taskq.connection.connection import Connection
+    from taskq.log.requests import Rewrite
+
+#: How often a job is looked at anew that others change meanwhile.
+_LOOKS_MAX: Final = 100
+
+
+def wanted(
+    *,
+    run_now: bool,
+    delay: Duration | None,
+    eta: datetime | None,
+    priority: int | None,
+    queue: str | None,
+) -> Callable[[Rewrite], Edit]:
+    """What these arguments of ``edit`` ask for.
+
+    Raises:
+        UsageError: one is wrong, several say when it is due, or there is none.
+    """
+    dues: list[tuple[int, bool]] = [(0, False)] if run_now else []
+    if delay is not None:
+        dues.append((nanoseconds(delay, "delay"), False))
+    if eta is not None:
+        dues.append((moment_ns(eta, "eta"), True))
+    if len(dues) > 1:
+        raise UsageError("give one of run_now, delay and eta: a job has one due time")
+    if priority is not None:
+        priority = whole(priority, "priority")
+        if not 0 <= priority <= PRIORITY_MAX:
+            raise UsageError(
+                f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)"
+            )
+    name = None if queue is None else check_name("queue name", queue)
+    if priority is None and name is None and not dues:
+        raise UsageError("edit() takes run_now, delay, eta, priority or queue: give at least one")
+    return partial(Edit, priority=priority, queue=name, due=dues[0] if dues else None)
+
+
+async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], Edit]) -> bool:
+    """Let a waiting job wait so; False if it does. Raises what ``LogHolder.edit`` does."""
+    for _ in range(_LOOKS_MAX):
+        port = await connection.port()
+        item: Rewrite = await port.look(partial(waiting_job, job=lsn))
+        port = await connection.port()
+        changed: bool | None = await port.edit(wish(item))
+        if changed is not None:
+            return changed
+    raise LogError(
+        f"job {connection.tag}-{lsn} in {connection.path} changed whenever it was to be edited: "
+        f"try again"
+    )
