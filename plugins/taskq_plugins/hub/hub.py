@@ -117,9 +117,19 @@ class Hub:
         before = self._sessions.get(device, self._first_session)
         session = self._sessions[device] = before + 1
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
+        self._allow(device, asked)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
         return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe)
+
+    def _allow(self, device: str, asked: Sync) -> None:
+        """Say of the copy what a taskq must know to read it, if the device says more by now."""
+        disk, path = self._make_disk(), self._path_of(device, asked.log_id)
+        identity = read_identity(disk, path)
+        if identity is not None and not asked.incompat <= identity.incompat:
+            known = identity.incompat | asked.incompat
+            write_identity(disk, path, identity._replace(incompat=known))
+            disk.sync_directory(path)
 
     def logs(self) -> list[tuple[str, UUID]]:
         """Device and id of each log."""

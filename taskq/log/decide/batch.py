@@ -19,7 +19,7 @@ class Batch:
         payload_size: those among them that callers gave as payloads of jobs.
         where: location of the frame's first body byte; ``where + size`` is the next record's.
         interest: which sleepers must be woken for it.
-        features: what a taskq must know to read it; see ``identity``. Nothing needs one yet.
+        features: what a taskq must know to read it; see ``identity``.
         adopted: how far uploads have come with it, by their ids; ``close`` adds the records.
     """
 

@@ -26,6 +26,7 @@ from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted
 from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.segments.identity import EDITS
 from taskq.log.segments.spill import collect
 from taskq.log.state.fold_rare import fold_carried
 
@@ -173,6 +174,7 @@ class Edits:
             return False
         location = batch.where + batch.size
         batch.add(encode_carried(Kind.EDITED, edited, batch.lsn))
+        batch.features = (EDITS,)
         fold_carried(Kind.EDITED, edited, location, batch.time_ns, agenda, dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         context.recent.add(job, edited.born)

@@ -27,6 +27,7 @@ from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import BORN, ENDINGS, carried_state, encoded, is_named, places
 from taskq.log.read.positions import find_latest, find_lsn
 from taskq.log.read.walks import check_known, records_of
+from taskq.log.segments.identity import EDITS, read_identity
 from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import Story, tell
@@ -34,6 +35,7 @@ from taskq.log.state.story import Story, tell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.jobtable import JobTable
     from taskq.core.views import JobView
     from taskq.log.format.frames import Frame
@@ -138,11 +140,12 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
     """The newest jobs, from as few frames as hold them; None if the whole log has too few.
 
     Those that compaction wrote again are older than all that began in segments that are left. Those
-    that were moved to another queue count where they are; of a later page, where they were when the
-    first job of the page before it began.
+    that were moved to another queue count where they are: where there are any, all that came later
+    than a page is looked through for them.
     """
     queue, task = encoded(wanted.queue), encoded(wanted.task)
-    end = _until(journal, wanted.before)
+    moves = queue is not None and _has_edits(journal)
+    end = _until(journal, codec.LSN_MAX if moves else wanted.before)
     count = wanted.limit
     while True:
         jobs: list[int] = []
@@ -152,7 +155,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
             lsn: int, record: bytes, jobs: list[int] = jobs, moved: set[int] = moved
         ) -> bool:
             kind = record[KIND_AT]
-            if kind == _EDITED and queue is not None:
+            if kind == _EDITED and moves:
                 moved.add(_JOB.unpack_from(record, JOB_AT)[0])
             fits = lsn < wanted.before and kind == _ENQUEUED and is_named(record, 0, queue, task)
             if fits:
@@ -176,6 +179,11 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
         count *= _MORE  # some were dead letters that are purged
 
 
+def _has_edits(journal: Journal) -> bool:
+    identity = read_identity(journal.disk, journal.path)
+    return identity is not None and EDITS in identity.incompat
+
+
 def _from_agenda(
     facets: Facets, wanted: Wanted, states: frozenset[State], now_ns: int
 ) -> list[int]:
@@ -187,10 +195,20 @@ def _from_agenda(
         if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
     )
     live = frozenset(map(int, states & LIVE_STATES))
-    found = _last(agenda.table, wanted, lanes, live) if live else []
+    found: list[int] = []
+    if live == {int(State.RUNNING)}:  # few, among a million that wait
+        fits = (job for job in agenda.running if job < wanted.before)
+        found = nlargest(wanted.limit, (job for job in fits if _lane(agenda, job) in lanes))
+    elif live:
+        found = _last(agenda.table, wanted, lanes, live)
     if State.DEAD in states:
         found += _last(agenda.dead, wanted, lanes, None)
     return found
+
+
+def _lane(agenda: Agenda, job: int) -> int:
+    chunk = agenda.table.find(job)
+    return -1 if chunk is None else chunk.lanes[agenda.table.index]
 
 
 def _last(

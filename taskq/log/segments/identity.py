@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 FILE: Final = "taskq.json"
 FORMAT: Final = 1
 _SIZE_MAX: Final = 64 * 1024
-#: Features that this taskq knows. These three were written before there was any release: every
-#: taskq reads what they stand for, and none asks for them any more.
-_KNOWN: Final = frozenset({"records-2", "records-3", "records-4"})
+#: These features were written before there was any release: every taskq reads what they stand for,
+#: and none asks for them any more.
+_OLD: Final = frozenset({"records-2", "records-3", "records-4"})
+#: There are EDITED records: jobs may be of another queue than the one that they began in.
+EDITS: Final = "edits-1"
+_KNOWN: Final = _OLD | {EDITS}
 #: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
 REPLICA: Final = "replica-1"
 #: Likewise of a backup, which only the next backup writes to.
