@@ -181,6 +181,8 @@ class HubSettings(BaseModel):
     spill: bool = True
     #: what machine this is; that of /etc/machine-id, in a container none, unless given
     machine: str | None = None
+    #: names of tasks that the hub may ask for, such as photos.*; none unless said
+    accept: tuple[str, ...] = ()
 
 
 class Settings(BaseSettings):

@@ -394,8 +394,8 @@ class Settlement(NamedTuple):
 class Ended(NamedTuple):
     """How a job ended on another machine, which ran it from a copy of its record.
 
-    ``kind`` is SUCCEEDED, DEAD or CANCELLED; ``attempt`` is the one that it ended in. The rest is
-    as of ``Settlement``.
+    ``kind`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is the one that it ended in. The
+    rest is as of ``Settlement``.
     """
 
     job: int

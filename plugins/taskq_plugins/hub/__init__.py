@@ -16,3 +16,20 @@ new, costs a resting device a request, and a recovery may take it back.
 What a device asks and a hub answers are values (``messages``); who carries them is not this
 package's concern, so that a simulation can lose, cut, double and delay every one.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.outbox.sending import Device, Group, Hub
+
+__all__ = ["Device", "Group", "Hub"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what a hub's programs use when they ask for it: a device needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.outbox.sending"), name)

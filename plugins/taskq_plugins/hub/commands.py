@@ -12,6 +12,7 @@ import click
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader
 from taskq_plugins.hub.devices import enrol as enrol_device
+from taskq_plugins.hub.outbox.commands import group, put, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,10 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 @click.group()
 def hub() -> None:
     """Keep copies of other machines' logs, byte for byte, where every read command works."""
+
+
+for _command in (group, put, show):
+    hub.add_command(_command)
 
 
 @hub.command()
@@ -110,6 +115,9 @@ def sync(data_dir: Path | None, url: str | None, token_file: Path | None) -> Non
     done = syncing.run(path, syncing.Line(url, token.strip(), None, settings))
     words = ", ".join(one.value for one in done.verdicts)
     click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1} ({words}; {done.sent_bytes} B)")
+    if any(done.taken):
+        jobs, refused, cancelled = done.taken
+        click.echo(f"{path}: {jobs} jobs came, {refused} were refused, {cancelled} cancelled")
 
 
 def _package(name: str) -> Any:

@@ -130,6 +130,45 @@ def used_bytes(hub: Path, device: str) -> int:
     return total
 
 
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def is_enrolled(hub: Path, device: str) -> bool:
+    """Whether a device of that name was ever given a token, and is not retired."""
+    return bool(_DEVICE.match(device) and _device(hub, device).get("tokens"))
+
+
+def check_group(name: str) -> str:
+    """The name, if a group can be called so.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _DEVICE.match(name):
+        raise UsageError(f"{name!r:.80} is no name of a group: they are as those of devices")
+    return name
+
+
+def groups(hub: Path) -> dict[str, list[str]]:
+    """The members of each group, by name."""
+    found: dict[str, list[str]] = {}
+    for device in devices(hub):
+        for group in _device(hub, device).get("groups", ()):
+            found.setdefault(str(group), []).append(device)
+    return found
+
+
+def set_member(hub: Path, group: str, device: str, *, is_in: bool) -> None:
+    """Put a device into a group, or take it out.
+
+    Raises:
+        UsageError: the device is not enrolled, or that is no name of a group.
+    """
+    check_group(group)
+    others = set(map(str, _device(hub, _known(hub, device)).get("groups", ()))) - {group}
+    _change(hub, device, groups=sorted(others | {group} if is_in else others))
+
+
 def _checked(device: str) -> str:
     if not _DEVICE.match(device):
         raise UsageError(

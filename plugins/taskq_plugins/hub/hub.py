@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.positions import Position
 
 _ID_CHARACTERS: Final = 36
 #: Logs of one device: each reinstallation is one.
@@ -102,6 +103,22 @@ class Hub:
             copy = self._copies.get(key)
             if copy is not None:
                 copy.close()
+
+    def is_at(self, device: str, session: int, log_id: UUID, up: Position) -> bool:
+        """Whether that is a device's latest session, and the copy has that place.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        if self._sessions.get(device) != session:
+            return False
+        copy = self._copy(device, log_id)
+        if copy is None:
+            return False
+        try:
+            return not up.segment or copy.has(up)
+        finally:
+            copy.close()
 
     def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
         if isinstance(asked, Sync):

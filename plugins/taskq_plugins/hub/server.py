@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from taskq.core.errors import LogError
+from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine.disk import PatientDisk
@@ -33,6 +33,7 @@ from taskq_plugins.hub import devices
 from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import (
     Append,
+    Declare,
     Refused,
     SpillPart,
     Stored,
@@ -40,6 +41,8 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
+from taskq_plugins.hub.outbox.lines import DOWN, JSON_LINES, decode_question
+from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.positions import NOWHERE
 from taskq_plugins.hub.reading import Reading
 from taskq_plugins.hub.wire import (
@@ -107,6 +110,7 @@ class Server:
         self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
         self._hub = Hub(PatientDisk, str(path))
         self._reading = Reading(path)
+        self._outbox = Serving(path)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
@@ -129,9 +133,11 @@ class Server:
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
         async with create_task_group() as tasks:
             tasks.start_soon(self._keep)
+            tasks.start_soon(self._outbox.expire, self._on_thread)
             yield
             tasks.cancel_scope.cancel()
         self._hub.close()
+        await self._outbox.close()
 
     async def _keep(self) -> None:
         while True:
@@ -208,8 +214,29 @@ class Server:
             return _problem(411, "a request says how long it is")
         if int(length) > limit:
             return _problem(413, f"a request has at most {limit} bytes")
+        if request.url.path == DOWN:
+            return await self._down(device, request)
         async with self._bodies if is_frames else contextlib.nullcontext():
             return await self._answer(device, request, limit)
+
+    async def _down(self, device: str, request: Request) -> Response:
+        body, is_whole = await _read(request, JSON_BYTES_MAX)
+        try:
+            asked = decode_question(body if is_whole else b"")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _problem(400, "that is no question of protocol 1")
+        at = device, asked.session, asked.log_id, asked.up
+        try:
+            lines = await self._outbox.answer(
+                device, asked, self._on_thread, self._turn(device), lambda: self._hub.is_at(*at)
+            )
+        except (OSError, TaskqError) as error:
+            _log.warning("hub: a question of %s failed: %s", device, error)
+            return _problem(503, "it could not be told: try again later")
+        if lines is None:
+            status, media_type, data = answered(Refused(Trouble.SUPERSEDED, NOWHERE))
+            return Response(data, status, media_type=media_type)
+        return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
 
     async def _answer(self, device: str, request: Request, limit: int) -> Response:
         body, is_whole = await _read(request, limit)
@@ -244,7 +271,11 @@ class Server:
             if used + len(asked.data) > self._device_bytes:
                 return Refused(Trouble.QUOTA, NOWHERE)
             self._used[device] = used + len(asked.data)
+        if isinstance(asked, Declare):  # what is about to be set aside may end jobs
+            self._outbox.arrived(device)
         answer = self._hub.answer(device, asked)
+        if isinstance(asked, Append):
+            self._outbox.arrived(device)
         if isinstance(answer, Synced | Stored):
             self._note(device, asked, answer)
         return answer

@@ -25,10 +25,13 @@ from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.readers import HUB_READER, NamedReader
 from taskq.log.read.readers import Position as ReadPosition
+from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub.compare import Verdict, compare
 from taskq_plugins.hub.device import DeviceLog
 from taskq_plugins.hub.messages import Append, Skip, SpillPart, Sync
 from taskq_plugins.hub.messages import Synced as Told
+from taskq_plugins.hub.outbox.asking import take
+from taskq_plugins.hub.outbox.taking import Taken, look
 from taskq_plugins.hub.push import push
 from taskq_plugins.hub.wire import PACKED, HubError, HubStops, carried, understood
 
@@ -71,12 +74,14 @@ class Synced(NamedTuple):
         sent_bytes: of the log.
         end: where the log ends, and the copy unless nothing was sent.
         behind_bytes: what the copy lacks.
+        taken: what came down.
     """
 
     verdicts: list[Verdict]
     sent_bytes: int
     end: Position
     behind_bytes: int = 0
+    taken: Taken = Taken()
 
 
 def check_url(url: str) -> str:
@@ -188,30 +193,38 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
-    """Bring the hub's copy of a log to where the log ends now.
+    """Bring the hub's copy of a log to where the log ends now, then take what is there for it.
 
     ``is_dry``: only find out how it stands.
 
     Raises:
         HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
         ReaderBusy: another process sends the log just now.
-        LogError: the log cannot be read.
+        LogError: the log cannot be read, or its inbox not be written.
     """
     disk = LocalDisk()
-    log = DeviceLog(disk, SystemClock(), path)
-    hold: NamedReader | None = None
+    identity = read_identity(disk, path)
+    if identity is None:
+        raise LogError(f"{path} is not a task log")
+    # Of two at a time each would end the other's session.
+    hold = NamedReader.take(disk, path, identity.log_id, HUB_READER)
+    log: DeviceLog | None = None
     try:
-        # Of two at a time each would end the other's session.
-        hold = NamedReader.take(disk, path, log.identity.log_id, HUB_READER)
         known = hold.load()
+        # Before the log: what is adopted by then is sent before anything else is taken.
+        held = look(disk, path)
+        log = DeviceLog(disk, SystemClock(), path)
         log.pin, log.sends_bodies = known.lsn if known else 0, line.hub.spill
         if known is None and log.segments and not is_dry:
             _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
-        done = await _session(path, log, line, hold, is_dry=is_dry)
+        done, session = await _session(path, log, line, hold, is_dry=is_dry)
+        if not is_dry:
+            taken = await take(disk, path, log, line, session, held, line.hub.accept)
+            done = done._replace(taken=taken)
         if not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
     except LogError as error:
-        if hold is not None:
+        if log is not None:
             _note(path, log.pin, str(error))
         raise
     else:
@@ -219,29 +232,31 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
             _note(path, done.end.next_lsn)
         return done
     finally:
-        if hold is not None:
-            hold.release()
-        log.close()
+        hold.release()
+        if log is not None:
+            log.close()
 
 
 async def _session(
     path: str, log: DeviceLog, line: Line, hold: NamedReader, *, is_dry: bool
-) -> Synced:
-    before, answer = line.sent_bytes, None
+) -> tuple[Synced, int]:
+    before, answer, session = line.sent_bytes, None, 0
     steps = push(log, lambda: line.part_bytes)
     while True:
         try:
             asked = steps.send(answer)
         except StopIteration as end:
-            return Synced(end.value, line.sent_bytes - before, log.end)
+            return Synced(end.value, line.sent_bytes - before, log.end), session
         if isinstance(asked, Skip):
             await _skip(path, asked.lsn)
             answer = None
             continue
         answer = await line.ask(asked)
         if isinstance(answer, Told):
+            session = answer.session
             if is_dry:
-                return Synced([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
+                behind = log.bytes_behind(answer.at)
+                return Synced([compare(answer, log)], 0, log.end, behind), session
             if answer.at.segment:
                 _pin(hold, log, min(answer.safe, log.end.next_lsn))
 

@@ -267,8 +267,13 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
         title = str(values.get("title", ""))[:_CAUSE_MAX]
     except (ValueError, KeyError, TypeError):
         """It is no answer of a hub: its status has to do."""
+    raise refusal(status, title)
+
+
+def refusal(status: int, title: str = "") -> HubError:
+    """What an answer means from which nobody can go on."""
     kind = HubStops if status in (401, 403, 410) else HubError
-    raise kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+    return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 
 
 def _answer(asked: Request, values: dict[str, Any]) -> Answer:

@@ -145,6 +145,7 @@ def joined(options: bytes, lines: bytes) -> bytes:
 
 
 _ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED})
+_ENDS_ELSEWHERE: Final = _ENDS | {Kind.EXPIRED}
 
 
 class Elsewhere:
@@ -167,7 +168,7 @@ class Elsewhere:
         """
         agenda = self._context.agenda
         for item in items:
-            if item.kind not in _ENDS or agenda.flows.remaining(item.job) is not None:
+            if item.kind not in _ENDS_ELSEWHERE or agenda.flows.remaining(item.job) is not None:
                 raise UsageError(f"job {self._context.tag}-{item.job} cannot end elsewhere: {item}")
         return [self._settle(batch, item) for item in items]
 
@@ -176,6 +177,10 @@ class Elsewhere:
         state = agenda.table.state(item.job)
         if state not in WAITING_STATES:
             return False
+        if item.kind is Kind.EXPIRED:  # nobody ran it
+            attempt = agenda.attempt(item.job)
+            self._ends.end(batch, item.kind, item.cause, item.job, 0, attempt, None)
+            return True
         try:
             record = self._context.recent.record(item.job, agenda.location(item.job))
         except LogDamaged:

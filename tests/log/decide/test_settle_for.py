@@ -79,6 +79,18 @@ def test_one_that_died_elsewhere_is_a_dead_letter_here_with_its_reason() -> None
     assert (view.state, view.reason) == (State.DEAD, "NoRoute: gone")
 
 
+def test_one_that_expired_elsewhere_expired_and_nobody_claimed_it() -> None:
+    outbox = Outbox()
+    jobs = [outbox.put(), outbox.put(Extras(due_ns=_HOUR_NS, key=b"photo-1"))]
+    assert outbox.end(*(Ended(job, Kind.EXPIRED, 0) for job in jobs)) == [True, True]
+    assert [outbox.view(job).state for job in jobs] == [State.EXPIRED] * 2
+    assert Kind.CLAIMED not in outbox.world.kinds()
+    now_ns = outbox.world.clock.wall_ns()
+    own = meaning(outbox.process.catch_up(), now_ns)
+    assert own == meaning(outbox.world.fold(), now_ns)
+    assert not own["jobs"]
+
+
 def test_the_key_of_a_job_that_ended_elsewhere_is_free() -> None:
     outbox = Outbox()
     first = outbox.put(_KEY)

@@ -1,0 +1,94 @@
+"""A device asks its hub over HTTP what there is for it, behind each session."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskq.app.tasklog import TaskLog
+from taskq.core.errors import JobNotFound
+from taskq.log.machine.disk import SystemClock
+from taskq_plugins.hub.outbox.lines import DOWN, JOB, Question, decode_given, encode_question
+from taskq_plugins.hub.outbox.taking import Taking
+from taskq_plugins.hub.wire import JSON, HubError, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskq.log.machine.ports import Disk
+    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.outbox.lines import Given
+    from taskq_plugins.hub.outbox.taking import Cancelled, Held, Taken
+
+_WELL: Final = 200
+#: Nothing is there; another session has begun.
+_NOTHING: Final = frozenset({204, 409})
+
+
+class Line(Protocol):
+    """The way to the hub."""
+
+    async def request(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> Any:
+        """Send anything; returns a response as httpx has it."""
+        ...
+
+
+async def take(
+    disk: Disk,
+    path: str,
+    log: DeviceLog,
+    line: Line,
+    session: int,
+    held: Held,
+    accept: Sequence[str],
+) -> Taken:
+    """Take what a hub has for the log in a directory, whose copy ends where the log does.
+
+    Args:
+        disk: of this machine.
+        path: of the directory.
+        log: as it was sent.
+        line: to the hub.
+        session: that the hub knows of it.
+        held: what the inbox said before.
+        accept: patterns of names of tasks that the hub may ask for.
+
+    Raises:
+        HubError: the hub cannot be reached, or refuses.
+        LogError: the inbox or the log cannot be written.
+    """
+    taking = Taking(disk, SystemClock(), path, accept)
+    steps = taking.take(session, log.identity.log_id, log.end, held)
+    answer: Given | bool | None = None
+    while True:
+        try:
+            asked = steps.send(answer)
+        except StopIteration as end:
+            taken: Taken = end.value
+            return taken
+        answer = await (_ask(line, asked) if isinstance(asked, Question) else _cancel(path, asked))
+
+
+async def _ask(line: Line, asked: Question) -> Given | None:
+    """What is there; None: nothing, or the hub wants another session before."""
+    told = await line.request("POST", DOWN, {"Content-Type": JSON}, encode_question(asked))
+    if told.status_code in _NOTHING:
+        return None
+    if told.status_code != _WELL:
+        raise refusal(told.status_code)
+    try:
+        return decode_given(told.content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise HubError("what the hub has for this device did not come whole") from error
+
+
+async def _cancel(path: str, asked: Cancelled) -> bool:
+    """Cancel a job, if it is that one."""
+    async with TaskLog.open(path) as log:
+        with contextlib.suppress(JobNotFound):
+            job = f"{log._connection.tag}-{asked.job}"
+            if (await log.get(job)).headers.get(JOB) == asked.id:
+                return await log.cancel(job)
+    return False

@@ -1,0 +1,439 @@
+"""The hub's side of the outbox: what a device is given, and how that ended there.
+
+All state is in the log of the outbox and in the copies; what is kept in memory is found again from
+them. ``down.json`` beside a device's copies is a hint: what the device has taken, and from where on
+its copies tell of what it was handed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.errors import JobNotFound
+from taskq.core.model import WAITING_STATES, State
+from taskq.core.records import CARRYING_KINDS, PACKED, Flag, Kind
+from taskq.log.format.carried import born_in
+from taskq.log.format.codec import KIND_AT
+from taskq.log.format.frames import Frame
+from taskq.log.format.options import enqueue_extras, queue_of
+from taskq.log.format.record import decode_record, places
+from taskq.log.machine.ports import write_file
+from taskq.log.read.selection import letters
+from taskq.log.requests import Ended, Op, Trait
+from taskq.log.segments.segments import SegmentGone
+from taskq.log.state.story import tell
+from taskq_plugins.hub.aside import content
+from taskq_plugins.hub.outbox.lines import JOB, JOBS_MAX, Given, Handed
+from taskq_plugins.hub.outbox.reading import NUMBER, Copies, Identified
+from taskq_plugins.hub.positions import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskq.core.folds.agenda import Agenda
+    from taskq.log.format.frames import Cursor
+    from taskq.log.machine.ports import Clock, Disk
+    from taskq.log.state.facets import Sight
+    from taskq_plugins.hub.outbox.lines import Question
+    from taskq_plugins.hub.outbox.reading import Reading, There
+
+OUTBOX: Final = "outbox"
+#: Begins the name of the queue of a device.
+TO: Final = "to:"
+#: Headers of a job in the outbox: a random word, the queue on the device, when it expires.
+NONCE, QUEUE, EXPIRES = "hub-nonce", "hub-queue", "hub-expires"
+_NOTE: Final = "down.json"
+#: Answers of so many parts are remembered, with when they were taken.
+_PARTS_MAX: Final = 32
+_BYTES_MAX: Final = 1024 * 1024
+_ENDS_BYTES_MAX: Final = 1024 * 1024
+_SPILLED: Final = int(Flag.SPILLED)
+_OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
+_KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM) | PACKED
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+_BRINGING: Final = _CARRYING | {int(Kind.ENQUEUED)}
+_TO: Final = TO.encode()
+
+
+class Waiting(NamedTuple):
+    """A job of the outbox that has not ended.
+
+    Attributes:
+        number: of the record that brought it, or brought it back.
+        since: of the one that brought it back, 0 if none did: what ended before is another life.
+        expires_ns: of wall time, 0 for never.
+    """
+
+    number: int
+    since: int
+    expires_ns: int
+    identified: Identified
+
+
+class Note(NamedTuple):
+    """What is noted of a device.
+
+    Attributes:
+        parts: (number, when) up to which it had taken its jobs, the latest last.
+        begin: by the id of a log, where nothing that it was handed had come yet.
+    """
+
+    parts: list[tuple[int, int]]
+    begin: dict[str, Position]
+
+    @property
+    def after(self) -> int:
+        """The last number that it has taken."""
+        return self.parts[-1][0] if self.parts else 0
+
+
+def read_note(disk: Disk, folder: str) -> Note:
+    """What is noted of the device with that directory; nothing if that does not read."""
+    try:
+        values = json.loads(content(disk, f"{folder}/{_NOTE}"))
+        parts = [(int(number), int(when)) for number, when in values["parts"]]
+        begin = {name: Position.from_list(at) for name, at in values["begin"].items()}
+    except (ValueError, KeyError, TypeError):
+        return Note([], {})
+    return Note(parts, begin)
+
+
+class Handing:
+    """The outbox of a hub; one request of a device at a time.
+
+    Args:
+        make_disk: makes the machine's disk.
+        path: of the hub's directory.
+        clock: of the machine.
+        ask: has the log of the outbox decide something, and waits for the answer.
+    """
+
+    def __init__(
+        self,
+        make_disk: Callable[[], Disk],
+        path: str,
+        clock: Clock,
+        ask: Callable[[Op, Any], Any],
+    ) -> None:
+        self._disk = make_disk()
+        self._path = path
+        self._clock = clock
+        self._ask = ask
+        #: by device and number of the job: what was seen to wait, and may have ended since
+        self._waiting: dict[str, dict[int, Waiting]] = {}
+        self._cursor: Cursor | None = None
+        self._copies: dict[str, Copies] = {}
+        #: devices whose note says where nothing had come yet of what they have
+        self._armed: set[str] = set()
+        #: looks are on the thread of the log, requests on many
+        self._lock = threading.Lock()
+
+    # -- settling ---------------------------------------------------------------------------------
+
+    def arrived(self, device: str) -> None:
+        """Something of a device's logs has come: end what ended there, if it was handed any.
+
+        Raises:
+            OSError, TaskqError: it could not be read, or not be written.
+        """
+        if self._cursor is None:
+            self._look(device)
+        if device in self._armed or self._waiting.get(device):
+            self.settle(device)
+
+    def settle(self, device: str) -> dict[int, Waiting]:
+        """End what the copies say ended; returns what waits then.
+
+        Raises:
+            OSError, TaskqError: as ``arrived``.
+        """
+        waiting = self._look(device)
+        copies = self._copies.get(device)
+        if copies is None:
+            copies = Copies(self._disk, f"{self._path}/devices/{device}", self.note(device).begin)
+            self._copies[device] = copies
+        copies.read()
+        return self._take_up(device, copies, waiting)
+
+    def _take_up(
+        self, device: str, copies: Copies, waiting: dict[int, Waiting]
+    ) -> dict[int, Waiting]:
+        ended: list[tuple[Reading, There, Ended]] = []
+        for reading in copies.all():
+            for there, end in list(reading.ends.items()):
+                known = waiting.get(there.identified.job)
+                is_ours = known is not None and known.identified == there.identified
+                if known is None or not is_ours or there.number < known.since:
+                    del reading.ends[there]  # it ended before, or is none of this outbox
+                elif not end.flags & _SPILLED:  # a result in a file of its own is not sent yet
+                    ended.append((reading, there, end._replace(job=known.identified.job)))
+        if ended:
+            self._end(end for _, _, end in ended)
+            for reading, there, _ in ended:
+                reading.ends.pop(there, None)
+            waiting = self._look(device)
+        return waiting
+
+    def _end(self, ends: Iterable[Ended]) -> None:
+        batch: list[Ended] = []
+        size = 0
+        for end in ends:
+            batch.append(end)
+            size += len(end.body or b"")
+            if size >= _ENDS_BYTES_MAX or len(batch) == JOBS_MAX:
+                self._ask(Op.SETTLE_FOR, batch)
+                batch, size = [], 0
+        if batch:
+            self._ask(Op.SETTLE_FOR, batch)
+
+    def expire(self) -> None:
+        """End what was not taken in time; what was taken is the device's to judge.
+
+        Raises:
+            OSError, TaskqError: as ``arrived``.
+        """
+        self._look("")
+        now_ns = self._clock.wall_ns()
+        with self._lock:
+            late = [
+                device
+                for device, jobs in self._waiting.items()
+                if any(0 < one.expires_ns <= now_ns for one in list(jobs.values()))
+            ]
+        for device in late:
+            after = self.note(device).after
+            self._expire(one for one in self._look(device).values() if one.number > after)
+
+    def _expire(self, waiting: Iterable[Waiting]) -> set[int]:
+        now_ns = self._clock.wall_ns()
+        late = [one.identified.job for one in waiting if 0 < one.expires_ns <= now_ns]
+        self._end(Ended(job, Kind.EXPIRED, 0) for job in late)
+        return set(late)
+
+    # -- handing over -----------------------------------------------------------------------------
+
+    def give(self, device: str, asked: Question) -> Given:
+        """What is there for a device, once all is settled that it had sent.
+
+        Raises:
+            OSError, TaskqError: as ``arrived``.
+        """
+        tag, next_lsn = self._ask(Op.LOOK, (_end_of, Trait.AGENDA))
+        after, log = asked.after.get(tag, 0), str(asked.log_id)
+        if after >= next_lsn:  # the outbox was set back: no number is given twice
+            self._ask(Op.SKIP, after)
+        waiting = self.settle(device)
+        copies = self._copies[device]
+        if copies.names()[-1:] != [log]:
+            return Given(tag, after, [], [])  # another of its logs came later
+        if asked.refused:
+            waiting = self._refuse(device, waiting, tag, asked.refused)
+        self._note_taken(device, after)
+        reading = copies.of(log)
+        assert reading is not None
+        if not asked.waiting:
+            waiting, reading = self._seek(device, log, waiting, after)
+        there = {one.identified for one in (*reading.live.values(), *copies.ends())}
+        new = [
+            one for one in waiting.values() if one.number > after and one.identified not in there
+        ]
+        late = self._expire(new)
+        new = sorted(one for one in new if one.identified.job not in late)
+        jobs: list[Handed] = []
+        if new:
+            jobs = self._ask(Op.LOOK, (lambda sight: self._handed(sight, new), Trait.AGENDA))
+        over = {
+            number: one.identified
+            for number, one in reading.live.items()
+            if one.identified.tag == tag and one.identified.job not in waiting
+        }
+        cancels: list[tuple[str, int]] = []
+        if over:
+            cancels = self._ask(Op.LOOK, (lambda sight: _cancelled(sight, over), Trait.AGENDA))
+        if jobs:
+            self._arm(device, copies)
+        elif not reading.live and not waiting:
+            self._armed.discard(device)
+        return Given(tag, jobs[-1].number if jobs else after, jobs, cancels)
+
+    def _refuse(
+        self,
+        device: str,
+        waiting: dict[int, Waiting],
+        tag: str,
+        refused: tuple[tuple[str, str], ...],
+    ) -> dict[int, Waiting]:
+        reasons = dict(refused)
+        self._end(
+            Ended(job, Kind.DEAD, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
+            for job in waiting
+            if f"{tag}-{job}" in reasons
+        )
+        return self._look(device)
+
+    def _seek(
+        self, device: str, log: str, waiting: dict[int, Waiting], after: int
+    ) -> tuple[dict[int, Waiting], Reading]:
+        """Look for what the device says it took, and what is neither alive nor ended there."""
+        copies = self._copies[device]
+        reading, missing = self._missing(copies, log, waiting, after)
+        if missing and not copies.is_whole:
+            copies.read_whole()
+            waiting = self._take_up(device, copies, waiting)
+            reading, missing = self._missing(copies, log, waiting, after)
+        if missing:
+            reason = f"{device} took it, and its log does not tell what became of it"
+            self._end(Ended(job, Kind.DEAD, 0, reason.encode()) for job in missing)
+            if not copies.has_gap(log):  # it never came so far
+                look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
+                self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
+            waiting = self._look(device)
+        return waiting, reading
+
+    def _missing(
+        self, copies: Copies, log: str, waiting: dict[int, Waiting], after: int
+    ) -> tuple[Reading, list[int]]:
+        reading = copies.of(log)
+        assert reading is not None
+        there = {one.identified for one in (*reading.live.values(), *copies.ends())}
+        taken = (job for job, one in waiting.items() if one.number <= after)
+        return reading, [job for job in taken if waiting[job].identified not in there]
+
+    def _handed(self, sight: Sight, waiting: list[Waiting]) -> list[Handed]:
+        """The first of these as they go over the line."""
+        journal, agenda = sight.journal, sight.facets.need_agenda()
+        jobs: list[Handed] = []
+        size = 0
+        for one in waiting[:JOBS_MAX]:
+            job = one.identified.job
+            if agenda.table.state(job) not in WAITING_STATES:
+                continue
+            born = journal.files.record(agenda.location(job), job)
+            made = self._made(sight, one, born)
+            size += len(made.payload)
+            if jobs and size > _BYTES_MAX:
+                break
+            jobs.append(made)
+        return jobs
+
+    def _made(self, sight: Sight, one: Waiting, born: bytes) -> Handed:
+        now_ns = self._clock.wall_ns()
+        record, job = decode_record(born, one.identified.job, 0, 0), one.identified.job
+        extras = record.extras
+        assert extras is not None
+        due_ns = extras.due_ns
+        if due_ns and not extras.due_is_wall:
+            view = tell(sight.journal, job, now_ns)
+            due_ns = max(view.due_ns - now_ns, 0) if view is not None else 0
+        job_id = f"{one.identified.tag}-{job}"
+        headers = {name: value for name, value in extras.headers.items() if name not in _OWN}
+        headers |= {JOB: job_id, NUMBER: str(one.number)}
+        return Handed(
+            one.number, job_id, one.identified.key, extras.headers.get(QUEUE, "default"),
+            record.task.decode("utf-8", "surrogatepass"), record.priority, record.attempts_max,
+            record.flags & _KEPT_FLAGS, headers, due_ns, extras.due_is_wall,
+            max(one.expires_ns - now_ns, 1) if one.expires_ns else 0, record.body or b"",
+        )  # fmt: skip
+
+    # -- what waits -------------------------------------------------------------------------------
+
+    def _look(self, device: str) -> dict[int, Waiting]:
+        found: dict[int, Waiting] = self._ask(
+            Op.LOOK, (lambda sight: self._seen(sight, device), Trait.AGENDA)
+        )
+        return found
+
+    def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:
+        """What waits for a device now."""
+        agenda = sight.facets.need_agenda()
+        with self._lock:
+            try:
+                self._catch_up(sight, agenda)
+            except SegmentGone:  # what is needed of it was written again
+                self._cursor = None
+                self._catch_up(sight, agenda)
+            known = self._waiting.get(device, {})
+            for job in [job for job in known if agenda.table.state(job) not in WAITING_STATES]:
+                del known[job]
+            return dict(known)
+
+    def _catch_up(self, sight: Sight, agenda: Agenda) -> None:
+        journal = sight.journal
+        if self._cursor is None:
+            self._waiting.clear()
+            self._cursor = journal.start()
+        for _, item in journal.frames(self._cursor):
+            if not isinstance(item, Frame) or _TO not in item.data:
+                continue
+            for lsn, at, length in places(item):
+                if item.data[at + KIND_AT] in _BRINGING:
+                    self._add(agenda, journal.tag, lsn, bytes(item.data[at : at + length]))
+
+    def _add(self, agenda: Agenda, tag: str, lsn: int, record: bytes) -> None:
+        is_carried = record[KIND_AT] in _CARRYING
+        born = born_in(record) if is_carried else record
+        queue = queue_of(born)
+        if not queue.startswith(_TO):
+            return
+        job = lsn if not is_carried else decode_record(record, lsn, 0, 0).job
+        nonce = enqueue_extras(born).headers.get(NONCE, "")
+        known = self._waiting.setdefault(queue[len(_TO) :].decode("utf-8", "replace"), {})
+        if agenda.table.state(job) not in WAITING_STATES or not nonce:
+            return
+        number, since = lsn, lsn if record[KIND_AT] == Kind.REQUEUED else 0
+        if record[KIND_AT] == Kind.CARRIED and job in known:
+            number, since = known[job][:2]
+        expires = enqueue_extras(born).headers.get(EXPIRES, "")
+        expires_ns = int(expires) if expires.isdecimal() else 0
+        known[job] = Waiting(number, since, expires_ns, Identified(tag, job, nonce))
+
+    # -- what is noted ----------------------------------------------------------------------------
+
+    def note(self, device: str) -> Note:
+        """What is noted of a device; nothing if that does not read."""
+        return read_note(self._disk, f"{self._path}/devices/{device}")
+
+    def _note_taken(self, device: str, after: int) -> None:
+        note = self.note(device)
+        if note.after != after:
+            parts = [part for part in note.parts if part[0] < after]
+            parts = [*parts, (after, self._clock.wall_ns())][-_PARTS_MAX:]
+            self._write(device, note._replace(parts=parts))
+
+    def _arm(self, device: str, copies: Copies) -> None:
+        """Note, before anything is handed over, from where on the copies are to be read."""
+        if device not in self._armed:
+            begin = {name: one.at for name in copies.names() if (one := copies.of(name))}
+            is_idle = not any(one.live or one.ends for one in copies.all())
+            note = self.note(device)
+            self._write(device, note._replace(begin=begin if is_idle else note.begin))
+            self._armed.add(device)
+
+    def _write(self, device: str, note: Note) -> None:
+        begin = {name: at.as_list() for name, at in note.begin.items()}
+        path = f"{self._path}/devices/{device}/{_NOTE}"
+        data = json.dumps({"parts": note.parts, "begin": begin}).encode()
+        write_file(self._disk, f"{path}.tmp", data)
+        self._disk.rename(f"{path}.tmp", path)
+        self._disk.sync_directory(path.rpartition("/")[0])
+
+
+def _end_of(sight: Sight) -> tuple[str, int]:
+    return sight.journal.tag, sight.journal.next_lsn
+
+
+def _cancelled(sight: Sight, jobs: dict[int, Identified]) -> list[tuple[str, int]]:
+    """(id, number there) of those of these jobs that were cancelled here."""
+    journal = sight.journal
+    now_ns = journal.clock.wall_ns()
+    found: list[tuple[str, int]] = []
+    for number, one in jobs.items():
+        with contextlib.suppress(JobNotFound):
+            view = tell(journal, one.job, now_ns)
+            is_same = view is not None and view.headers.get(NONCE) == one.nonce
+            if view is not None and is_same and view.state is State.CANCELLED:
+                found.append((f"{journal.tag}-{one.job}", number))
+    return found

@@ -1,0 +1,169 @@
+"""What a device asks for and is given, as the line carries it: ``POST /v1/down``.
+
+The question is JSON. The answer is lines of JSON: jobs in the order of their numbers, then what is
+to be cancelled, and a last line that counts them and hashes what is before it. Without that line
+nothing counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from taskq.log.inbox.manifest import stream_batch
+from taskq_plugins.hub.positions import Position
+
+DOWN: Final = "/v1/down"
+#: Header of a job on a device: its id in the outbox.
+JOB: Final = "hub-job"
+JSON_LINES: Final = "application/x-ndjson"
+#: Longest a question may wait for its answer.
+WAIT_SECONDS_MAX: Final = 50.0
+#: Jobs that one question refuses: as many as an answer holds.
+JOBS_MAX: Final = 256
+REASON_CHARACTERS_MAX: Final = 500
+_TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
+_NUMBER_MAX: Final = 2**62
+
+
+class Question(NamedTuple):
+    """What is there for a device?
+
+    Attributes:
+        session: of the sync before it.
+        log_id: of the log that the jobs go to.
+        up: where its copy ended when the session did: all before it is settled first.
+        after: by the tag of a hub's outbox, the last number that was taken from there.
+        waiting: whether anything that was taken is not adopted before ``up``.
+        refused: (id, why) of jobs that the device does not take.
+        wait_seconds: how long to wait for something.
+    """
+
+    session: int
+    log_id: UUID
+    up: Position
+    after: dict[str, int]
+    waiting: bool
+    refused: tuple[tuple[str, str], ...] = ()
+    wait_seconds: float = 0.0
+
+
+class Handed(NamedTuple):
+    """A job on its way to a device.
+
+    Attributes:
+        number: of the record that brought it, which grows when it is requeued.
+        id: of the outbox's job; ``key`` is the one that it holds on the device.
+        due_ns: a span from now, or a moment if ``due_is_wall``.
+        expires_ns: a span from now.
+    """
+
+    number: int
+    id: str
+    key: str
+    queue: str
+    task: str
+    priority: int
+    attempts: int
+    flags: int
+    headers: dict[str, str]
+    due_ns: int
+    due_is_wall: bool
+    expires_ns: int
+    payload: bytes
+
+
+class Given(NamedTuple):
+    """What is there.
+
+    Attributes:
+        tag: of the outbox.
+        end: the last number of these jobs, or ``after`` if there are none.
+        cancels: (id, number of the device's own job) of what is to be cancelled there.
+    """
+
+    tag: str
+    end: int
+    jobs: list[Handed]
+    cancels: list[tuple[str, int]]
+
+
+def upload_name(tag: str, end: int) -> str:
+    """What a device publishes a part as: once, whatever becomes of the line."""
+    return f"hub.{tag}@{end}"
+
+
+def upload_number(name: str) -> tuple[str, int] | None:
+    """(tag, end) of such a name; None for any other."""
+    stream, batch = stream_batch(name) or ("", 0)
+    tag = stream.removeprefix("hub.")
+    return (tag, batch) if tag != stream and _TAG.match(tag) else None
+
+
+def encode_question(asked: Question) -> bytes:
+    """The question as JSON."""
+    values = asked._asdict() | {"log_id": str(asked.log_id), "up": asked.up.as_list()}
+    return json.dumps(values).encode()
+
+
+def decode_question(data: bytes) -> Question:
+    """Read a question.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is none.
+    """
+    values = json.loads(data)
+    after = {str(tag): int(number) for tag, number in values["after"].items()}
+    if not all(_TAG.match(tag) and 0 <= one < _NUMBER_MAX for tag, one in after.items()):
+        raise ValueError("no numbers of an outbox")
+    refused = tuple(
+        (str(job), str(reason)[:REASON_CHARACTERS_MAX]) for job, reason in values["refused"]
+    )
+    return Question(
+        int(values["session"]), UUID(values["log_id"]), Position.from_list(values["up"]), after,
+        values["waiting"] is True, refused[:JOBS_MAX],
+        min(max(float(values["wait_seconds"]), 0.0), WAIT_SECONDS_MAX),
+    )  # fmt: skip
+
+
+def encode_given(given: Given) -> bytes:
+    """The answer's lines."""
+    lines: list[dict[str, Any]] = [
+        one._asdict() | {"kind": "enqueue", "payload": base64.b64encode(one.payload).decode()}
+        for one in given.jobs
+    ]
+    lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    last = {
+        "kind": "end", "outbox": given.tag, "end": given.end, "lines": len(lines),
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }  # fmt: skip
+    return body + json.dumps(last).encode() + b"\n"
+
+
+def decode_given(data: bytes) -> Given:
+    """Read an answer.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is none, or was cut short.
+    """
+    start = data.rfind(b"\n", 0, -1) + 1
+    body, last = data[:start], json.loads(data[start:])
+    lines = [json.loads(line) for line in body.splitlines()]
+    is_whole = last["lines"] == len(lines) and last["sha256"] == hashlib.sha256(body).hexdigest()
+    if last["kind"] != "end" or not is_whole or not _TAG.match(last["outbox"]):
+        raise ValueError("the line that ends it does not fit")
+    jobs: list[Handed] = []
+    cancels: list[tuple[str, int]] = []
+    for line in lines:
+        kind = line.pop("kind")
+        if kind == "enqueue":
+            payload = base64.b64decode(line.pop("payload"), validate=True)
+            jobs.append(Handed(**line, payload=payload))
+        elif kind == "cancel":
+            cancels.append((str(line["id"]), int(line["job"])))
+    return Given(last["outbox"], int(last["end"]), jobs, cancels)

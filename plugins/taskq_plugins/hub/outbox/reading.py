@@ -1,0 +1,225 @@
+"""What the copies of a device's logs tell of the jobs that it was handed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import FormatError, LogError
+from taskq.core.model import LIVE_STATES
+from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.log.format.carried import born_in
+from taskq.log.format.codec import FRAME_HEADER_SIZE, JOB_AT, KIND_AT, SEGMENT_HEADER
+from taskq.log.format.frames import Cursor, Frame
+from taskq.log.format.options import enqueue_extras
+from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.requests import Ended
+from taskq.log.segments.identity import FILE, read_identity
+from taskq.log.segments.segments import SegmentFiles
+from taskq_plugins.hub.aside import BREAKS, content
+from taskq_plugins.hub.positions import NOWHERE, Position, stands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from taskq.log.machine.ports import Disk
+
+#: Header of a job on a device: the number that it was handed over with.
+NUMBER: Final = "hub-number"
+_KEY: Final = re.compile(r"hub:([0-9a-f]{8})-([1-9][0-9]{0,18}):([0-9a-f]{12})\Z")
+_LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+#: Stands in each record that brings such a job.
+_MARK: Final = NUMBER.encode()
+_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
+_BRINGING: Final = _CARRYING | {int(Kind.ENQUEUED)}
+_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)))
+_JOB_BYTES: Final = 8
+
+
+class Identified(NamedTuple):
+    """An outbox's job, as the key tells that it has on a device."""
+
+    tag: str
+    job: int
+    nonce: str
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return f"hub:{self.tag}-{self.job}:{self.nonce}"
+
+    @classmethod
+    def of(cls, key: bytes | None) -> Identified | None:
+        """What a key tells; None for any other."""
+        found = _KEY.match((key or b"").decode("ascii", "replace"))
+        return None if found is None else cls(found[1], int(found[2]), found[3])
+
+
+class There(NamedTuple):
+    """A job on a device: which one of the outbox it is, and what it was handed over with."""
+
+    identified: Identified
+    number: int
+
+
+class Reading:
+    """One copy, read as far as it came; it begins anew where what it had read stands no more.
+
+    Attributes:
+        at: behind the last frame that was read.
+        live: what has not ended there, by the jobs of that log.
+        ends: what ended there, with the job of that log, and was not taken up yet.
+    """
+
+    def __init__(self, disk: Disk, path: str, log_id: UUID, at: Position = NOWHERE) -> None:
+        self._disk = disk
+        self.path = path
+        self._log_id = log_id
+        self.at = at
+        self.live: dict[int, There] = {}
+        self.ends: dict[There, Ended] = {}
+
+    def read(self) -> None:
+        """Read what has come.
+
+        Raises:
+            OSError, LogError: the copy cannot be read.
+        """
+        files = SegmentFiles(self._disk, self.path, writable=False)
+        files.log_id = self._log_id
+        files.refresh()
+        try:
+            if not stands(self._disk, files, self.at):
+                self.at = NOWHERE
+                self.live.clear()
+            if files.lsns:
+                self._read(files)
+        finally:
+            files.forget()
+
+    def _read(self, files: SegmentFiles) -> None:
+        last = files.lsns[-1]
+        end = Cursor(last, files.size(last))
+        cursor = Cursor(files.lsns[0], SEGMENT_HEADER.size)
+        if self.at.segment:
+            cursor = Cursor(self.at.segment, self.at.offset, self.at.next_lsn)
+        for _, item in files.frames(cursor, end):
+            if isinstance(item, Frame):
+                if self.live or _MARK in item.data:
+                    self._take(item)
+                stem = bytes(item.data[item.at - FRAME_HEADER_SIZE : item.at])
+                self.at = Position(cursor.segment, item.end, item.offset, stem)
+
+    def _take(self, frame: Frame) -> None:
+        data, live = frame.data, self.live
+        for lsn, at, length in places(frame):
+            kind = data[at + KIND_AT]
+            if kind in _BRINGING:
+                if data.find(_MARK, at, at + length) >= 0:
+                    with contextlib.suppress(FormatError):
+                        self._bring(kind, bytes(data[at : at + length]), lsn)
+            elif kind in _ENDS and live:
+                start = at + JOB_AT
+                job = int.from_bytes(data[start : start + _JOB_BYTES], "little")
+                if job in live:
+                    record = decode_record(bytes(data[at : at + length]), lsn, 0, 0)
+                    self.ends[live.pop(job)] = _ended(record, Kind(kind))
+
+    def _bring(self, kind: int, record: bytes, lsn: int) -> None:
+        born = born_in(record) if kind in _CARRYING else record
+        extras = enqueue_extras(born)
+        identified, number = Identified.of(extras.key), extras.headers.get(NUMBER, "")
+        if identified is None or not number.isdecimal():
+            return
+        told, there = decode_record(record, lsn, 0, 0), There(identified, int(number))
+        carried = told.carried
+        if kind != Kind.CARRIED or carried is None or carried.state in LIVE_STATES:
+            self.live[told.job] = there
+        else:
+            self.live.pop(told.job, None)
+            end = Ended(told.job, Kind[carried.state.name], carried.attempt, carried.body)
+            self.ends.setdefault(there, end._replace(flags=carried.flags))
+
+
+def _ended(record: LogRecord, kind: Kind) -> Ended:
+    return Ended(record.job, kind, record.attempt, record.body, record.cause, record.body_flags)
+
+
+class Copies:
+    """The copies of one device."""
+
+    def __init__(self, disk: Disk, path: str, begin: dict[str, Position]) -> None:
+        self._disk = disk
+        self._path = path
+        #: where a reading may begin, by the id of its log
+        self._begin = begin
+        self._readings: dict[str, Reading] = {}
+        #: whether it was begun at the beginning of all that there is
+        self.is_whole = False
+
+    def read(self) -> None:
+        """Read what has come to any of them.
+
+        Raises:
+            OSError, LogError: one cannot be read.
+        """
+        for name in self.names():
+            reading = self._readings.get(name)
+            if reading is None:
+                reading = self._opened(f"{self._path}/{name}", self._begin.get(name, NOWHERE))
+                if reading is None:
+                    continue
+                self._readings[name] = reading
+            reading.read()
+
+    def read_whole(self) -> None:
+        """Read all that the hub ever had of them, what was set aside included.
+
+        Raises:
+            OSError, LogError: one cannot be read.
+        """
+        self._begin, self._readings, self.is_whole = {}, {}, True
+        self.read()
+        for name, reading in self._readings.items():
+            for number in self._disk.names(f"{self._path}/{name}/old"):
+                left = self._opened(f"{self._path}/{name}/old/{number}", NOWHERE)
+                if left is not None:
+                    left.read()
+                    reading.ends = left.ends | reading.ends
+
+    def names(self) -> list[str]:
+        """The ids of the device's logs, the one that came first before the others."""
+        dated = [
+            (self._disk.modified_ns(f"{self._path}/{name}/{FILE}"), name)
+            for name in self._disk.names(self._path)
+            if _LOG_ID.match(name)
+        ]
+        return [name for _, name in sorted((when, name) for when, name in dated if when)]
+
+    def has_gap(self, name: str) -> bool:
+        """Whether records of a log are missing: the end of a job may have been among them."""
+        return any(
+            b'"kind": "gap"' in line
+            for line in content(self._disk, f"{self._path}/{name}/{BREAKS}").splitlines()
+        )
+
+    def of(self, name: str) -> Reading | None:
+        """The reading of one log."""
+        return self._readings.get(name)
+
+    def ends(self) -> Iterator[There]:
+        """What ended in any of them, and was not taken up yet."""
+        return (there for reading in self._readings.values() for there in reading.ends)
+
+    def all(self) -> Iterator[Reading]:
+        """Every reading."""
+        return iter(self._readings.values())
+
+    def _opened(self, path: str, at: Position) -> Reading | None:
+        try:
+            identity = read_identity(self._disk, path)
+        except LogError:
+            return None
+        return None if identity is None else Reading(self._disk, path, identity.log_id, at)

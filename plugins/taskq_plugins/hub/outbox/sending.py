@@ -1,0 +1,260 @@
+"""Jobs for devices, from the programs on the hub's machine: ``Hub``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from taskq.app.app import TaskQ
+from taskq.calls.call import checked_calls
+from taskq.connection.blocking import blocking, off_loop
+from taskq.core.durations import spoken
+from taskq.core.errors import UsageError
+from taskq.core.model import SECOND_NS, WAITING_STATES, State
+from taskq.core.why import Reason, Why
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.reader import LogReader
+from taskq_plugins.hub.devices import check_group, groups, is_enrolled
+from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, OUTBOX, QUEUE, TO, read_note
+from taskq_plugins.hub.outbox.reading import Copies, Identified
+
+if TYPE_CHECKING:
+    import os
+
+    from taskq.calls.call import Call
+    from taskq.connection.connection import JobId
+    from taskq.connection.handle import JobHandle
+    from taskq.core.views import JobView
+
+R = TypeVar("R")
+#: The header of a job that went to each member of a group.
+GROUP: Final = "hub-group"
+_NONCE_BYTES: Final = 6
+
+
+class Hub:
+    """A hub's directory, for programs on its machine; enter it with ``async with``, or close it.
+
+    ::
+
+        hub = Hub("/srv/hub")
+        job = await hub.device("edge-7").enqueue(update.call("7.2"))
+        jobs = await hub.group("eu").enqueue(update.call("7.2"))
+        print(await job.result(timeout="2d"))
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._app = Outbox(self.path)
+        self._paused: set[str] = set()
+
+    def device(self, name: str) -> Device:
+        """A device that was enrolled.
+
+        Raises:
+            UsageError: none of that name was.
+        """
+        if not is_enrolled(self.path, name):
+            raise UsageError(f"{name!r:.80} is not enrolled here: taskq hub enrol {self.path} NAME")
+        return Device(self, name)
+
+    def group(self, name: str) -> Group:
+        """The devices of a group, as it is when jobs are enqueued.
+
+        Raises:
+            UsageError: that is no name of a group.
+        """
+        return Group(self, check_group(name))
+
+    def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        """A call of a task that this program does not know; the device checks its arguments.
+
+        Raises:
+            InvalidCall: the arguments have no form in JSON.
+        """
+        return self._app.call_by_name(task, *args, **kwargs)
+
+    def job(self, job: JobId) -> JobHandle[Any]:
+        """The handle of a job for a device, made from its id."""
+        return self._app.job(job)
+
+    async def enqueue_to(
+        self, devices: list[str], call: Call[R], headers: dict[str, str]
+    ) -> list[JobHandle[R]]:
+        """Enqueue a call once for each of these devices: all of them or none."""
+        (call,) = checked_calls([call])
+        if call.extras is not None and call.extras.concurrency_key:
+            raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
+        calls = [_addressed(call, device, headers) for device in devices]
+        for one in calls:
+            # Before its first job: no worker may ever take one.
+            if one.spec.queue not in self._paused:
+                await self._app.pause(one.spec.queue)
+                self._paused.add(one.spec.queue)
+        return await self._app.enqueue_many(calls)
+
+    async def close(self) -> None:
+        """Close the outbox. Legal twice."""
+        await self._app.close()
+
+    close_sync = blocking(close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+
+class Device:
+    """One device of a hub."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self._hub = hub
+        self.name = name
+
+    async def enqueue(self, call: Call[R]) -> JobHandle[R]:
+        """Enqueue a call that this device is to run, whenever it asks.
+
+        Delay, expiry, key, priority and headers are those of the call. ``result()`` waits until the
+        device has told how it ended. With ``expires`` a job ends here unless the device took it in
+        time, and there unless it ran in time.
+
+        Raises:
+            UsageError: it is no call, or has a concurrency key.
+            PayloadTooLarge: its payload is over 1 MiB.
+            LogError: the outbox cannot be written.
+        """
+        (job,) = await self._hub.enqueue_to([self.name], call, {})
+        return job
+
+    enqueue_sync = blocking(enqueue)
+
+    def log(self) -> LogReader:
+        """The hub's copy of the device's log, to be closed; of several the one that came last.
+
+        Raises:
+            LogError: nothing came of it yet.
+        """
+        folder = self._hub.path / "devices" / self.name
+        names = Copies(LocalDisk(), str(folder), {}).names()
+        return LogReader.open(str(folder / names[-1] if names else folder))
+
+
+class Group:
+    """Devices that were put together by ``taskq hub group add``."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self._hub = hub
+        self.name = name
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of its members now."""
+        return groups(self._hub.path).get(self.name, [])
+
+    async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
+        """Enqueue a call once for each member of now: for all of them or for none.
+
+        Raises:
+            UsageError: it is no call, has a concurrency key, or the group has no member.
+            PayloadTooLarge: the calls together are over 8 MiB.
+            LogError: the outbox cannot be written.
+        """
+        devices = await off_loop(lambda: self.devices)
+        if not devices:
+            raise UsageError(f"no device is in group {self.name!r}: taskq hub group add")
+        return await self._hub.enqueue_to(devices, call, {GROUP: self.name})
+
+    enqueue_sync = blocking(enqueue)
+
+
+class Outbox(TaskQ):
+    """The app of a hub's outbox, whose jobs others run."""
+
+    def __init__(self, hub: Path) -> None:
+        super().__init__(hub / OUTBOX)
+        self._hub = hub
+
+    async def why(self, job: JobId) -> Reason:
+        """Where a job is that waits for its device.
+
+        Raises:
+            JobNotFound: the outbox has no such job.
+            WrongLog: the id is of another log.
+        """
+        port, lsn = await self._found(job)
+        view: JobView | None = await port.view(lsn)
+        if view is None or view.state not in WAITING_STATES or not view.queue.startswith(TO):
+            return await super().why(job)
+        return await off_loop(why, self._hub, view)
+
+
+def why(hub: Path, view: JobView) -> Reason:
+    """Where a job is that waits for its device."""
+    device = view.queue.removeprefix(TO)
+    folder = hub / "devices" / device
+    there = find_there(hub, view)
+    if there is not None and there[1].state is State.RUNNING:
+        attempts = there[1].attempts
+        since = f" since {_moment(attempts[-1].started_ns)}" if attempts else ""
+        text = f"it has been running on {device}{since}, as job {there[1].job_id}"
+        return Reason(code=Why.RUNNING, text=f"{text}; {_heard(folder, device)}")
+    taken = [
+        when for number, when in read_note(LocalDisk(), str(folder)).parts if number >= view.lsn
+    ]
+    if there is not None:
+        state = there[1].state.name.lower()
+        text = f"it was handed over, and is {state} on {device} as job {there[1].job_id}"
+    elif taken:
+        text = (
+            f"it was handed over to {device} at {_moment(taken[0])}, which told no more of it yet"
+        )
+    else:
+        text = f"{device} has not taken it yet"
+    return Reason(code=Why.NO_WORKER, text=f"{text}; {_heard(folder, device)}")
+
+
+def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
+    """(path of the copy, what it says) of the job on its device; None if it is not known there."""
+    tag, _, _ = view.job_id.partition("-")
+    wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
+    folder = hub / "devices" / view.queue.removeprefix(TO)
+    copies = Copies(LocalDisk(), str(folder), {})
+    copies.read_whole()
+    found: tuple[str, JobView] | None = None
+    for reading in copies.all():
+        jobs = [job for job, one in reading.live.items() if one.identified == wanted]
+        jobs += [end.job for one, end in reading.ends.items() if one.identified == wanted]
+        for job in jobs:
+            with LogReader.open(reading.path) as reader:
+                there = reader.job(job)
+            if there is not None:
+                found = reading.path, there
+    return found
+
+
+def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
+    """The call as the outbox has it."""
+    chosen = call.chosen
+    own = {NONCE: secrets.token_hex(_NONCE_BYTES), QUEUE: chosen.queue, **headers}
+    if chosen.expires_ns:
+        begin = 0 if chosen.expires_is_wall else time.time_ns()
+        own[EXPIRES] = str(begin + chosen.expires_ns)
+    return call.options(queue=f"{TO}{device}", expires=None, spill=False, headers=own)
+
+
+def _heard(folder: Path, device: str) -> str:
+    files = [folder / "down.json", *folder.glob("*-*/log/*.log")]
+    seen = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
+    if not seen:
+        return f"{device} was never heard of"
+    return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
+
+
+def _moment(time_ns: int) -> str:
+    from datetime import UTC, datetime  # noqa: PLC0415 - few ask
+
+    return f"{datetime.fromtimestamp(time_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M:%S} UTC"

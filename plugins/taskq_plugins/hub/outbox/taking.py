@@ -1,0 +1,164 @@
+"""A device's side of the outbox: what it takes goes into its inbox, and what is cancelled ends.
+
+Behind a session that brought the hub's copy to where the log ends, a device asks what is there for
+it. What it does not take is reported first, then the others are published under a name that counts
+once. Adopting them is the log's own work.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.core.errors import TaskqError
+from taskq.core.model import Extras
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish_with
+from taskq.log.machine.peers import poke_owners
+from taskq.log.requests import EnqueueSpec
+from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
+from taskq_plugins.hub.outbox.lines import Question, upload_name, upload_number
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Sequence
+    from uuid import UUID
+
+    from taskq.log.machine.ports import Clock, Disk
+    from taskq_plugins.hub.outbox.lines import Given, Handed
+    from taskq_plugins.hub.positions import Position
+
+#: So many uploads that nobody adopts: no more are taken.
+UPLOADS_MAX: Final = 10
+#: Parts of one session, and what is asked again since something was refused.
+_ROUNDS_MAX: Final = 64
+
+
+class Held(NamedTuple):
+    """What a device's inbox says; looked at before its log is.
+
+    Attributes:
+        after: by the tag of an outbox, the last number that was taken from there.
+        waiting: uploads of a hub that are not adopted as a whole.
+    """
+
+    after: dict[str, int]
+    waiting: int
+
+
+class Taken(NamedTuple):
+    """What came of it."""
+
+    jobs: int = 0
+    refused: int = 0
+    cancelled: int = 0
+
+
+class Cancelled(NamedTuple):
+    """An order to the device's own log: to cancel a job if it is that one of a hub."""
+
+    job: int
+    id: str
+
+
+def look(disk: Disk, path: str) -> Held:
+    """What the inbox of a log says."""
+    after: dict[str, int] = {}
+    for folder in ("", "/done", "/refused"):
+        for name in disk.names(f"{path}/{INBOX}{folder}"):
+            found = upload_number(name.removesuffix(MANIFEST)) if name.endswith(MANIFEST) else None
+            if found is not None:
+                after[found[0]] = max(after.get(found[0], 0), found[1])
+    waiting = sum(upload_number(name) is not None for name in waiting_uploads(disk, path))
+    return Held(after, waiting)
+
+
+class Taking:
+    """What one device takes.
+
+    Args:
+        disk, clock: of the device.
+        path: of its log.
+        accept: patterns of names of tasks, such as ``photos.*``; none: nothing is taken.
+        known: names of the tasks that run here; None if that is not known.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        path: str,
+        accept: Sequence[str],
+        known: Collection[str] | None = None,
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._path = path
+        self._accept = accept
+        self._known = known
+
+    def take(
+        self, session: int, log_id: UUID, up: Position, held: Held, wait_seconds: float = 0.0
+    ) -> Generator[Question | Cancelled, Given | bool | None, Taken]:
+        """Ask for what is there and take it: gives out questions, and orders to the log.
+
+        Args:
+            session: of the sync before it, which ended at ``up``.
+            log_id: of the log.
+            up: where the copy ends.
+            held: what the inbox said before the log was looked at.
+            wait_seconds: how long the first question may wait.
+
+        Raises:
+            LogError: the inbox cannot be written.
+        """
+        after, waiting, taken = dict(held.after), held.waiting, Taken()
+        refused: tuple[tuple[str, str], ...] = ()
+        for number in range(_ROUNDS_MAX):
+            if waiting >= UPLOADS_MAX:
+                break
+            wait = 0.0 if number else wait_seconds
+            given = yield Question(session, log_id, up, after, waiting > 0, refused, wait)
+            if given is None or isinstance(given, bool):
+                break
+            taken = taken._replace(refused=taken.refused + len(refused))
+            for job, own in given.cancels if not number else ():
+                taken = taken._replace(
+                    cancelled=taken.cancelled + bool((yield Cancelled(own, job)))
+                )
+            tails = [(one, *self._judged(one)) for one in given.jobs]
+            refused = tuple((one.id, why) for one, _, why in tails if why)
+            if refused:
+                continue  # reported before any of these count as taken
+            if not given.jobs:
+                break
+            self._publish(given, [(one, tail) for one, tail, _ in tails])
+            after[given.tag], waiting = given.end, waiting + 1
+            taken = taken._replace(jobs=taken.jobs + len(given.jobs))
+        return taken
+
+    def _judged(self, one: Handed) -> tuple[bytes, str]:
+        """(how it goes into the inbox, why it does not)."""
+        if not any(fnmatch.fnmatchcase(one.task, pattern) for pattern in self._accept):
+            said = ", ".join(self._accept) or "nothing"
+            return b"", f"{one.task!r} is not among what is accepted there ({said})"
+        if self._known is not None and one.task not in self._known:
+            return b"", f"no task {one.task!r} is known there"
+        try:
+            spec = EnqueueSpec(one.queue, one.task, one.priority, one.attempts, one.flags)
+            extras = Extras(
+                due_ns=one.due_ns, due_is_wall=one.due_is_wall, expires_ns=one.expires_ns,
+                key=one.key.encode(), headers=one.headers,
+            )  # fmt: skip
+            return encode_tail(spec, extras), ""
+        except (TaskqError, TypeError, ValueError, OverflowError) as error:
+            return b"", f"it cannot be read there: {error}"
+
+    def _publish(self, given: Given, jobs: list[tuple[Handed, bytes]]) -> None:
+        name = upload_name(given.tag, given.end)
+        with PartWriter(Path(self._path), f"hub.{given.tag}", disk=self._disk) as writer:
+            for one, tail in jobs:
+                writer.add(tail, one.payload)
+            part = writer.close()
+        if publish_with(self._disk, self._clock, self._path, name, [part]):
+            poke_owners(Path(self._path) / "owners")

@@ -1,0 +1,447 @@
+"""Jobs that a hub has for its devices: handed over once, ended once, never forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from taskq import State, TaskLog, TaskQ
+from taskq.cli.main import main
+from taskq.connection.settings import HubSettings
+from taskq.core.model import SECOND_NS
+from taskq.core.why import Why
+from taskq.errors import JobCancelled, JobExpired, JobFailed, UsageError
+from taskq.log.machine.disk import SystemClock
+from taskq.log.read.reader import LogReader
+from taskq_plugins.hub import Hub
+from taskq_plugins.hub.devices import enrol, groups, set_member
+from taskq_plugins.hub.outbox.lines import decode_given
+from taskq_plugins.hub.outbox.taking import Taking
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.sync import Line, Synced, sync
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from taskq.core.views import JobView
+    from taskq_plugins.hub.outbox.lines import Given
+
+_URL: Final = "http://localhost"
+
+
+class Ahead(SystemClock):
+    """Two hours later."""
+
+    def wall_ns(self) -> int:
+        """Now, as it will be."""
+        return time.time_ns() + 7_200 * SECOND_NS
+
+
+class Place:
+    """A hub and its devices on one machine, with no line between."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hub = Hub(path / "hub")
+        self.server = Server(path / "hub")
+        self.tokens: dict[str, str] = {}
+        self.apps: dict[str, TaskQ] = {}
+        self.ran: list[tuple[str, str]] = []
+        self.accept: tuple[str, ...] = ("update", "photos.*")
+
+    def enrol(self, device: str) -> TaskQ:
+        """A device with an app that notes what it runs."""
+        self.tokens[device] = enrol(self.path / "hub", device)
+        app = self.apps[device] = TaskQ(self.path / device)
+
+        @app.task(name="update", retry=2)
+        async def update(version: str) -> str:
+            self.ran.append((device, version))
+            if version == "bad":
+                raise ValueError("no such version")
+            return f"{device} has {version}"
+
+        return app
+
+    async def sync(self, device: str) -> Synced:
+        """What ``taskq sync`` does."""
+        (self.path / device).mkdir(exist_ok=True)
+        async with TaskLog.open(self.path / device):
+            """There is a log."""
+        transport = httpx.ASGITransport(self.server.app)
+        settings = HubSettings(accept=self.accept)
+        line = Line(_URL, self.tokens[device], transport, settings)
+        try:
+            return await sync(str(self.path / device), line)
+        finally:
+            await line.close()
+
+    async def work(self, device: str) -> None:
+        """What ``taskq worker --burst`` does."""
+        app = self.apps[device]
+        async with app:
+            await app.adopt()
+            await app.worker(burst=True).run()
+
+    def restart(self) -> None:
+        """Another server."""
+        self.server = Server(self.path / "hub")
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    await made.hub.close()
+    await made.server._outbox.close()
+
+
+update = TaskQ("unused").call_by_name
+
+
+async def test_a_job_runs_on_its_device_and_its_result_comes_back(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    assert (await place.sync("edge-7")).taken.jobs == 1
+    await place.work("edge-7")
+    assert await job.status() is State.READY
+    await place.sync("edge-7")
+    assert await job.result(timeout=1) == "edge-7 has 7.2"
+    assert place.ran == [("edge-7", "7.2")]
+    assert (await place.sync("edge-7")).taken.jobs == 0
+
+
+async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:
+    place.enrol("edge-7")
+    device = place.hub.device("edge-7")
+    call = update("update", "7.2").options(
+        queue="firmware", priority=9, attempts=4, delay="1h", expires="1d", key="fw",
+        headers={"by": "ada"},
+    )  # fmt: skip
+    job = await device.enqueue(call)
+    assert (await device.enqueue(call)).id == job.id
+    await place.sync("edge-7")
+    await place.apps["edge-7"].adopt()
+    (view,) = _jobs(place.path / "edge-7")
+    assert (view.queue, view.task, view.priority, view.attempts_max) == ("firmware", "update", 9, 4)
+    assert view.headers["by"] == "ada"
+    assert view.headers["hub-job"] == job.id
+    assert view.state is State.SCHEDULED
+    assert 3_500e9 < view.due_ns - view.enqueued_ns <= 3_600e9
+    assert 86_000e9 < view.expires_ns - view.enqueued_ns <= 86_400e9
+    assert view.payload == (await job.view()).payload
+
+
+async def test_a_job_that_fails_on_the_device_is_a_dead_letter_with_its_words(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "bad").options(attempts=1))
+    await place.sync("edge-7")
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    with pytest.raises(JobFailed, match="no such version"):
+        await job.result(timeout=1)
+
+
+async def test_one_that_is_requeued_goes_down_again_and_runs_once_more(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "bad").options(attempts=1))
+    for _ in range(2):
+        await place.sync("edge-7")
+        await place.work("edge-7")
+        await place.sync("edge-7")
+        assert await job.status() is State.DEAD
+        place.restart()
+        await job.requeue()
+    assert len(place.ran) == 2
+    await place.sync("edge-7")
+    assert await job.status() is State.READY
+
+
+@pytest.mark.parametrize("accept", [(), ("photos.*",), ("updat",)])
+async def test_what_a_device_does_not_accept_is_a_dead_letter_on_the_hub(
+    place: Place, accept: tuple[str, ...]
+) -> None:
+    place.enrol("edge-7")
+    place.accept = accept
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    assert (await place.sync("edge-7")).taken == (0, 1, 0)
+    with pytest.raises(
+        JobFailed, match=r"edge-7 refuses it.*'update' is not among what is accepted"
+    ):
+        await job.result(timeout=1)
+    assert await place.apps["edge-7"].adopt() == 0
+    assert (await place.sync("edge-7")).taken == (0, 0, 0)
+
+
+async def test_of_a_part_the_rest_is_taken_when_one_is_refused(place: Place) -> None:
+    place.enrol("edge-7")
+    device = place.hub.device("edge-7")
+    jobs = [await device.enqueue(update(name, "1")) for name in ("update", "rm", "photos.send")]
+    assert (await place.sync("edge-7")).taken == (2, 1, 0)
+    assert [await job.status() for job in jobs] == [State.READY, State.DEAD, State.READY]
+    assert await place.apps["edge-7"].adopt() == 2
+
+
+async def test_a_job_that_is_cancelled_before_it_is_taken_never_goes_down(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    assert await job.cancel()
+    assert (await place.sync("edge-7")).taken == (0, 0, 0)
+
+
+async def test_one_that_is_cancelled_later_is_cancelled_on_the_device(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    assert await job.cancel()
+    with pytest.raises(JobCancelled):
+        await job.result(timeout=1)
+    assert (await place.sync("edge-7")).taken.cancelled == 0  # it is not adopted yet
+    await place.apps["edge-7"].adopt()
+    place.restart()
+    assert (await place.sync("edge-7")).taken.cancelled == 1
+    await place.work("edge-7")
+    assert not place.ran
+    assert (await place.sync("edge-7")).taken.cancelled == 0
+
+
+async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(
+    place: Place,
+) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    await place.work("edge-7")
+    await job.cancel()
+    assert (await place.sync("edge-7")).taken.cancelled == 0
+    assert await job.status() is State.CANCELLED
+
+
+async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
+    place.enrol("edge-7")
+    device, handing = place.hub.device("edge-7"), place.server._outbox._handing
+    late = await device.enqueue(update("update", "7.2").options(expires="1h"))
+    handing._clock = Ahead()
+    assert (await place.sync("edge-7")).taken.jobs == 0
+    with pytest.raises(JobExpired):
+        await late.result(timeout=1)
+    never = await device.enqueue(update("update", "7.2").options(expires="1h"))
+    await asyncio.to_thread(handing.expire)
+    assert await never.status() is State.EXPIRED
+
+
+async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
+    place.enrol("edge-7")
+    device, handing = place.hub.device("edge-7"), place.server._outbox._handing
+    ran = await device.enqueue(update("update", "7.2").options(expires="1h"))
+    await place.sync("edge-7")
+    handing._clock = Ahead()
+    await asyncio.to_thread(handing.expire)
+    assert await ran.status() is State.READY
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    assert await ran.result(timeout=1) == "edge-7 has 7.2"
+    handing._clock = SystemClock()
+    late = await device.enqueue(update("update", "7.2").options(expires=3))
+    await place.sync("edge-7")
+    await asyncio.sleep(3)
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    with pytest.raises(JobExpired):
+        await late.result(timeout=1)
+    assert len(place.ran) == 1
+
+
+async def test_a_group_gets_one_job_a_member_in_one_transaction(place: Place) -> None:
+    for number in range(3):
+        place.enrol(f"edge-{number}")
+        set_member(place.hub.path, "eu", f"edge-{number}", is_in=True)
+    set_member(place.hub.path, "eu", "edge-1", is_in=False)
+    assert groups(place.hub.path) == {"eu": ["edge-0", "edge-2"]}
+    jobs = await place.hub.group("eu").enqueue(update("update", "7.2"))
+    views = [await job.view() for job in jobs]
+    assert [view.queue for view in views] == ["to:edge-0", "to:edge-2"]
+    assert all(view.headers["hub-group"] == "eu" for view in views)
+    enrol(place.hub.path, "edge-0")
+    assert place.hub.group("eu").devices == ["edge-0", "edge-2"]
+    for device in ("edge-0", "edge-1", "edge-2"):
+        await place.sync(device)
+        await place.work(device)
+        await place.sync(device)
+    assert sorted(place.ran) == [("edge-0", "7.2"), ("edge-2", "7.2")]
+    assert [await job.result(timeout=1) for job in jobs] == ["edge-0 has 7.2", "edge-2 has 7.2"]
+    with pytest.raises(UsageError, match="no device is in group"):
+        await place.hub.group("us").enqueue(update("update", "7.2"))
+
+
+async def test_no_worker_of_the_hub_takes_a_job_of_a_device(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    worker = TaskQ(place.hub.path / "outbox")
+    worker.task(name="update")(lambda version: version)
+    await worker.worker(burst=True).run()
+    await worker.close()
+    assert await job.status() is State.READY
+
+
+async def test_a_device_takes_no_more_than_ten_parts_that_nobody_adopts(place: Place) -> None:
+    place.enrol("edge-7")
+    device = place.hub.device("edge-7")
+    jobs = []
+    for number in range(12):
+        jobs.append(await device.enqueue(update("update", str(number))))
+        await place.sync("edge-7")
+    published = list((place.path / "edge-7" / "inbox").glob("hub.*@*.json"))
+    assert len(published) == 10
+    await place.work("edge-7")
+    assert (await place.sync("edge-7")).taken.jobs == 2
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    assert [version for _, version in place.ran] == [str(number) for number in range(12)]
+    assert [await job.status() for job in jobs] == [State.SUCCEEDED] * 12
+
+
+async def test_more_than_a_part_holds_comes_in_several_at_once(place: Place) -> None:
+    place.enrol("edge-7")
+    device = place.hub.device("edge-7")
+    large = update("update", "x" * 700_000)
+    for call in (large, large, large, *[update("update", "1")] * 300):
+        await device.enqueue(call)
+    assert (await place.sync("edge-7")).taken.jobs == 303
+    assert len(list((place.path / "edge-7" / "inbox").glob("hub.*@*.json"))) >= 4
+    assert await place.apps["edge-7"].adopt() == 303
+
+
+async def test_an_answer_that_is_cut_short_counts_for_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.enrol("edge-7")
+    await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    seen: list[bytes] = []
+
+    def note(data: bytes) -> Given:
+        seen.append(data)
+        return decode_given(data)
+
+    monkeypatch.setattr("taskq_plugins.hub.outbox.asking.decode_given", note)
+    await place.hub.device("edge-7").enqueue(update("update", "7.3"))
+    await place.sync("edge-7")
+    whole = seen[0]
+    assert [one.headers["hub-job"] for one in decode_given(whole).jobs]
+    for size in (*range(0, len(whole), 37), len(whole) - 2):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            decode_given(whole[:size])
+    other = whole.replace(b"edge-7", b"edge-8").replace(b"update", b"upsate")
+    with pytest.raises(ValueError, match="does not fit"):
+        decode_given(other)
+
+
+async def test_only_the_latest_session_is_told_and_only_once_the_copy_is_where_it_says(
+    place: Place,
+) -> None:
+    place.enrol("edge-7")
+    await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    transport = httpx.ASGITransport(place.server.app)
+    token = {"Authorization": f"Bearer {place.tokens['edge-7']}"}
+    values = {
+        "session": 1, "log_id": "12345678-1234-5678-1234-567812345678", "up": [0, 0, 0, ""],
+        "after": {}, "waiting": False, "refused": [], "wait_seconds": 0,
+    }  # fmt: skip
+    async with httpx.AsyncClient(transport=transport, base_url=_URL, headers=token) as client:
+        assert (await client.post("/v1/down", json=values)).status_code == 409
+        for wrong in (b"", b"[]", b"{}", json.dumps(values | {"after": {"../x": 1}}).encode()):
+            assert (await client.post("/v1/down", content=wrong)).status_code == 400
+        assert (await client.post("/v1/down", headers={"Authorization": ""})).status_code == 401
+
+
+async def test_why_tells_where_a_job_is(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    assert "edge-7 has not taken it yet; edge-7 was never heard of" in str(await job.why())
+    await place.sync("edge-7")
+    assert "handed over to edge-7 at 2" in str(await job.why())
+    started, end = asyncio.Event(), asyncio.Event()
+    app = place.apps["edge-7"]
+
+    @app.middleware
+    async def wait(_job: object) -> AsyncIterator[None]:
+        started.set()
+        await end.wait()
+        yield
+
+    await app.adopt()
+    async with app.worker():
+        await started.wait()
+        await place.sync("edge-7")
+        reason = await job.why()
+        end.set()
+    assert reason.code is Why.RUNNING
+    assert "running on edge-7 since 2" in str(reason)
+    await app.close()
+    await place.sync("edge-7")
+    assert (await job.why()).code is Why.SUCCEEDED
+
+
+async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(place: Place) -> None:
+    """Long poll: it is answered when something is enqueued."""
+    place.enrol("edge-7")
+    await place.hub.device("edge-7").enqueue(update("update", "1"))
+    await place.sync("edge-7")
+    take = Taking.take
+    waits = [5.0, 0.1]
+    for wait in waits:
+        with pytest.MonkeyPatch.context() as patch:
+            waiting = functools.partialmethod(take, wait_seconds=wait)
+            patch.setattr(Taking, "take", waiting)
+            asked = asyncio.create_task(place.sync("edge-7"))
+            await asyncio.sleep(0.3)
+            if wait == waits[0]:
+                assert not asked.done()
+                await place.hub.device("edge-7").enqueue(update("update", "2"))
+            assert (await asked).taken.jobs == (1 if wait == waits[0] else 0)
+
+
+def _jobs(path: Path) -> list[JobView]:
+    with LogReader.open(str(path)) as reader:
+        return reader.jobs(None, None, None, 100)
+
+
+async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place: Place) -> None:
+    place.enrol("edge-7")
+    hub, run = str(place.hub.path), CliRunner().invoke
+
+    def told(*words: str) -> str:
+        done = run(main, ["hub", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    told("group", "add", hub, "eu", "edge-7")
+    assert told("group", "ls", hub) == "eu: edge-7\n"
+    one = await asyncio.to_thread(
+        told, "put", hub, "edge-7", "update", '{"version": "7.2"}', "--expires", "1h"
+    )
+    (both,) = (
+        await asyncio.to_thread(told, "put", hub, "eu", "update", '{"version": "7.3"}', "--group")
+    ).split()
+    await place.sync("edge-7")
+    assert await place.hub.job(both).cancel()
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    assert "edge-7 has 7.2" in told("show", hub, one.strip())
+    shown = json.loads(told("show", hub, both, "--json"))
+    assert (shown["state"], shown["there"]["state"]) == ("cancelled", "succeeded")
+    told("group", "rm", hub, "eu", "edge-7")
+    assert told("group", "ls", hub, "--json").strip() == "{}"
+    for wrong in (("group", "add", hub, "eu", "edge-9"), ("put", hub, "edge-9", "update")):
+        done = run(main, ["hub", *wrong])
+        assert done.exit_code == 2 or "not enrolled" in str(done.exception)
