@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -29,7 +31,6 @@ from taskq_plugins.hub.sync import Line, Synced, sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from taskq.core.views import JobView
     from taskq_plugins.hub.outbox.lines import Given
@@ -445,3 +446,19 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
     for wrong in (("group", "add", hub, "eu", "edge-9"), ("put", hub, "edge-9", "update")):
         done = run(main, ["hub", *wrong])
         assert done.exit_code == 2 or "not enrolled" in str(done.exception)
+
+
+async def test_what_the_readme_shows_of_jobs_for_devices_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.enrol("edge-7")
+    set_member(place.hub.path, "eu", "edge-7", is_in=True)
+    text = (Path(__file__).parents[2] / "plugins/README.md").read_text(encoding="utf-8")
+    section = text.partition("### Jobs for devices")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(place.path)
+    compiled = compile(code, "plugins/README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    await eval(compiled, {})  # noqa: S307 - it is our own text
+    assert "edge-7 has not taken it yet; edge-7 was never heard of" in capsys.readouterr().out
+    place.accept = ("update",)
+    assert (await place.sync("edge-7")).taken.jobs == 2
