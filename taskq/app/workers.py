@@ -45,6 +45,8 @@ class WorkerOptions(TypedDict, total=False):
     schedules: bool
     #: whether it looks each minute for jobs that no worker would take, and logs what it finds
     warns: bool
+    #: whether it sends the log to the hub of the settings
+    sync: bool
     #: called with a ``taskq_workers.JobFinished`` for each job that ended
     on_event: Callable[[Any], object] | None
     #: called with each ``DeadLetter`` that this process makes, besides the app's own hooks

@@ -161,7 +161,21 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
         path = unpacked(path) or path
     if not _is_log(path):
         raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
-    return LogReader.open(str(path), at=at)
+    reader = LogReader.open(str(path), at=at)
+    if reader.journal.identity.read_only:
+        _tell_of_copy(reader)
+    return reader
+
+
+def _tell_of_copy(reader: LogReader) -> None:
+    """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
+    from taskq.log.segments.identity import REPLICA, device_of_copy  # noqa: PLC0415 - as above
+
+    if REPLICA in reader.journal.identity.read_only:
+        path = Path(reader.path).absolute()
+        arrived = max((one.stat().st_mtime for one in (path / "log").glob("*.log")), default=0.0)
+        as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
+        click.echo(f"copy of {device_of_copy(str(path))}, as of {as_of}", err=True)
 
 
 def _is_log(path: Path) -> bool:

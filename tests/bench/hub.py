@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
 import shutil
@@ -24,7 +25,7 @@ from taskq.log.config import LogConfig
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.sync import Line, run
+from taskq_plugins.hub.sync import Line, sync
 from tests.bench.process import MIB, cpu_seconds
 from tests.bench.tables import Table
 
@@ -98,7 +99,7 @@ def copy(folder: Path, mib: int) -> None:
         try:
             plain, plain_cpu = plain_copy(log, folder / f"plain-{frame_bytes}")
             cpu, start = cpu_seconds(process.pid), time.perf_counter()
-            run(str(log), Line(f"http://127.0.0.1:{port}", token))
+            asyncio.run(sync(str(log), Line(f"http://127.0.0.1:{port}", token)))
             seconds = time.perf_counter() - start
             cpu = cpu_seconds(process.pid) - cpu
         finally:

@@ -79,6 +79,19 @@ class Place:
             shutil.rmtree(one)
         self.restart()
 
+    def remove(self, device: str) -> None:
+        """Let a device's directory be gone."""
+        shutil.rmtree(self.path / device)
+
+    def lose_log_only(self, log_id: str) -> None:
+        """Let the hub have no segment of a log, and nothing that was noted of them."""
+        for one in (self.hub / "devices").glob(f"*/{log_id}"):
+            shutil.rmtree(one / "log")
+            (one / "log").mkdir()
+            for name in ("seals.jsonl", "replica.json"):
+                (one / name).unlink(missing_ok=True)
+        self.restart()
+
     def tree(self) -> dict[str, str]:
         return {
             str(one): hashlib.sha256(one.read_bytes()).hexdigest()

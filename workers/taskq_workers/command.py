@@ -100,6 +100,7 @@ def life_options(command: F) -> F:
             metavar="N",
             help="Answer Prometheus at 127.0.0.1:N; with --processes each at the next port.",
         ),
+        click.option("--sync", is_flag=True, help="Send the log to the hub of the settings."),
         click.option("--place", type=int, default=1, hidden=True),
         click.option("--leash", type=int, hidden=True),
     )
@@ -210,6 +211,7 @@ def worker(
             )
         )
 
+    chosen["sync"] = chosen["sync"] and place == 1
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
 

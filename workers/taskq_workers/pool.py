@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import importlib
 import logging
 from collections.abc import Mapping
 from time import monotonic
@@ -106,6 +107,7 @@ class Worker:
         schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
         warns: whether it looks each minute for jobs that wait and that no worker would take, and
             for queues of its own that nobody uses, and logs what it finds.
+        sync: whether it sends the log to the hub of the settings, as ``taskq sync --follow`` does.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
             hooks; see ``TaskQ.on_dead``.
@@ -141,6 +143,7 @@ class Worker:
         target: str = "",
         schedules: bool = True,
         warns: bool = True,
+        sync: bool = False,
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
@@ -164,11 +167,10 @@ class Worker:
         self.stopped = asyncio.Event()
         self._begun = asyncio.Event()
         self.services: list[Service] = [Scheduler(app)] if schedules and not burst else []
-        self._beside: list[Service] = []
+        self._beside: list[Service] = [_syncing(app)] if sync else []
         self._burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = drain_seconds(drain_timeout)
-        self._hook = on_event
-        self._deaths = DeathHooks(app, on_dead)
+        self._hook, self._deaths = on_event, DeathHooks(app, on_dead)
         self._phase = Phase.NEW
         self._stop_asked = asyncio.Event()
         self._cancel_asked = asyncio.Event()
@@ -516,6 +518,17 @@ def _only(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _syncing(app: TaskQ) -> Service:
+    """What sends the log to a hub; found by name, since imports point from there to here."""
+    try:
+        service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
+    except ImportError as error:
+        raise UsageError(
+            f"to sync a worker needs the package {error.name}: pip install 'taskq-local[hub]'"
+        ) from error
+    return service
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.log.format.frames import segment_lsn, segment_name
+from taskq.log.machine.disk import PatientDisk
 from taskq.log.machine.ports import write_all, write_file
 from taskq_plugins.hub.messages import Kind
 from taskq_plugins.hub.positions import Position
@@ -194,6 +195,14 @@ class Notes:
 def noted(disk: Disk, path: str, file: str) -> list[dict[str, Any]]:
     """The lines of a copy's file, for who only reads: one may be added meanwhile."""
     return _whole_lines(disk, f"{path}/{file}")[0]
+
+
+def high_lsn(path: str) -> int:
+    """No record of a segment that was sealed, or of a branch that was left, reaches it."""
+    disk = PatientDisk()
+    high = [line["next_lsn"] for line in noted(disk, path, SEALS)]
+    high += [line.get("high_lsn", 0) for line in noted(disk, path, BREAKS)]
+    return max(high, default=0)
 
 
 def _whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:

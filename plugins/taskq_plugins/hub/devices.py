@@ -92,12 +92,12 @@ def is_bound(hub: Path, device: str, machine: str) -> bool:
 
 def move(hub: Path, device: str) -> None:
     """Let the next machine that comes with the device's token be the device."""
-    _change(hub, _known(hub, device), machine="")
+    _change(hub, known(hub, device), machine="")
 
 
 def retire(hub: Path, device: str) -> None:
     """Let no token of the device hold any more; what it sent stays."""
-    _change(hub, _known(hub, device), tokens=[], code=None, state="retired")
+    _change(hub, known(hub, device), tokens=[], code=None, state="retired")
 
 
 def devices(hub: Path) -> list[str]:
@@ -165,7 +165,7 @@ def set_member(hub: Path, group: str, device: str, *, is_in: bool) -> None:
         UsageError: the device is not enrolled, or that is no name of a group.
     """
     check_group(group)
-    others = set(map(str, _device(hub, _known(hub, device)).get("groups", ()))) - {group}
+    others = set(map(str, _device(hub, known(hub, device)).get("groups", ()))) - {group}
     _change(hub, device, groups=sorted(others | {group} if is_in else others))
 
 
@@ -177,7 +177,12 @@ def _checked(device: str) -> str:
     return device
 
 
-def _known(hub: Path, device: str) -> str:
+def known(hub: Path, device: str) -> str:
+    """The name, if a device was ever enrolled under it.
+
+    Raises:
+        UsageError: none was.
+    """
     if not _device(hub, _checked(device)):
         raise UsageError(f"{hub} has no device {device!r}: see taskq hub status {hub}")
     return device

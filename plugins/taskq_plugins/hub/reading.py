@@ -17,7 +17,7 @@ from starlette.responses import Response
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine.disk import PatientDisk
 from taskq.log.segments.identity import FILE
-from taskq_plugins.hub.aside import BREAKS, SEALS, noted
+from taskq_plugins.hub.aside import SEALS, high_lsn, noted
 from taskq_plugins.hub.copy import NAME
 from taskq_plugins.hub.wire import JSON, NOT_THERE
 
@@ -79,12 +79,10 @@ def _listing(log: Path) -> dict[str, Any]:
     )
     spill = log / "spill"
     names = sorted(one.name for one in spill.glob("?" * 64) if NAME.match(one.name))
-    high = [line["next_lsn"] for line in known.values()]
-    high += [line.get("high_lsn", 0) for line in noted(PatientDisk(), str(log), BREAKS)]
     return {
         "segments": [[lsn, size, known.get(lsn, {}).get("sha256")] for lsn, size in segments],
         "spill": [[name, (spill / name).stat().st_size] for name in names],
-        "high_lsn": max(high, default=0),
+        "high_lsn": high_lsn(str(log)),
     }
 
 

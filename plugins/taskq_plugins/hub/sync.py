@@ -11,16 +11,19 @@ import os
 import random
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
+from anyio import sleep_forever
+from anyio.from_thread import start_blocking_portal
 
 from taskq.connection.connection import Connection
-from taskq.connection.settings import HubSettings
-from taskq.core.errors import LogError, UsageError
+from taskq.connection.settings import HubSettings, load_settings
+from taskq.core.errors import LogError, ReaderBusy, UsageError
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.readers import HUB_READER, NamedReader
@@ -33,11 +36,15 @@ from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.outbox.asking import take
 from taskq_plugins.hub.outbox.taking import Taken, look
 from taskq_plugins.hub.push import push
-from taskq_plugins.hub.wire import PACKED, HubError, HubStops, carried, understood
+from taskq_plugins.hub.wire import JSON, PACKED, HubError, HubStops, carried, understood
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
+    from anyio.abc import TaskStatus
+
+    from taskq.app.app import TaskQ
+    from taskq.log.store.store import Store
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.positions import Position
 
@@ -52,6 +59,12 @@ _PIECE_BYTES: Final = 256 * 1024
 #: Smaller bodies are sent as they are, and those that would not become this much smaller.
 _PACKED_BYTES_MIN: Final = 1_024
 _PACKED_RATIO: Final = 0.95
+_CREATED: Final = 201
+_TOKEN_BYTES_MAX: Final = 4_096
+_ENROL_FIRST: Final = (
+    "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
+    "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
+)
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 #: With less room on the disk all that was sent may go at once.
@@ -108,6 +121,32 @@ def machine_of(device: str, given: str | None) -> str:
     return hashlib.sha256(f"{given} {device}".encode()).hexdigest() if given else ""
 
 
+def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, str]:
+    """Address and token of the hub: as given, else as the settings have it.
+
+    Raises:
+        UsageError: one of them is nowhere.
+    """
+    url = url or hub.url
+    if not url:
+        raise UsageError("which hub? Give --url https://…, or url in [hub] of taskq.toml")
+    token = hub.token.get_secret_value() if hub.token and file is None else ""
+    file = file or hub.token_file or token_file(url)
+    if not token and file.exists():
+        with file.open(encoding="utf-8") as opened:
+            token = opened.read(_TOKEN_BYTES_MAX)
+    if not token.strip():
+        raise UsageError(_ENROL_FIRST)
+    return url, token.strip()
+
+
+def token_file(url: str) -> Path:
+    """Where the token for a hub is kept: a copied data directory carries none."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    return Path(state, "taskq", f"{name}.token")
+
+
 class Line:
     """The way to one hub; it may serve many sessions, one after the other."""
 
@@ -122,7 +161,7 @@ class Line:
         self.hub = hub or HubSettings()
         self.device = token.split(".")[1] if token.count(".") else ""
         self.machine = machine_of(self.device, self.hub.machine)
-        self.sent_bytes = 0
+        self.sent_bytes, self.pins = 0, True
         self.part_bytes = _PART_BYTES_FIRST
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._client = httpx.AsyncClient(
@@ -215,20 +254,20 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         held = look(disk, path)
         log = DeviceLog(disk, SystemClock(), path)
         log.pin, log.sends_bodies = known.lsn if known else 0, line.hub.spill
-        if known is None and log.segments and not is_dry:
+        if known is None and log.segments and line.pins and not is_dry:
             _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
         done, session = await _session(path, log, line, hold, is_dry=is_dry)
-        if not is_dry:
+        if line.pins and not is_dry:
             taken = await take(disk, path, log, line, session, held, line.hub.accept)
             done = done._replace(taken=taken)
-        if not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
+        if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
     except LogError as error:
         if log is not None:
             _note(path, log.pin, str(error))
         raise
     else:
-        if not is_dry:
+        if line.pins and not is_dry:
             _note(path, done.end.next_lsn)
         return done
     finally:
@@ -257,7 +296,7 @@ async def _session(
             if is_dry:
                 behind = log.bytes_behind(answer.at)
                 return Synced([compare(answer, log)], 0, log.end, behind), session
-            if answer.at.segment:
+            if answer.at.segment and line.pins:
                 _pin(hold, log, min(answer.safe, log.end.next_lsn))
 
 
@@ -297,16 +336,35 @@ async def _skip(path: str, lsn: int) -> None:
         await connection.aclose()
 
 
-async def follow(
-    path: str, line: Line, *, at_once: bool = False, told: Callable[[Synced], None] | None = None
-) -> None:
+async def redeem(line: Line, code: str) -> str:
+    """The token of this machine for a code.
+
+    Raises:
+        HubError: the code does not hold, or the hub cannot be reached.
+    """
+    device = code.partition(".")[0]
+    values = {"code": code, "machine": machine_of(device, line.hub.machine)}
+    body = json.dumps(values).encode()
+    told = await line.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
+    if told.status_code != _CREATED:
+        raise HubError(
+            f"the hub answers {told.status_code}: the code does not hold, or was used, or is over "
+            f"a day old: ask for another with 'taskq hub enrol --code' there"
+        )
+    return str(told.json()["token"])
+
+
+async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> Synced:
     """Sync whenever the log has grown, until cancelled; nothing that the line does ends it.
 
     Args:
         path: the log's directory.
         line: to the hub.
         at_once: not only ``every`` so often.
-        told: called with each session's outcome.
+        once: return when all is there.
+
+    Raises:
+        HubStops: with ``once``, since waiting does not help.
     """
     hub, failures, complaint = line.hub, 0, ""
     while True:
@@ -315,16 +373,18 @@ async def follow(
             done = await sync(path, line)
         except (LogError, OSError) as error:
             failures += 1
+            stops = isinstance(error, HubStops | ReaderBusy)
+            if once and stops:
+                raise
             if str(error) != complaint:  # a week without a line is told of once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
-            stops = isinstance(error, HubStops)
             longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
             await asyncio.sleep(hub.poll if stops else _CHANCE.uniform(1.0, longest))
             continue
         failures, complaint = 0, ""
-        if told is not None:
-            told(done)
+        if once:
+            return done
         while monotonic() - began < hub.poll:
             await asyncio.sleep(_LOOK_SECONDS)
             if _extent(path) != seen and (at_once or monotonic() - began >= hub.every):
@@ -340,13 +400,28 @@ def _extent(path: str) -> tuple[str, int]:
         return "", 0
 
 
-def run(path: str, line: Line, **how: Any) -> Synced:
-    """Do as ``sync``, from a command."""
+class Syncing:
+    """What a worker with ``sync=True`` runs beside its jobs, on a loop and thread of its own."""
 
-    async def main() -> Synced:
+    def __init__(self, app: TaskQ) -> None:
+        self._app = app
+        hub = load_settings(None).hub or HubSettings()
+        self._line = partial(Line, *line_to(hub, hub.url, None), None, hub)
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Follow the log until cancelled."""
+        path = store.path
+        with start_blocking_portal() as portal:
+            future = portal.start_task_soon(self._follow, path)
+            try:
+                task_status.started()
+                await sleep_forever()
+            finally:
+                future.cancel()
+
+    async def _follow(self, path: str) -> None:
+        line = self._line()
         try:
-            return await sync(path, line, **how)
+            await follow(path, line)
         finally:
             await line.close()
-
-    return asyncio.run(main())

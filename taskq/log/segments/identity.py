@@ -95,9 +95,10 @@ def check_writable(disk: Disk, path: str) -> None:
     if identity is None or not identity.read_only:
         return
     if REPLICA in identity.read_only:
+        device = device_of_copy(path)
         raise LogError(
-            f"{path} is the copy that a hub keeps of a device's log, and nobody else writes to it: "
-            f"read commands work here; enqueue, cancel, compact and run workers on the device"
+            f"{path} is a hub's copy of the log of {device}, and nobody else writes to it: "
+            f"read commands work here; enqueue, cancel, compact and run workers on {device}"
         )
     if BACKUP in identity.read_only:
         raise LogError(
@@ -108,6 +109,13 @@ def check_writable(disk: Disk, path: str) -> None:
         f"{path}/{FILE}: with features {sorted(identity.read_only)} this taskq may only read the "
         f"log: use a newer taskq"
     )
+
+
+def device_of_copy(path: str) -> str:
+    """Whose log a hub's copy is: its directory is called so."""
+    parts = path.split("/")
+    at = len(parts) - 1 - parts[::-1].index("devices") if "devices" in parts else len(parts)
+    return parts[at + 1] if at + 1 < len(parts) else "the device"
 
 
 def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:

@@ -126,11 +126,14 @@ async def test_settings_are_told_without_what_is_secret(
     assert "lovelace" not in told
     settings = json.loads(told)["settings"]
     assert settings["durability"] == "fsync"
-    assert settings["hub"] == {
-        "url": "https://…@hub.example/",
-        "token_file": None,
-        "token": "(set)",
-    }
+    assert (
+        settings["hub"].items()
+        >= {
+            "url": "https://…@hub.example/",
+            "token_file": None,
+            "token": "(set)",
+        }.items()
+    )
     assert "is there already" in ask("report", "data", code=1).output
 
 

@@ -42,6 +42,7 @@ class Order:
         drain_timeout: seconds that running jobs get to finish at a stop.
         on_event: called with each job that ended.
         metrics_port: where Prometheus asks; None for nowhere.
+        sync: send the log to the hub of the settings; of several workers, one does.
     """
 
     target: str
@@ -60,6 +61,7 @@ class Order:
     drain_timeout: float
     on_event: Hook | None
     metrics_port: int | None = None
+    sync: bool = False
 
 
 class Executor(Protocol):

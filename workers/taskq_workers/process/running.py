@@ -245,6 +245,7 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
         max_rss_per_child=order.max_rss_per_child,
         target=order.target,
         warns=order.warns,
+        sync=order.sync,
         on_event=order.on_event,
     )
 

@@ -1,0 +1,1 @@
+"""What people do to copies, besides letting devices sync."""

@@ -1,0 +1,181 @@
+"""What is done with copies by hand: to a stick and from it, back to a device, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.connection.settings import HubSettings
+from taskq.core.errors import LogError
+from taskq.log.format.frames import segment_name
+from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
+from taskq.log.read.reader import LogReader
+from taskq.log.read.verify import verify
+from taskq.log.segments.identity import FILE
+from taskq.log.upkeep.backup import BackupReport, restore
+from taskq_plugins.hub.aside import SEALS, high_lsn, noted
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.devices import known
+from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.messages import Declare, Skip
+from taskq_plugins.hub.push import push
+from taskq_plugins.hub.wire import HubError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.sync import Line
+
+_PART_BYTES: Final = 4 * 1024 * 1024
+_WELL: Final = (200, 206)
+
+
+class Stick:
+    """A directory in place of a line: a small hub, which ``taken_in`` carries to the real one."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.device, self.hub, self.pins = device, HubSettings(), False
+        self.part_bytes, self.sent_bytes = _PART_BYTES, 0
+        self._hub = Hub(PatientDisk, str(path.absolute()))
+
+    async def ask(self, asked: Request) -> Answer:
+        """Do what is asked for."""
+        self.sent_bytes += len(getattr(asked, "data", b""))
+        return self._hub.answer(self.device, asked)
+
+    async def close(self) -> None:
+        """Give the files back."""
+        self._hub.close()
+
+
+def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
+    """Bring a hub to where the copies on a stick end: device, log id and lsn of each.
+
+    Raises:
+        LogError: what is there does not go on from what the hub has; the device has to sync.
+    """
+    real = Hub(PatientDisk, str(hub))
+    try:
+        for device, log_id in Hub(PatientDisk, str(stick.absolute())).logs():
+            known(hub, device)
+            path = f"{stick.absolute()}/devices/{device}/{log_id}"
+            log = DeviceLog(LocalDisk(), SystemClock(), path)
+            try:
+                answer, steps = None, push(log, lambda: _PART_BYTES)
+                while (asked := _next(steps, answer)) is not None:
+                    if isinstance(asked, Declare):
+                        raise LogError(
+                            f"{path} and the hub's copy are not one log any more ({asked.cause}): "
+                            f"nothing of it was taken, let the device itself sync"
+                        )
+                    answer = None if isinstance(asked, Skip) else real.answer(device, asked)
+                yield device, log_id, log.end.next_lsn
+            finally:
+                log.close()
+    finally:
+        real.close()
+
+
+def _next(steps: Any, answer: Answer | None) -> Request | Skip | None:
+    try:
+        asked: Request | Skip = steps.send(answer)
+    except StopIteration:
+        return None
+    return asked
+
+
+def newest_copy(hub: Path, device: str) -> Path:
+    """The copy of a device's log that arrived last.
+
+    Raises:
+        LogError: there is none.
+    """
+    known(hub, device)
+    found = [one.parent for one in (hub / "devices" / device).glob(f"*-*/{FILE}")]
+    if not found:
+        raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
+    return max(found, key=lambda one: (one / "log").stat().st_mtime_ns)
+
+
+def given_back(hub: Path, device: str, target: Path) -> BackupReport:
+    """Make a log of a device's newest copy, which goes on above all that the hub has seen of it."""
+    copy = newest_copy(hub, device)
+    return restore(str(copy), str(target), high_lsn(str(copy)))
+
+
+async def fetched(line: Line, target: Path) -> BackupReport:
+    """Make a log of what the hub has of this device; cut short, it goes on where it was.
+
+    Raises:
+        HubError: the hub cannot be reached, or has nothing.
+        LogError: something is in the target.
+    """
+    logs = (await _get(line, "")).json()["logs"]
+    if not logs:
+        raise HubError(f"{line.url} has nothing of this device")
+    log_id = str(max(logs, key=lambda one: one["arrived_ns"])["log_id"])
+    held = (await _get(line, f"/{log_id}/segments")).json()
+    part = target.with_name(f"{target.name}.part") / log_id
+    for folder in ("log", "spill"):
+        (part / folder).mkdir(parents=True, exist_ok=True)
+    (part / FILE).write_bytes((await _get(line, f"/{log_id}/identity")).content)
+    for lsn, size, digest in held["segments"]:
+        name = segment_name(int(lsn))
+        await _file(line, f"/{log_id}/segments/{int(lsn):020d}", part / "log" / name, size, digest)
+    for name, size in held["spill"]:
+        await _file(line, f"/{log_id}/spill/{name}", part / "spill" / Path(name).name, size, name)
+    report = restore(str(part), str(target), int(held["high_lsn"]))
+    shutil.rmtree(part.parent)
+    return report
+
+
+async def _file(line: Line, where: str, file: Path, size: int, digest: str | None) -> None:
+    with file.open("ab") as opened:
+        while opened.tell() < size:
+            start, end = opened.tell(), min(opened.tell() + _PART_BYTES, size) - 1
+            told = await _get(line, where, {"Range": f"bytes={start}-{end}"})
+            if not told.content:
+                break
+            opened.write(told.content[: size - start])
+    if digest is not None and _digest(file, size) != digest:
+        os.replace(file, f"{file}.bad")  # noqa: PTH105 - a moment
+        raise HubError(f"{file.name} is not what the hub says it is: try again")
+
+
+def _digest(file: Path, size: int) -> str:
+    found = hashlib.sha256()
+    with file.open("rb") as opened:
+        while size and (piece := opened.read(min(size, _PART_BYTES))):
+            found.update(piece)
+            size -= len(piece)
+    return found.hexdigest()
+
+
+async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Any:
+    told = await line.request("GET", f"/v1/logs{where}", headers or {})
+    if told.status_code not in _WELL:
+        raise HubError(f"the hub answers {told.status_code} to what it has of this device")
+    return told
+
+
+def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
+    """What is wrong with copies: the directory, and what; ``deep`` reads all bytes of them."""
+    for device, log_id in Hub(PatientDisk, str(hub)).logs():
+        path = hub / "devices" / device / str(log_id)
+        for line in noted(PatientDisk(), str(path), SEALS):
+            file, size = path / "log" / segment_name(line["segment"]), line["end"][1]
+            if not file.exists():  # it was kept long enough
+                continue
+            if file.stat().st_size < size:
+                yield path, f"{file.name} is shorter than when it was sealed"
+            elif deep and _digest(file, size) != line["sha256"]:
+                yield path, f"{file.name} is not what was sealed"
+        if deep:
+            with LogReader.open(str(path)) as reader:
+                yield from ((path, str(one)) for one in verify(reader.journal).damage)

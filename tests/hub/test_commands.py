@@ -1,0 +1,101 @@
+"""``taskq hub`` and ``taskq sync`` as people run them, and what other commands say of a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from click.testing import CliRunner
+
+from taskq.cli.main import main
+from taskq_plugins.hub import devices
+from tests.hub.test_server import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+_DEVICE: Final = "edge-7"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
+    assert _run("hub", "status", place.hub).exit_code == 0
+    token = _run("hub", "enrol", place.hub, _DEVICE).output.strip()
+    told = _run("hub", "status", place.hub)
+    assert (told.exit_code, "edge-7: heard of never, LATE" in told.output) == (1, True)
+    await place.write(_DEVICE)
+    await place.sync(_DEVICE, token)
+    told = _run("hub", "status", place.hub)
+    assert (told.exit_code, "behind" in told.output) == (0, False)
+    told = _run("hub", "status", place.hub, _DEVICE, "--late", "0s", "--json")
+    (row,) = json.loads(told.output)
+    assert (told.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)
+    assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
+    told = _run("hub", "status", place.hub, "--late", "0s")
+    assert (told.exit_code, "retired" in told.output) == (0, True)
+    for words in (("move", "edge-9"), ("retire", "edge-9"), ("status", "edge-9")):
+        assert _run("hub", words[0], place.hub, words[1]).exit_code == 2
+
+
+async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: Place) -> None:
+    token = devices.enrol(place.hub, _DEVICE)
+    await place.write(_DEVICE)
+    await place.sync(_DEVICE, token)
+    backup = place.path / "backup"
+    assert _run("backup", place.path / _DEVICE, backup).exit_code == 0
+    await place.write(_DEVICE, 5)
+    await place.sync(_DEVICE, token)
+    place.remove(_DEVICE)
+    assert _run("restore", backup, place.path / _DEVICE).exit_code == 0
+    await place.write(_DEVICE, 4, 20)
+    await place.sync(_DEVICE, token)
+    told = _run("hub", "breaks", place.hub)
+    assert "edge-7: fork from lsn" in told.output
+    assert "/old/1" in told.output
+    assert _run("hub", "check", place.hub, "--deep").exit_code == 0
+    assert _run("hub", "keep", place.hub, "--keep", "0s").output == ""
+    assert _run("hub", "restore", place.hub, _DEVICE, place.path / "new").exit_code == 0
+    assert _run("ls", "-d", place.path / "new").exit_code == 0
+
+
+def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) -> None:
+    token = devices.enrol(place.hub, _DEVICE)
+    asyncio.run(place.write(_DEVICE))
+    asyncio.run(place.sync(_DEVICE, token))
+    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    before = place.tree()
+    job = json.loads(_run("ls", copy, "--json").stdout)[0]["id"]
+    for words in (
+        ("ls",), ("ls", "--at", "0s"), ("show", job), ("why", job), ("timeline", job), ("stats",),
+        ("workers",), ("verify",), ("export",), ("tail",), ("dead", "ls"), ("schedules", "ls"),
+    ):  # fmt: skip
+        told = _run(*words, "-d", copy)
+        assert told.exit_code == 0, (words, told.output)
+        assert "copy of edge-7, as of 2" in told.stderr, words
+    for words in (("put", "x"), ("cancel", job), ("compact",), ("pause", "default")):
+        told = _run(*words, "-d", copy)
+        assert told.exit_code == 1, words
+        assert "run workers on edge-7" in told.stderr, words
+    assert place.tree() == before
+
+
+def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
+    asyncio.run(place.write(_DEVICE))
+    log, stick = place.path / _DEVICE, place.path / "stick"
+    told = _run("sync", log, "--status")
+    assert (told.exit_code, "never in sync" in told.output) == (1, True)
+    assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
+    assert _run("sync", log, "--to", stick).exit_code == 0
+    assert list(stick.rglob("*.log"))

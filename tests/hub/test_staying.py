@@ -1,0 +1,98 @@
+"""A device that stays at its hub: a worker that syncs, and what a line without end does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+from anyio import to_thread
+
+from taskq import TaskQ
+from taskq.connection.settings import HubSettings
+from taskq.core.errors import UsageError
+from taskq_plugins.hub import devices
+from taskq_plugins.hub.server import Protocol, Server
+from taskq_plugins.hub.sync import Line, follow, last_note
+from tests.hub.test_server import Place
+from tests.processes.harness import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def url(place: Place) -> Iterator[str]:
+    """A hub that is served at a port of this machine."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        app = Server(place.hub).app
+        server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_level="warning"))
+        thread = Thread(target=partial(server.run, [sock]))
+        thread.start()
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+async def test_a_worker_sends_its_log_while_it_runs_jobs(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_HUB_URL", url)
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
+    app = TaskQ(place.path / "edge-7")
+
+    @app.task
+    async def double(number: int) -> int:
+        return number * 2
+
+    async with app, app.worker(sync=True):
+        job = await double.enqueue(21)
+        assert await job.result() == 42
+        await to_thread.run_sync(eventually, lambda: last_note(str(place.path / "edge-7")))
+    assert place.copies("edge-7")
+    assert last_note(str(place.path / "edge-7"))["error"] == ""
+
+
+async def test_a_worker_that_knows_no_hub_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.path)
+    with pytest.raises(UsageError, match="which hub"):
+        TaskQ(place.path / "edge-7").worker(sync=True)
+
+
+async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is_tried_again(
+    place: Place, url: str
+) -> None:
+    token = devices.enrol(place.hub, "edge-7")
+    await place.write("edge-7")
+    line = Line(url, token, None, HubSettings())
+    failing = Line("http://127.0.0.1:9", token, None, HubSettings())
+    following = asyncio.create_task(follow(str(place.path / "edge-7"), line, at_once=True))
+    try:
+        for count in (1, 2, 3):
+            await place.write("edge-7", count)
+            wanted = place.segments("edge-7").keys()
+            is_there = partial(lambda names: place.copies("edge-7").keys() == names, wanted)
+            await to_thread.run_sync(eventually, is_there)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await follow(str(place.path / "edge-7"), failing, once=True)
+    assert "cannot be reached" in last_note(str(place.path / "edge-7"))["error"]
+    await follow(str(place.path / "edge-7"), line, once=True)
+    for one in (line, failing):
+        await one.close()
