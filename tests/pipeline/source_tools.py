@@ -105,7 +105,9 @@ def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def lsns(rows: list[Row], device: str | None = None) -> list[int]:
-    return [row["lsn"] for row in rows if device in {None, row["device"]}]
+    """Those of the records; rows that tell of a break are none."""
+    records = [row for row in rows if row.get("kind") != "break"]
+    return [row["lsn"] for row in records if device in {None, row["device"]}]
 
 
 ALL = ReadAllAvailable()

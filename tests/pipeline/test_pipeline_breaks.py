@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
-
-import pytest
 
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
 from taskq_plugins.hub.aside import Breaks
 from taskq_plugins.hub.messages import Declare, Kind
 from taskq_plugins.hub.positions import Position
-from taskq_plugins.spark.source.problems import DataLoss
 from tests.fleet.made_logs import SECOND, MadeLog, Place
-from tests.pipeline.source_tools import Row, Stream, lsns
+from tests.pipeline.source_tools import Row, Stream, lsns, read_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +34,7 @@ def _position(place: Place) -> Position:
 
 
 def branches(rows: list[Row]) -> list[tuple[int, int]]:
-    return [(row["branch"], row["lsn"]) for row in rows]
+    return [(row["branch"], row["lsn"]) for row in rows if row["kind"] != "break"]
 
 
 def test_a_declared_fork_is_read_from_its_place_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -84,22 +82,74 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
     assert branches(stream.step()) == [(0, 50), (0, 51)]
 
 
-def test_what_was_not_read_before_a_declared_gap_is_a_loss_all_the_same(tmp_path: Path) -> None:
-    """It stands in the copy's old directory, which a stream does not look into."""
+def told(rows: list[Row]) -> list[dict[str, object]]:
+    """What rows of kind "break" say."""
+    return [json.loads(row["value"]) for row in rows if row["kind"] == "break"]
+
+
+def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keeps_it(
+    tmp_path: Path,
+) -> None:
+    """Whoever read a part, and whoever comes later: what was sent before the gap is no loss."""
     made = MadeLog(tmp_path / "edge")
     made.enqueue(1)
     stream = Stream(tmp_path)
     assert len(stream.step()) == 1
     unread = made.enqueue(1)
     declare(made, Kind.GAP, unread, None, 50)
+    assert lsns(stream.step()) == [2]
     made.time_ns += 60 * SECOND
     made.rotate()
     made.enqueue(1)
-    with pytest.raises(DataLoss, match="device edge"):
-        stream.step()
-    again = Stream(tmp_path, failOnDataLoss="false")
-    again.end = stream.start
-    assert lsns(again.step()) == [50]
+    rows = stream.step()
+    gap = {"what": "gap", "lsn": 3, "goes_on": 50, "end_lsn": 3, "cause": "told"}
+    assert told(rows) == [gap]
+    assert lsns(rows) == [50]
+    later = Stream(tmp_path).step()
+    assert lsns(later) == [1, 2, 50]
+    assert told(later) == told(read_batch(tmp_path)) == [gap]
+
+
+def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path: Path) -> None:
+    """Be it found between two segments, or behind the one that was read last."""
+    made = MadeLog(tmp_path / "edge")
+    frames = []
+    for _ in range(3):
+        frames.append(made.enqueue(2))
+        made.rotate()
+    made.enqueue(1)
+    frames[1].path.unlink()
+    stream = Stream(tmp_path, failOnDataLoss="false")
+    assert told(stream.step()) == [{"what": "gap", "lsn": 3, "goes_on": 5}]
+    frames.append(made.enqueue(1))
+    made.rotate()
+    lost = made.enqueue(2)
+    made.rotate()
+    made.enqueue(1)
+    for one in (frames[3], lost):
+        one.path.unlink()
+    assert told(stream.step()) == [{"what": "gap", "lsn": 8, "goes_on": 11}]
+
+
+def test_a_fork_tells_what_its_branches_share(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "edge")
+    frames = [made.enqueue(1) for _ in range(4)]
+    stream = Stream(tmp_path)
+    assert not told(stream.step())
+    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    made.enqueue(1)
+    rows = stream.step()
+    assert told(rows) == [{"what": "fork", "lsn": 3, "end_lsn": 5, "cause": "told"}]
+    assert [row["branch"] for row in rows] == [1, 1]
+    assert stream.rows() == rows
+    backup = made.file.read_bytes()
+    made.enqueue(1)
+    assert not told(stream.step())
+    made.file.write_bytes(backup)
+    made.next_lsn = 4
+    made.new_epoch()
+    made.enqueue(1)
+    assert told(stream.step()) == [{"what": "fork", "lsn": 4}]
 
 
 def test_breaks_that_do_not_read_are_none(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def branches(rows: list[Row]) -> list[tuple[int, int]]:
-    return [(row["branch"], row["lsn"]) for row in rows]
+    return [(row["branch"], row["lsn"]) for row in rows if row["kind"] != "break"]
 
 
 def restored(tmp_path: Path, *, keep: int = 3) -> tuple[MadeLog, Stream]:
@@ -177,6 +177,8 @@ class Backup:
 
 def take_in(seen: dict[tuple[int, str, int], int], rows: list[Row]) -> None:
     for row in rows:
+        if row["kind"] == "break":
+            continue
         key = (row["branch"], row["epoch"], row["lsn"])
         assert key not in seen
         seen[key] = row["timestamp"]

@@ -1,34 +1,47 @@
 """What a hub's copy of a log says of itself: where the device did not go on as it had sent it.
 
 ``breaks.jsonl`` has a line when a break is begun and one when it is done; what is left by it then
-stands in ``old/<n>``, a whole log. A directory that no hub made has none.
+stands in ``old/<n>``, a whole log. Before a gap that is what the log went on from, and is listed as
+its beginning; behind a fork it is a branch that was left. A directory that no hub made has none.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.parsing import parse_json
+from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.door import read_file
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
 
-_FILE: Final = "breaks.jsonl"
+#: The file, in the directory of a copy.
+FILE: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Break(NamedTuple):
     """A break that was carried out: from ``segment`` and ``offset`` on the log is another.
 
-    ``is_fork``: the device was restored and wrote other records; else it lost what came next.
-    ``old`` is the directory of what was left.
+    Attributes:
+        is_fork: the device was restored and wrote other records; else it lost what came next.
+        left: (segment, offset) where the copy ended before.
+        left_lsn: behind the last record there.
+        end_lsn: behind the last record that the device had when it declared the break.
+        cause: in words.
+        old: the directory of what was left.
     """
 
     is_fork: bool
     segment: int
     offset: int
+    left: tuple[int, int]
+    left_lsn: int
+    end_lsn: int
+    cause: str
     old: str
 
     def left_segment(self, first_lsn: int) -> str:
@@ -39,7 +52,7 @@ class Break(NamedTuple):
 def breaks(log: LogPlace) -> list[Break]:
     """Those of a log, oldest first; what does not read ends the list."""
     try:
-        data = read_file(f"{log.path}/{_FILE}", _BYTES_MAX)
+        data = read_file(f"{log.path}/{FILE}", _BYTES_MAX)
     except OSError:
         return []
     begun: dict[int, Break] = {}
@@ -47,13 +60,30 @@ def breaks(log: LogPlace) -> list[Break]:
     for line in data.splitlines():
         try:
             values: dict[str, Any] = parse_json(line)
-            number = values["n"]
+            number = int(values["n"])
             if values["step"] == "done":
                 found.append(begun[number])
-                continue
-            segment, offset = values["at"][:2]
-            old = f"{log.path}/old/{number}"
-            begun[number] = Break(values["kind"] == "fork", int(segment), int(offset), old)
-        except (ValueError, KeyError, TypeError):
+            else:
+                begun[number] = _begun(values, f"{log.path}/old/{number}")
+        except (ValueError, KeyError, TypeError, struct.error):
             break
     return found
+
+
+def _begun(values: dict[str, Any], old: str) -> Break:
+    segment, offset = map(int, values["at"][:2])
+    left_segment, left_offset, _, stem = values["left"]
+    left_lsn = left_segment
+    if stem:  # the header of the last frame there
+        _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(bytes.fromhex(stem))
+        left_lsn = first + count
+    return Break(
+        values["kind"] == "fork",
+        segment,
+        offset,
+        (int(left_segment), int(left_offset)),
+        int(left_lsn),
+        int(values["end_lsn"]),
+        str(values["cause"]),
+        old,
+    )

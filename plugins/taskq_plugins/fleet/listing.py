@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.log.format.frames import segment_lsn, segment_name
+from taskq.log.format.frames import segment_lsn
+from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 from taskq_plugins.fleet.problems import FleetError, shown, tell
@@ -27,6 +28,8 @@ def segments(
 ) -> list[SegmentPlace]:
     """The log's segments, oldest first; none when the log has none yet or is gone.
 
+    Of a hub's copy also those from before each gap, which it set aside.
+
     A file that holds no more than a part of a header is none. Sizes are final but for the last's.
 
     Args:
@@ -39,8 +42,7 @@ def segments(
         FleetError: the directory cannot be read.
     """
     found: list[SegmentPlace] = []
-    for lsn in segment_lsns(log):
-        path = segment_path(log, lsn)
+    for lsn, path in segment_paths(log).items():
         try:
             place = _look(log, lsn, path)
         except FileNotFoundError:
@@ -53,24 +55,26 @@ def segments(
     return found
 
 
-def segment_path(log: LogPlace, first_lsn: int) -> str:
-    """Where a segment's file is, or was."""
-    return f"{log.path}/log/{segment_name(first_lsn)}"
+def segment_paths(log: LogPlace) -> dict[int, str]:
+    """The files by the first lsns that their names say, rising, whatever is in them."""
+    gaps = [f"{one.old}/log" for one in breaks(log) if not one.is_fork]
+    found = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
+    if len(found) > SEGMENTS_MAX:
+        raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
+    return dict(sorted(found.items())) if gaps else found
 
 
-def segment_lsns(log: LogPlace) -> list[int]:
-    """The first lsns that the names of its files say, rising, whatever is in them."""
+def _paths(directory: str) -> list[tuple[int, str]]:
     # All names before any size: a segment that has a successor in the list has its final size.
     try:
-        names = os.listdir(f"{log.path}/log")  # noqa: PTH208 - names are all that is wanted
+        names = os.listdir(directory)  # noqa: PTH208 - names are all that is wanted
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise FleetError(f"{shown(log.path)}/log cannot be read ({error.strerror})") from error
-    lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
-    if len(lsns) > SEGMENTS_MAX:
-        raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
-    return lsns
+        raise FleetError(f"{shown(directory)} cannot be read ({error.strerror})") from error
+    return sorted(
+        (lsn, f"{directory}/{name}") for name in names if (lsn := segment_lsn(name)) is not None
+    )
 
 
 def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:

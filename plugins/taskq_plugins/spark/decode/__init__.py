@@ -4,9 +4,11 @@ from taskq_plugins.spark.decode.decoder import decode
 from taskq_plugins.spark.decode.errors import SegmentDamaged, SegmentMissing, WrongSegment
 from taskq_plugins.spark.decode.schema import (
     AS_BYTES,
+    BREAK,
     DETAILS,
     ROWS_MAX,
     SCHEMA,
+    Break,
     Corrupt,
     Piece,
     as_bytes,
@@ -14,9 +16,11 @@ from taskq_plugins.spark.decode.schema import (
 
 __all__ = [
     "AS_BYTES",
+    "BREAK",
     "DETAILS",
     "ROWS_MAX",
     "SCHEMA",
+    "Break",
     "Corrupt",
     "Piece",
     "SegmentDamaged",

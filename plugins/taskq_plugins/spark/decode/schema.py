@@ -23,7 +23,7 @@ SCHEMA: Final = pa.schema(
         ("segment", _LONG),
         ("offset", _LONG),
         ("lsn", _LONG),
-        # as taskq.core.records.Kind, in lower case; "damaged", "unknown"
+        # as taskq.core.records.Kind, in lower case; "damaged", "unknown", "break"
         ("kind", _TEXT),
         ("job_id", _TEXT),
         # only in records that name them
@@ -97,8 +97,28 @@ def as_bytes(schema: pa.Schema) -> pa.Schema:
 ROWS_MAX: Final = 8_192
 #: What ``kind`` says of records of skippable types that this taskq does not know ...
 UNKNOWN: Final = "unknown"
-#: ... and of bytes that are no whole frame.
+#: ... of bytes that are no whole frame ...
 DAMAGED: Final = "damaged"
+#: ... and of a row that tells what is missing, or of a new branch, before the records behind it.
+BREAK: Final = "break"
+
+
+class Break(NamedTuple):
+    """Why the records behind do not follow those before; it stands in ``value``, as JSON.
+
+    Attributes:
+        what: "gap": records are missing; "fork": the log was restored and went on otherwise.
+        lsn: of the first that is missing; of a fork the first that the branches do not share.
+        goes_on: the first lsn behind a gap.
+        end_lsn: where the device's log ended when it declared the break; None: it did not.
+        cause: in the words of who declared it.
+    """
+
+    what: str
+    lsn: int
+    goes_on: int | None = None
+    end_lsn: int | None = None
+    cause: str | None = None
 
 
 class Piece(NamedTuple):
@@ -113,6 +133,7 @@ class Piece(NamedTuple):
         start, end: bytes of the file; the segment's header is checked if ``start`` is not behind
             it.
         branch: of the log.
+        behind: the break before its records, if there is one.
     """
 
     path: str
@@ -123,6 +144,7 @@ class Piece(NamedTuple):
     start: int
     end: int
     branch: int = 0
+    behind: Break | None = None
 
 
 class Corrupt(StrEnum):

@@ -17,28 +17,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
+from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
 from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN, placed, write_rows
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Change
-from taskq_plugins.spark.run.shares import KEYS, Share, touched_rows
+from taskq_plugins.spark.run.shares import Share, touched_rows
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, RECORDS
-from taskq_plugins.spark.tables.batches import CLOCK, log_rows, logs_of, rows_of, touched_by
-from taskq_plugins.spark.tables.fold import ENQUEUED
+from taskq_plugins.spark.tables.batches import (
+    CLOCK,
+    KEYS,
+    LOG,
+    log_rows,
+    logs_of,
+    rows_of,
+    touched_by,
+)
+from taskq_plugins.spark.tables.fold import CONCERNING, ENQUEUED, TOLD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.tables.batches import LogKey
     from taskq_plugins.spark.tables.fold import Log
 
 #: Records of one share, about: what fits into memory as Python's objects.
 SHARE_ROWS: Final = 100_000
 _BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
+_BREAKS: Final = pc.field("kind") == BREAK
 _FOLDED: Final = (JOBS, ATTEMPTS, OPEN_RECORDS)
 _NAMES: Final = [
-    "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns"
+    "device", "log_id", "branch", "epoch", "segment", "offset", "lsn", "timestamp", "ts_ns", "kind",
+    "job", "step_ns",
 ]  # fmt: skip
 
 
@@ -166,24 +178,28 @@ class _Plan:
         self._paths = [str(lake.path / RECORDS / file.path) for file in records.files]
         self._known = {table: before.data_files(table) for table in _FOLDED}
         told = _read(self._paths, _NAMES, records.schema)
-        old = _read(
-            [
-                self._path(OPEN_RECORDS, one)
-                for one in self._known[OPEN_RECORDS]
-                if one.part == LOG_PART
-            ],
-            _NAMES,
-            records.schema,
-        )
-        rows = log_rows(pa.concat_tables([old, told]))
-        logs = logs_of(rows)
+        parts = [one for one in self._known[OPEN_RECORDS] if one.part == LOG_PART]
+        old = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
+        breaks = told.filter(pc.equal(told["kind"], BREAK)).num_rows
+        plain = told.filter(pc.not_equal(told["kind"], BREAK))
+        new = plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))
+        if breaks:
+            broken = _read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS)
+            new = pa.concat_tables([new, broken])
+        rows = log_rows(pa.concat_tables([old, new]))
+        logs, before_logs = logs_of(rows), logs_of(old)
+        self._forks = _forks(logs, before_logs)
         full = {field.name: _column(rows, field) for field in records.schema}
         part = pa.array([LOG_PART] * rows.num_rows, pa.string())
         self.log_rows = pa.table(full, records.schema).append_column(PART_COLUMN, part)
-        stepped = pc.unique(told.filter(pc.equal(told["kind"], CLOCK))["log_id"]).to_pylist()
+        stepped = told.filter(pc.equal(told["kind"], CLOCK)).group_by(LOG).aggregate([]).to_pylist()
+        changed = {(one["log_id"], one["branch"]) for one in stepped}
+        changed |= {(log_id, branch - 1) for log_id, branch in self._forks}
+        changed |= {one for one, _ in _past_gaps(logs) - _past_gaps(before_logs)}
+        self._logs = logs
         own = touched_by(told)
         born = told.filter(pc.equal(told["kind"], ENQUEUED)).select(KEYS)
-        waiting = self._waiting(logs, stepped)
+        waiting = self._waiting(logs, changed)
         self._jobs = told["job"]
         # The records of those that were born in this batch are all in it.
         earlier = own.join(born, KEYS, join_type="left anti")
@@ -198,6 +214,10 @@ class _Plan:
         logs, touched = directory / "logs.parquet", directory / "touched.parquet"
         parquet.write_table(self.log_rows, logs)
         parquet.write_table(self._touched, touched)
+        heirs = []
+        for number, (log_id, branch) in enumerate(self._forks):
+            heirs.append(str(directory / f"heirs-{number}.parquet"))
+            parquet.write_table(self._heirs(log_id, branch), heirs[-1])
         jobs = np.sort(pc.drop_null(self._jobs).to_numpy())
         count = max(1, -(-len(jobs) // SHARE_ROWS))
         inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
@@ -206,7 +226,7 @@ class _Plan:
                 number=number,
                 first=first,
                 last=last,
-                records=tuple(self._paths),
+                records=(*self._paths, *heirs),
                 columns=self._records.schema,
                 logs=str(logs),
                 touched=str(touched),
@@ -229,24 +249,71 @@ class _Plan:
     def _changing(self, table: str) -> Iterable[DataFile]:
         return (one for one in self._known[table] if one.part not in {OVER, LOG_PART})
 
-    def _waiting(self, logs: dict[str, Log], stepped: Sequence[str]) -> pa.Table:
-        """Jobs that are touched without a record of their own."""
+    def _read_files(
+        self,
+        table: str,
+        files: Iterable[DataFile],
+        names: list[str],
+        where: pc.Expression | None = None,
+    ) -> pa.Table:
+        paths = [self._path(table, one) for one in files]
+        return _read(paths, names, self._records.schema, where)
+
+    def _waiting(self, logs: Mapping[LogKey, Log], changed: Collection[LogKey]) -> pa.Table:
+        """Jobs that are touched without a record of their own: all of the logs that changed."""
         newest_ns = max((log.now_ns for log in logs.values()), default=0)
-        nows = pa.table({"log_id": list(logs), "now_ns": [log.now_ns for log in logs.values()]},
-                        pa.schema([("log_id", pa.string()), ("now_ns", pa.int64())]))  # fmt: skip
-        found = [pa.schema([("log_id", pa.string()), ("job", pa.int64())]).empty_table()]
+        known = pa.table(
+            {
+                "log_id": [log_id for log_id, _ in logs],
+                "branch": pa.array([branch for _, branch in logs], pa.int32()),
+                "now_ns": pa.array([log.now_ns for log in logs.values()], pa.int64()),
+                "is_changed": pa.array([one in changed for one in logs], pa.bool_()),
+            }
+        )
+        found = [self._records.schema.empty_table().select(KEYS)]
         for file in self._changing(JOBS):
             due = file.ranges.get("due_ns")
-            if not stepped and (due is None or due[0] > newest_ns):
+            if not changed and (due is None or due[0] > newest_ns):
                 continue
             rows = parquet.read_table(
                 self._path(JOBS, file), columns=[*KEYS, "due_ns"], partitioning=None
             )
-            rows = rows.join(nows, "log_id")
+            rows = rows.join(known, list(LOG))
             is_due = pc.fill_null(pc.less_equal(rows["due_ns"], rows["now_ns"]), fill_value=False)
-            chosen = pc.or_(is_due, pc.is_in(rows["log_id"], pa.array(stepped, pa.string())))
-            found.append(rows.filter(chosen).select(KEYS))
+            found.append(rows.filter(pc.or_(is_due, rows["is_changed"])).select(KEYS))
         return pa.concat_tables(found)
+
+    def _heirs(self, log_id: str, branch: int) -> pa.Table:
+        """The records of the jobs that a branch takes on: those that were not over at its fork.
+
+        Of those that were not over where the other branch was left either they are at hand; those
+        that have ended since, but behind the fork, are looked for in the table of all records.
+        """
+        begins, names = self._logs[log_id, branch].begins, self._records.schema.names
+        of_log, lsn = pc.field("log_id") == log_id, pc.field("lsn")
+        concerning = pc.field("kind").isin(sorted(CONCERNING))
+        is_left = of_log & (pc.field("branch") == branch - 1)
+        at_hand = self._read_files(OPEN_RECORDS, self._changing(OPEN_RECORDS), names, is_left)
+        is_told = pc.equal(at_hand["kind"], TOLD)
+        still = pc.unique(at_hand.filter(pc.invert(is_told))["job"])
+        files = self._before.data_files(RECORDS)
+        behind = of_log & (lsn >= begins) & concerning & (pc.field("job") < begins)
+        ended = self._read_files(RECORDS, files, ["job"], behind)["job"].unique()
+        ended = ended.filter(pc.invert(pc.is_in(ended, still)))
+        is_shared = pc.less(at_hand["lsn"], begins)
+        is_over = pc.and_(is_told, pc.invert(pc.is_in(at_hand["job"], ended)))
+        kept = pc.and_(pc.or_kleene(is_shared, is_over), pc.less(at_hand["job"], begins))
+        found = [at_hand.filter(kept)]
+        until = begins
+        for older in range(branch - 1, -1, -1):
+            shared = of_log & (pc.field("branch") == older) & (lsn < until) & concerning
+            found.append(
+                self._read_files(RECORDS, files, names, shared & pc.field("job").isin(ended))
+            )
+            until = min(until, self._logs[log_id, older].begins)
+        heirs = pa.concat_tables(found)
+        own = pa.array([branch] * heirs.num_rows, pa.int32())
+        return heirs.set_column(heirs.schema.get_field_index("branch"), "branch", own)
 
     def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
         """The files that hold rows of these jobs: by the ranges known of them, then read."""
@@ -263,14 +330,25 @@ class _Plan:
         return found
 
 
-def _read(paths: list[str], names: list[str], schema: pa.Schema) -> pa.Table:
+def _forks(logs: Mapping[LogKey, Log], before: Mapping[LogKey, Log]) -> list[LogKey]:
+    """The branches that begin in the batch."""
+    return sorted(one for one in logs if one[1] and one not in before)
+
+
+def _past_gaps(logs: Mapping[LogKey, Log]) -> set[tuple[LogKey, tuple[int, int]]]:
+    """The gaps of logs of which all was read up to where they were declared."""
+    return {(one, gap) for one, log in logs.items() for gap in log.gaps if log.is_past(gap)}
+
+
+def _read(
+    paths: list[str], names: list[str], schema: pa.Schema, where: pc.Expression | None = None
+) -> pa.Table:
     chosen = pa.schema([schema.field(name) for name in names])
     if not paths:
         return chosen.empty_table()
-    found: pa.Table = dataset.dataset(paths, schema=schema, format="parquet").to_table(
-        columns=names
-    )
-    return found
+    found = dataset.dataset(paths, schema=schema, format="parquet")
+    rows: pa.Table = found.to_table(columns=names, filter=where)
+    return rows
 
 
 def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:

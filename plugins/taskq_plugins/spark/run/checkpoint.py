@@ -16,6 +16,7 @@ from taskq.core.parsing import parse_json
 from taskq_plugins.spark.lake import Batch
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
+from taskq_plugins.spark.lake.store import OPEN_RECORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +135,21 @@ def restore(lake: Lake) -> None:
     publish(path / "commits" / str(batch.number), RAN)
     publish(path / "metadata", json.dumps({"id": batch.stream}).encode())
     sync_directory(lake.path)
+
+
+def forget_plan(lake: Lake) -> bool:
+    """Let a batch be planned anew that did not run; False if a table has a part of it."""
+    path = lake.checkpoint
+    found = read_checkpoint(path)
+    known = [lake.batch(table) for table in (*lake.tables(), OPEN_RECORDS) if lake.has(table)]
+    if found is None or found.planned == found.ran:
+        return False
+    if any(batch is not None and batch.number >= found.planned for batch in known):
+        return False
+    for name in (str(found.planned), f".{found.planned}.crc"):
+        (path / "offsets" / name).unlink(missing_ok=True)
+    sync_directory(path / "offsets")
+    return True
 
 
 def batch_of(lake: Lake, number: int) -> Batch:

@@ -17,6 +17,8 @@ from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.run.tablenames import DATED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.run.inprocess import RunOptions, Summary
     from taskq_plugins.spark.run.report import Report
@@ -36,6 +38,8 @@ SMALL_SESSION: Final = {
 }
 SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
 _EVERY_SECONDS: Final = 5
+#: How often a batch is planned anew because something went before it was read.
+_TRIES: Final = 5
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
@@ -197,18 +201,51 @@ def run(
 
 def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
     """Read what is new; False if nothing is."""
+    from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
+    from taskq_plugins.spark.run.held import branches  # noqa: PLC0415
     from taskq_plugins.spark.run.inprocess import BYTES_MAX, run_here  # noqa: PLC0415
+    from taskq_plugins.spark.run.reasons import SourceGone  # noqa: PLC0415
 
     left_bytes = _left(writer.lake, options)
     if not left_bytes:
         return False
     started = time.monotonic()
-    if left_bytes <= BYTES_MAX and master is None:
-        summary = run_here(writer, options, report)
+    before = branches(writer.lake.checkpoint)
+
+    def read() -> Summary:
+        if left_bytes <= BYTES_MAX and master is None:
+            return run_here(writer, options, report)
+        return _run(writer, options, report, master, left_bytes)
+
+    for _ in range(_TRIES):
+        try:
+            summary = read()
+        except SourceGone:
+            # Planned anew, the log is held where it is whole.
+            if not options.fail_on_data_loss or not checkpoint.forget_plan(writer.lake):
+                raise
+        else:
+            break
     else:
-        summary = _run(writer, options, report, master, left_bytes)
+        summary = read()
+    _tell_restored(before, branches(writer.lake.checkpoint))
     report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
     return True
+
+
+def _tell_restored(
+    before: Mapping[str, tuple[str, int]], now: Mapping[str, tuple[str, int]]
+) -> None:
+    """Say which logs were found restored; their tables tell of both branches."""
+    devices = [
+        device for one, (device, branch) in now.items() if branch > before.get(one, ("", 0))[1]
+    ]
+    if devices:
+        was, is_, other = ("1 log was", "is", "another branch")
+        if len(devices) > 1:
+            was, is_, other = (f"{len(devices)} logs were", "are", "other branches")
+        names = ", ".join(sorted(devices))
+        click.echo(f"{was} restored from a backup and {is_} read on as {other}: {names}", err=True)
 
 
 def _tell_held(lake: Lake) -> None:

@@ -24,6 +24,11 @@ def held(checkpoint: Path) -> list[str]:
     return sorted(one.held for one in _offsets(checkpoint).values() if one.held)
 
 
+def branches(checkpoint: Path) -> dict[str, tuple[str, int]]:
+    """(device, how often the log was found restored), by log id."""
+    return {log_id: (one.device, one.branch) for log_id, one in _offsets(checkpoint).items()}
+
+
 def unread_bytes(checkpoint: Path, journals: Path, corrupt: str) -> int:
     """How much there is to read; 1 stands for a log that is to be held and is not yet.
 
@@ -50,8 +55,6 @@ def _unread(standing: Standing, position: Position | None) -> int:
         return 0 if position.held else 1
     if here is None:
         return 0
-    if here.branch != position.branch:
-        return 0 if position.held else 1
     if position.held and whole_until(standing, here, standing.latest).place == here.place:
         return 0
     return left(standing, here).size_bytes

@@ -75,8 +75,6 @@ class RunOptions:
             "maxBytesPerTrigger": str(self.max_bytes),
             "corruptMode": self.corrupt,
             "failOnDataLoss": "hold" if self.fail_on_data_loss else "false",
-            # The tables know a job by its log and number, which two branches may both have given.
-            "restoredLogs": "hold",
         }
 
 

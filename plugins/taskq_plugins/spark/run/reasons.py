@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.source.problems import DataLoss
 
 if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
@@ -28,6 +29,14 @@ class PipelineFailed(LakeError):
     """Spark failed under the run; what was committed before stands."""
 
 
+class SourceGone(PipelineFailed):
+    """What was to be read went between plan and read; nothing of the batch was committed."""
+
+
+#: How such an error begins in Spark's words.
+_GONE: Final = ("problems.DataLoss:", "problems.LogVanished:")
+
+
 def failure(text: str) -> PipelineFailed:
     """The error to show for what Spark tells.
 
@@ -36,7 +45,8 @@ def failure(text: str) -> PipelineFailed:
     """
     ours = _OURS.findall(text)
     if ours:
-        return PipelineFailed(f"{spelled(ours[-1])[:_CHARACTERS_MAX]}; nothing of it was committed")
+        kind = SourceGone if any(one in text for one in _GONE) else PipelineFailed
+        return kind(f"{spelled(ours[-1])[:_CHARACTERS_MAX]}; nothing of it was committed")
     lines = [match.group().strip() for match in _ERROR.finditer(text)]
     shown = (lines or [text.strip().partition("\n")[0] or "no reason was given"])[-1]
     return PipelineFailed(
@@ -47,7 +57,8 @@ def failure(text: str) -> PipelineFailed:
 
 def failure_of(error: TaskqError) -> PipelineFailed:
     """The error to show for what a log's reader tells."""
-    return PipelineFailed(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
+    kind = SourceGone if isinstance(error, DataLoss) else PipelineFailed
+    return kind(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
 
 
 def spelled(text: str) -> str:

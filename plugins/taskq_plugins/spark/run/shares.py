@@ -5,7 +5,7 @@ A share runs wherever it can read and write the lake's files: here, or on an exe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pyarrow import dataset, parquet
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import OPEN_RECORDS
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS
-from taskq_plugins.spark.tables.batches import logs_of, rows_of
+from taskq_plugins.spark.tables.batches import KEYS, logs_of, rows_of
 from taskq_plugins.spark.tables.fold import CONCERNING
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq_plugins.spark.lake.files import DataFile
-
-KEYS: Final = ["log_id", "job"]
 
 
 class Share(NamedTuple):

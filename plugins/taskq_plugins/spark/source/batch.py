@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from taskq_plugins.fleet.problems import FleetError
-from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches, whole_until
+from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, loss_handler
 from taskq_plugins.spark.source.rows import Reading, read_pieces
@@ -94,7 +94,8 @@ class BatchReader(DataSourceReader):
         here = go_on(standing, start, on_loss)
         if here is None or here.place >= end.place:
             return []
-        return list(stretches(standing, here, end.place, on_loss))
+        behind = break_before(standing, start, here)
+        return list(stretches(standing, here, end.place, on_loss, behind))
 
     def _bounds(self, standing: Standing) -> tuple[Position, Position]:
         start, latest = beginning(self._options, standing), standing.latest

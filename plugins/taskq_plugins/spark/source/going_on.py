@@ -11,6 +11,7 @@ from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
 from taskq_plugins.fleet.places import Mark
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.spark.decode import Break
 from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import at_lsn, at_time
@@ -19,18 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.log.format.codec import FrameHeader
+    from taskq_plugins.fleet.breaks import Break as Declared
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
     from taskq_plugins.spark.source.standing import Standing
 
 
 class Stretch(NamedTuple):
-    """Bytes of one segment, from one border of frames to another."""
+    """Bytes of one segment, from one border of frames to another; and the break before them."""
 
     log: LogPlace
     place: SegmentPlace
     start: int
     end: int
     branch: int = 0
+    behind: Break | None = None
 
 
 def go_on(
@@ -74,30 +77,36 @@ def _behind_break(
 
 
 def _declared(standing: Standing, position: Position) -> Position | None:
-    """Where a hub says that the log goes on behind what was read of it; None: it says nothing.
+    """Where a hub says that a device went on which was restored; None: it says nothing.
 
-    It keeps what a device left, so it is certain which breaks came since: those from the one on
-    that left the frame which was read last. What is left behind a gap was not all read, unless it
-    ends there: then the gap is none that was declared.
+    It keeps what a device left, so it is certain which forks came since: those from the one on that
+    left the frame which was read last.
     """
     begin: Position | None = None
-    for one in reversed(breaks(standing.log)):
-        start = Position(position.device, one.segment, max(one.offset, START), one.segment, 0)
+    for one in reversed([one for one in breaks(standing.log) if one.is_fork]):
+        start = Position(position.device, *_place_of(one), one.segment, 0)
         begin = start if begin is None or start.place < begin.place else begin
         try:
             with SegmentFile(
                 one.left_segment(position.segment), standing.log.log_id, position.segment
             ) as file:
                 if position.frame and _stands(file, position):
-                    is_all = position.offset == file.size_bytes
-                    break
+                    return begin.begun()._replace(branch=position.branch + 1)
         except (FileNotFoundError, LogError):
             continue
-    else:
-        return None
-    if one.is_fork:
-        return begin.begun()._replace(branch=position.branch + 1)
-    return begin.of(position)._replace(lsn=begin.segment) if is_all else None
+    return None
+
+
+def _place_of(one: Declared) -> tuple[int, int]:
+    return one.segment, max(one.offset, START)
+
+
+def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
+    """The gap that a hub says is before a segment."""
+    found = (
+        one for one in breaks(standing.log) if (one.is_fork, one.segment) == (False, first_lsn)
+    )
+    return next(found, None)
 
 
 def _from_segment(
@@ -107,17 +116,63 @@ def _from_segment(
     on_loss: Callable[[LogError], None],
 ) -> Position | None:
     """The start of the segment that comes next, where the one that was read is gone."""
-    with standing.open(following) as file:
-        header = file.header()
-    before_ns = header.created_ns if header is not None else 0
-    if following.first_lsn > position.lsn and not (position.time_ns == before_ns != 0):
+    gap = _gap_before(standing, following.first_lsn)
+    if not (gap is not None and gap.left == position.place) and not _is_next(
+        standing, following, position
+    ):
         # What is missing was written behind what was read; a log that was cut ended before that.
         branch = next_branch(standing, position)
         is_before = branch is not None and branch.segment < following.first_lsn
-        if before_ns < position.time_ns or is_before:
+        with standing.open(following) as file:
+            header = file.header()
+        if (header.created_ns if header is not None else 0) < position.time_ns or is_before:
             return branch
         on_loss(_loss(position, position.segment, f"at lsn {following.first_lsn}"))
     return standing.start_of(following).of(position)
+
+
+def _is_next(standing: Standing, following: SegmentPlace, position: Position) -> bool:
+    """Whether nothing is between what was read and a segment, the one before which is gone."""
+    if following.first_lsn <= position.lsn:
+        return True
+    with standing.open(following) as file:
+        header = file.header()
+    return position.time_ns == (header.created_ns if header is not None else 0) != 0
+
+
+def break_before(standing: Standing, was: Position, here: Position) -> Break | None:
+    """What is to be told where reading goes on at another place than it had come to."""
+    if here.branch != was.branch:
+        forks = (
+            one for one in breaks(standing.log) if one.is_fork and _place_of(one) == here.place
+        )
+        told = next(forks, None)
+        return Break(
+            "fork", _shared(standing, here), None, told and told.end_lsn, told and told.cause
+        )
+    place = standing.find(here.segment)
+    if here.segment == was.segment or here.offset > START or place is None:
+        return None
+    if standing.find(was.segment) is not None or _is_next(standing, place, was):
+        return None
+    return _gap(standing, was.lsn, place)
+
+
+def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
+    told = _gap_before(standing, place.first_lsn)
+    return Break("gap", lsn, place.first_lsn, told and told.end_lsn, told and told.cause)
+
+
+def _shared(standing: Standing, here: Position) -> int:
+    """The lsn behind the last frame before a place; 0 if there is none."""
+    place = standing.find(here.segment)
+    if place is not None and here.offset > START:
+        with standing.open(place) as file:
+            found = file.last_before(here.offset)
+        if found is not None:
+            return found[1].next_lsn
+    before = [one for one in standing.places if one.first_lsn < here.segment]
+    return edges(standing.log, before[-1]).next_lsn if before else 0
 
 
 def next_branch(standing: Standing, position: Position) -> Position | None:
@@ -197,9 +252,13 @@ def _moved(standing: Standing, position: Position) -> Position | None:
 
 
 def stretches(
-    standing: Standing, start: Position, end: tuple[int, int], on_loss: Callable[[LogError], None]
+    standing: Standing,
+    start: Position,
+    end: tuple[int, int],
+    on_loss: Callable[[LogError], None],
+    behind: Break | None = None,
 ) -> Iterator[Stretch]:
-    """The bytes from ``start`` to ``end``, segment by segment.
+    """The bytes from ``start`` to ``end``, segment by segment; ``behind``: what is before them.
 
     Raises:
         DataLoss: a segment between the two is missing, by ``on_loss``.
@@ -212,11 +271,12 @@ def stretches(
         if place.first_lsn > last:
             break
         if before is not None:
-            _check_gap(standing, before, place, on_loss)
+            behind = _check_gap(standing, before, place, on_loss) or behind
         low = max(start.offset if place.first_lsn == start.segment else START, START)
         high = min(end_offset, place.size_bytes) if place.first_lsn == last else place.size_bytes
         if low < high:
-            yield Stretch(standing.log, place, low, high, start.branch)
+            yield Stretch(standing.log, place, low, high, start.branch, behind)
+            behind = None
         before = edges(standing.log, place) if place.first_lsn < last else None
         if place.first_lsn == last and high < end_offset:
             where = f"{segment_name(last)} from offset {high} to {end_offset}"
@@ -250,13 +310,15 @@ def _check_gap(
     before: Edges,
     place: SegmentPlace,
     on_loss: Callable[[LogError], None],
-) -> None:
+) -> Break | None:
+    """What is missing before a segment, declared or gone over."""
+    if _gap_before(standing, place.first_lsn) is not None:
+        return _gap(standing, before.next_lsn, place)
     with standing.open(place) as file:
         header = file.header()
     is_passed_over = any(before.next_lsn <= one < place.first_lsn for one in standing.left_out)
-    if not is_passed_over and not follows(
-        before, place, header.created_ns if header is not None else 0
-    ):
-        where = f"at least one segment before {segment_name(place.first_lsn)}"
-        goes_on = f"at lsn {place.first_lsn}"
-        on_loss(DataLoss(standing.log.device, where, before.next_lsn, goes_on))
+    if is_passed_over or follows(before, place, header.created_ns if header is not None else 0):
+        return None
+    where = f"at least one segment before {segment_name(place.first_lsn)}"
+    on_loss(DataLoss(standing.log.device, where, before.next_lsn, f"at lsn {place.first_lsn}"))
+    return _gap(standing, before.next_lsn, place)

@@ -39,7 +39,6 @@ _ALLOWED: Final = {
     "maxRecordsPerTrigger": "a number from 1 on",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
     "failOnDataLoss": "true, false or hold",
-    "restoredLogs": "branch or hold",
     "corruptMode": "fail, skip or quarantine",
     "includePayload": "true or false",
     "includeHeaders": "true or false",
@@ -119,7 +118,6 @@ class ReadOptions(BaseModel):
     fail_on_data_loss: Annotated[str, _reads(str.lower), Field(pattern="^(true|false|hold)$")] = (
         "true"
     )
-    restored_logs: Annotated[str, _reads(str.lower), Field(pattern="^(branch|hold)$")] = "branch"
     corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip|quarantine)$")] = (
         "fail"
     )

@@ -59,5 +59,6 @@ def _piece(stretch: Stretch, start: int, end: int) -> Piece:
     # From 0 on the header is checked, too.
     begin = 0 if start == START else start
     return Piece(
-        place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, stretch.branch
-    )
+        place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, stretch.branch,
+        stretch.behind if start == stretch.start else None,
+    )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -10,8 +12,10 @@ import pyarrow as pa
 from taskq.core.errors import FormatError, LogError
 from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 from taskq_plugins.spark.decode import (
+    BREAK,
     DETAILS,
     ROWS_MAX,
+    Break,
     Corrupt,
     SegmentMissing,
     decode,
@@ -67,12 +71,12 @@ def _all_rows(
     schema = reading.schema if queues is None else _with_needed(reading.schema)
     for piece in pieces:
         parts: Iterable[Piece] = (piece,) if sieve is None else sieve[0](piece)
-        for part in parts:
-            for batch in _decoded(part, schema, reading):
-                kept = batch if queues is None else queues.keep(piece, batch)
-                if sieve is not None:
-                    kept = sieve[1](kept)
-                yield kept if queues is None else kept.select(reading.schema.names)
+        told = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
+        for batch in chain(told, *(_decoded(part, schema, reading) for part in parts)):
+            kept = batch if queues is None else queues.keep(piece, batch)
+            if sieve is not None:
+                kept = sieve[1](kept)
+            yield kept if queues is None else kept.select(reading.schema.names)
     if queues is not None:
         queues.close()
 
@@ -97,6 +101,7 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
         if reading.fails_on_loss:
             raise loss from None
         _log.warning("failOnDataLoss=false: %s", loss)
+        yield _break_row(piece, schema, Break("gap", piece.segment))
     except (SegmentUnreadable, FormatError) as error:
         if reading.corrupt is Corrupt.FAIL:
             raise Unreadable(error) from error
@@ -106,15 +111,18 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
 
 
 def _damaged_row(piece: Piece, schema: pa.Schema, error: LogError) -> pa.RecordBatch:
-    row: dict[str, Any] = {
-        "device": piece.device,
-        "log_id": piece.log_id,
-        "segment": piece.segment,
-        "offset": piece.start,
-        "kind": "damaged",
-        "problem": str(error),
-    }
-    return pa.RecordBatch.from_pylist([row], schema=schema)
+    return _row_of(piece, schema, kind="damaged", problem=str(error))
+
+
+def _break_row(piece: Piece, schema: pa.Schema, told: Break) -> pa.RecordBatch:
+    known = {name: value for name, value in told._asdict().items() if value is not None}
+    return _row_of(piece, schema, kind=BREAK, lsn=told.lsn, value=json.dumps(known))
+
+
+def _row_of(piece: Piece, schema: pa.Schema, **told: Any) -> pa.RecordBatch:
+    row = piece._asdict() | {"offset": piece.start} | told
+    columns = [pa.array([row.get(field.name)]).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

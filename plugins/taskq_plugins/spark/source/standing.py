@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import LogError
-from taskq_plugins.fleet.listing import segment_lsns, segments
+from taskq_plugins.fleet.listing import segment_paths, segments
 from taskq_plugins.fleet.marks import End, durable_end
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
 from taskq_plugins.fleet.problems import log_problem
@@ -102,7 +102,7 @@ def look(options: ReadOptions) -> Sight:
             continue
         left_out = frozenset[int]()
         if len(problems) > known:
-            left_out = frozenset(segment_lsns(log)) - {place.first_lsn for place in places}
+            left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
         found.append(Standing(log, places, end, left_out))
     return Sight(found, bool(problems))
 

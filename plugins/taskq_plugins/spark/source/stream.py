@@ -14,10 +14,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot, left
 from taskq_plugins.spark.source.batch import Pieces, beginning, bound_of, check_named, patiently
-from taskq_plugins.spark.source.going_on import Stretch, go_on, stretches, whole_until
+from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.positions import (
     Offsets,
@@ -150,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 backlog = self._backlog(standing, offsets.get(log_id))
             except DataLoss as error:
-                if not isinstance(error, Held) and self._options.fail_on_data_loss != "hold":
+                if self._options.fail_on_data_loss != "hold":
                     raise
                 held[log_id] = str(error)
                 continue
@@ -184,9 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position is not None and position.is_at(target):
             return None
         if not target.segment:
-            # A hub set aside all that it had, and the device has yet to send what comes next.
-            is_awaited = any(not one.is_fork for one in breaks(standing.log)[-1:])
-            if position is not None and not standing.left_out and not is_awaited:
+            if position is not None and not standing.left_out:
                 self._on_loss(LogVanished(standing.log.device, log_id))
             return None
         if position is None:
@@ -205,12 +202,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _tell_restored(self, standing: Standing, was: Position, now: Position | None) -> None:
         if now is not None and now.branch == was.branch:
             return
-        text = restored(was, now)
-        if now is not None and self._options.restored_logs == "hold":
-            raise Held(text)
         if standing.log.log_id not in self._restored:
             self._restored.add(standing.log.log_id)
-            tell(text)
+            tell(restored(was, now))
 
     def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
         """(log, what is to be said) of those that are gone and are not to be passed over.
@@ -263,7 +257,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start is None or start.branch != end.branch:
                 self._on_loss(LogVanished(end.device, log_id))
                 continue
-            found += stretches(standing, start, end.place, self._on_loss)
+            behind = break_before(standing, begins.get(log_id, starts[log_id]), start)
+            found += stretches(standing, start, end.place, self._on_loss, behind)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -6,13 +6,17 @@ the rows that folding all at once gives.
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.core.records import Flag, Kind
+from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
 from taskq_plugins.spark.lake.store import POSITION
 from taskq_plugins.spark.tables.fold import (
@@ -20,6 +24,7 @@ from taskq_plugins.spark.tables.fold import (
     COLUMNS,
     CONCERNING,
     ENQUEUED,
+    LOST,
     OVER,
     TOLD,
     Bodies,
@@ -42,6 +47,10 @@ _LONG: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
 #: What is told of the last record of a stretch.
 _LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
+#: What names a branch of a log, and a job in it: records before the fork are of both branches.
+LOG: Final = ("log_id", "branch")
+KEYS: Final = [*LOG, "job"]
+LogKey: TypeAlias = tuple[str, int]
 
 
 class Rows(NamedTuple):
@@ -58,61 +67,90 @@ class Rows(NamedTuple):
 
 
 def log_rows(records: pa.Table) -> pa.Table:
-    """The rows that tell of logs as a whole: steps of the clock, and stretches that were read.
+    """The rows that tell of logs as a whole: steps of the clock, breaks, and what was read.
 
     Args:
         records: of a batch, and these rows of the batches before.
     """
     read = records.filter(pc.and_(pc.is_valid(records["segment"]), pc.is_valid(records["ts_ns"])))
-    clocks = records.filter(pc.equal(records["kind"], CLOCK))
+    others = records.filter(pc.is_in(records["kind"], pa.array([CLOCK, BREAK])))
+    keys = [*LOG, "segment", "lsn"]
     rows = pa.array(range(read.num_rows), _LONG)
-    keys = read.select(["log_id", "segment", "lsn"]).append_column("row", rows).sort_by("lsn")
-    ends = keys.group_by(["log_id", "segment"], use_threads=False).aggregate([("row", "last")])
-    lasts = read.take(ends["row_last"]).select(["log_id", "segment", "lsn", *_LAST]).to_pylist()
-    lasts.sort(key=lambda one: (one["log_id"], one["segment"], one["lsn"]))
+    places = read.select(keys).append_column("row", rows).sort_by("lsn")
+    ends = places.group_by(keys[:3], use_threads=False).aggregate([("row", "last")])
+    lasts = read.take(ends["row_last"]).select([*keys, *_LAST]).to_pylist()
+    lasts.sort(key=itemgetter(*keys))
     merged: list[dict[str, Any]] = []
     for one in lasts:
         before = merged[-1] if merged else None
-        if before and before["log_id"] == one["log_id"] and one["segment"] <= before["lsn"] + 1:
+        if before and _log_of(before) == _log_of(one) and one["segment"] <= before["lsn"] + 1:
             if one["lsn"] > before["lsn"]:
                 merged[-1] = one | {"segment": before["segment"]}
         else:
             merged.append(one)
     told_rows = [one | {"kind": POSITION} for one in merged]
-    return pa.concat_tables([clocks, pa.Table.from_pylist(told_rows, records.schema)])
+    return pa.concat_tables([others, pa.Table.from_pylist(told_rows, records.schema)])
 
 
-def logs_of(rows: pa.Table) -> dict[str, Log]:
-    """Each log, by its id.
+def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
+    """Each branch of each log.
 
     Args:
         rows: of ``log_rows``.
     """
-    names = ["log_id", "kind", "segment", "lsn", "ts_ns", "step_ns"]
-    found: dict[str, Log] = {}
+    names = [*LOG, "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
+    found: defaultdict[LogKey, Log] = defaultdict(lambda: Log(0, [], []))
+    forks: dict[LogKey, int] = {}
     for one in rows.select(names).to_pylist():
-        log = found.setdefault(one["log_id"], Log(0, [], []))
+        log = found[_log_of(one)]
         if one["kind"] == CLOCK:
             log = log._replace(steps=sorted({*log.steps, (one["lsn"], one["step_ns"] or 0)}))
+        elif one["kind"] == BREAK:
+            told_break = json.loads(one["value"])
+            if told_break["what"] == "fork":
+                forks[_log_of(one)] = one["lsn"]
+            elif "end_lsn" in told_break:
+                gap = (told_break["goes_on"], told_break["end_lsn"])
+                log = log._replace(gaps=sorted({*log.gaps, gap}))
         else:
             is_last = all(one["lsn"] > last for _, last in log.stretches)
             stretches = [*log.stretches, (one["segment"], one["lsn"])]
             now_ns = one["ts_ns"] if is_last else log.now_ns
             log = log._replace(stretches=stretches, now_ns=now_ns)
-        found[one["log_id"]] = log
-    return found
+        found[_log_of(one)] = log
+    for (log_id, branch), lsn in sorted(forks.items()):
+        left = found[log_id, branch - 1]
+        found[log_id, branch - 1] = left._replace(left=lsn)
+        found[log_id, branch] = _grown(found[log_id, branch], left, lsn)
+    return dict(found)
+
+
+def _log_of(row: Mapping[str, Any]) -> LogKey:
+    return row["log_id"], row["branch"]
+
+
+def _grown(own: Log, left: Log, lsn: int) -> Log:
+    """A branch with what it shares with the one that was left: what is before that lsn."""
+    shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
+    return own._replace(
+        now_ns=own.now_ns or left.now_ns,
+        steps=[*(one for one in left.steps if one[0] < lsn), *own.steps],
+        stretches=[*shared, *own.stretches],
+        begins=lsn,
+        gaps=[*(one for one in left.gaps if one[0] < lsn), *own.gaps],
+    )
 
 
 # -- jobs ------------------------------------------------------------------------------------------
 
 
 def touched_by(records: pa.Table) -> pa.Table:
-    """The jobs (log_id, job) that records concern."""
+    """The jobs (by KEYS) that records concern."""
     chosen = records.filter(pc.is_in(records["kind"], pa.array(sorted(CONCERNING))))
-    return chosen.select(["log_id", "job"]).group_by(["log_id", "job"]).aggregate([])
+    return chosen.select(KEYS).group_by(KEYS).aggregate([])
 
 
-def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> Rows:
+def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
     """Fold the records of some jobs.
 
     Args:
@@ -122,21 +160,20 @@ def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> Rows:
     """
     known = pa.array(sorted(CONCERNING | {TOLD}))
     chosen = records.filter(pc.is_in(records["kind"], known))
-    order = pc.sort_indices(
-        chosen, [("log_id", "ascending"), ("job", "ascending"), ("lsn", "ascending")]
-    )
+    order = pc.sort_indices(chosen, [(name, "ascending") for name in (*KEYS, "lsn")])
     chosen = chosen.take(order).combine_chunks()
     bodies = Bodies(chosen)
     columns = [chosen[name].to_pylist() for name in COLUMNS]
     events = map(Event._make, zip(range(chosen.num_rows), *columns, strict=True))
-    keys = list(zip(chosen["log_id"].to_pylist(), chosen["job"].to_pylist(), strict=True))
+    keys = list(zip(*(chosen[name].to_pylist() for name in KEYS), strict=True))
     jobs: list[Job] = []
     kept: list[int] = []
     kept_parts: list[str] = []
-    told_jobs: list[tuple[str, int]] = []
-    for (log_id, number), group in groupby(events, key=lambda one: keys[one.row]):
-        of_job, log = list(group), logs[log_id]
-        job = fold(number, of_job, bodies, log)
+    told_jobs: list[tuple[str, int, int]] = []
+    for key, group in groupby(events, key=lambda one: keys[one.row]):
+        log_id, branch, number = key
+        of_job, log = list(group), logs[log_id, branch]
+        job = _settled(fold(number, of_job, bodies, log), of_job[-1].lsn, log)
         if job is not None:
             jobs.append(job)
         if job is None or job.state in OVER:
@@ -144,13 +181,27 @@ def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> Rows:
                 any(one.begins() and one.kind != ENQUEUED for one in of_job)
                 and not log.was_read(number)
             ):
-                told_jobs.append((log_id, number))
+                told_jobs.append(key)
             continue
-        rows = list(_needed(of_job, is_brought=log.was_read(number)))
+        rows = list(_needed(of_job, log, is_brought=log.was_read(number)))
         kept += rows
         kept_parts += [part_of(job.state)] * len(rows)
     made = _jobs(jobs, chosen)
     return Rows(*made, _kept(chosen, kept, kept_parts, told_jobs))
+
+
+def _settled(job: Job | None, last_lsn: int, log: Log) -> Job | None:
+    """The job as its branch has it, where that parts from another; None: the other has it."""
+    if job is None:
+        return None
+    if job.state in OVER:
+        # Of what was over where a branch begins, the one before tells.
+        return None if last_lsn < log.begins else job
+    if log.left is not None and last_lsn < log.left:
+        return None
+    if log.has_lost(last_lsn):
+        job.state, job.due_ns = LOST, None
+    return job
 
 
 def part_of(state: str) -> str:
@@ -158,10 +209,13 @@ def part_of(state: str) -> str:
     return "over" if state in OVER else _DEAD if state == _DEAD else "open"
 
 
-def _needed(events: Iterable[Event], *, is_brought: bool) -> Iterable[int]:
-    """The rows of a job that is not over: of those that carry it, the first that may bring it."""
+def _needed(events: Sequence[Event], log: Log, *, is_brought: bool) -> Iterable[int]:
+    """The rows of a job that is not over: of those that carry it, the first that may bring it.
+
+    Behind a gap the last record says that the job is still told of, whatever that record is.
+    """
     for one in events:
-        if one.kind == CARRIED:
+        if one.kind == CARRIED and not (log.gaps and one is events[-1]):
             if is_brought or not one.begins():
                 continue
             is_brought = True
@@ -172,14 +226,13 @@ def _kept(
     chosen: pa.Table,
     rows: Sequence[int],
     parts: Sequence[str],
-    told_jobs: Iterable[tuple[str, int]],
+    told_jobs: Iterable[tuple[str, int, int]],
 ) -> pa.Table:
     needed = chosen.take(pa.array(rows, _LONG)).append_column(
         PART_COLUMN, pa.array(parts, pa.string())
     )
     over = [
-        {"log_id": log_id, "job": job, "kind": TOLD, PART_COLUMN: _DEAD}
-        for log_id, job in told_jobs
+        dict(zip(KEYS, key, strict=True)) | {"kind": TOLD, PART_COLUMN: _DEAD} for key in told_jobs
     ]
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 
@@ -204,7 +257,7 @@ def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
     first = [job.attempts[0].started_ns if job.attempts else None for job in jobs]
     dropped = pc.bit_wise_and(born["flags"], pa.scalar(int(Flag.DROP_RESULT), born["flags"].type))
     columns = {
-        **{name: placed[name] for name in ("device", "log_id", "job_id", "job", "queue", "task")},
+        **{name: placed[name] for name in ("device", *LOG, "job_id", "job", "queue", "task")},
         "priority": placed["priority"],
         "state": pa.array(states, pa.string()),
         "attempt": pa.array([job.attempt for job in jobs], pa.int32()),
@@ -237,9 +290,9 @@ def _attempts(jobs: pa.Table, tried: pa.Table, counts: Sequence[int]) -> pa.Tabl
     """One row per attempt: what is known of its job beside what is of itself."""
     of = pa.array([at for at, count in enumerate(counts) for _ in range(count)], _LONG)
     job = jobs.select(
-        ["device", "log_id", "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
+        ["device", *LOG, "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
     ).take(of)
-    columns = {name: job[name] for name in job.column_names[:7]}
+    columns = {name: job[name] for name in job.column_names[:8]}
     columns |= {name: tried[name] for name in ("number", "owner", "started_ns", "ended_ns")}
     columns |= {
         "started_at": moment(tried["started_ns"]),

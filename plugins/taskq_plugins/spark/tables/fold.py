@@ -72,16 +72,18 @@ _BESIDE: Final = _ANEW | {_CLAIMED, _EDITED}
 _WHOLE: Final = frozenset({CARRIED, _EDITED})
 #: Kinds of records that concern one job.
 CONCERNING: Final = EVENTS | CARRYING | {ENQUEUED}
+#: State of a job that was not over where its log broke off, and that is not told of behind.
+LOST: Final = "lost"
 #: States that a job stays in.
-OVER: Final = frozenset(
+OVER: Final = {LOST} | {
     told(after(State.RUNNING, Kind(kind))) for kind in FINAL_KINDS if kind != Kind.DEAD
-)
+}
 _STATES: Final = {told(kind): told(after(State.ABSENT, kind)) for kind in Kind}
 _WAITING: Final = {told(kind): told(after(State.ABSENT, kind, waits=True)) for kind in Kind}
 
 
 class Log(NamedTuple):
-    """What is known of a log as a whole, all batches together."""
+    """What is known of a branch of a log as a whole, all batches together."""
 
     #: time of the last record that was read: as of then a job still waits or is ready
     now_ns: int
@@ -89,6 +91,22 @@ class Log(NamedTuple):
     steps: Sequence[tuple[int, int]]
     #: the stretches that were read without a gap: (first lsn, last)
     stretches: Sequence[tuple[int, int]]
+    #: the first lsn that is of this branch alone
+    begins: int = 0
+    #: ... and the first that the branch behind it does not share; None: it is the newest
+    left: int | None = None
+    #: declared gaps: (first lsn behind it, where the log ended when it was declared)
+    gaps: Sequence[tuple[int, int]] = ()
+
+    def is_past(self, gap: tuple[int, int]) -> bool:
+        """Whether all was read that tells which jobs are left behind a gap."""
+        return any(last + 1 >= gap[1] for _, last in self.stretches)
+
+    def has_lost(self, last_lsn: int) -> bool:
+        """Whether a job which is not over, and was told of last there, is not told of any more."""
+        if self.left is not None:
+            return True
+        return any(last_lsn < gap[0] and self.is_past(gap) for gap in self.gaps)
 
     def was_read(self, lsn: int) -> bool:
         """Whether a job's number lies in what was read: then its ENQUEUED record was seen, too."""
