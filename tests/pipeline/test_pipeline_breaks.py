@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def declare(made: MadeLog, kind: Kind, left: Place, at: Place | None, segment: int) -> None:
+def declare(
+    made: MadeLog, kind: Kind, left: Place, at: Place | None, segment: int, end_lsn: int = 0
+) -> None:
     """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
     place = _position(at) if at is not None else Position(segment)
-    told = Declare(1, made.log_id, kind, _position(left), place, left.next_lsn, "told")
+    end_lsn = end_lsn or left.next_lsn
+    told = Declare(1, made.log_id, kind, _position(left), place, end_lsn, "told")
     Breaks(LocalDisk(), str(made.path)).declare(told, left.next_lsn)
     if at is not None:
         made.segment, made.file, made.next_lsn = at.segment, at.path, at.next_lsn

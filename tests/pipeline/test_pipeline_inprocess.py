@@ -132,7 +132,7 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert Lake.open(tmp_path / "lake").tables() == ["attempts", "duplicates", "jobs", "records"]
     assert run(tmp_path).exit_code == 0
     told = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
-    assert len(told["tables"]) == 7
+    assert len(told["tables"]) == 8
 
 
 @pytest.mark.slow

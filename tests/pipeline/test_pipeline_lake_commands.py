@@ -237,9 +237,10 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
     made = MadeLog(tmp_path / "journals" / "edge-1")
     made.enqueue(3)
     names = ("device", "log_id", "kind")
-    columns = [*((name, pa.string()) for name in names), ("lsn", LONG), ("ts_ns", LONG)]
+    columns = [*((name, pa.string()) for name in names)]
+    columns += [(name, LONG) for name in ("branch", "lsn", "ts_ns")]
     row = dict.fromkeys(names) | {"log_id": str(made.log_id), "kind": "position"}
-    unknown = row | {"lsn": None, "ts_ns": None}
+    unknown = row | {"branch": 0, "lsn": None, "ts_ns": None}
     put(lake, "_open", pa.Table.from_pylist([unknown], pa.schema(columns)), part="log")
     (progress,) = log_progress(lake, tmp_path / "journals")
     assert (progress.device, progress.position) == ("edge-1", None)

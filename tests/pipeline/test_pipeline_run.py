@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,9 +75,9 @@ def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:
 
 def base_tables(lake: Lake) -> tuple[dict[tuple[object, ...], Row], ...]:
     return (
-        table(lake, "records", "log_id", "epoch", "lsn"),
-        table(lake, "jobs", "log_id", "job"),
-        table(lake, "attempts", "log_id", "job", "number", "started_ns"),
+        table(lake, "records", "log_id", "branch", "epoch", "lsn", "kind"),
+        table(lake, "jobs", "log_id", "branch", "job"),
+        table(lake, "attempts", "log_id", "branch", "job", "number", "started_ns"),
     )
 
 
@@ -154,6 +155,35 @@ def test_spark_makes_the_tables_that_are_made_here(
     assert by_spark.count() == len(base_tables(other)[1])
     assert "date" in by_spark.columns
     assert read_table(spark, lake.path, "jobs", version=1).count() < by_spark.count()
+
+
+def test_spark_folds_a_restored_device_as_it_is_folded_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskq_plugins.spark.run.stream import run  # noqa: PLC0415 - imports pyspark
+
+    monkeypatch.setattr(batch, "SHARE_ROWS", 50)
+    root, told = tmp_path / "hub", _Told()
+    options = RunOptions(journals=root, max_bytes=2**20)
+    lakes = [Lake.open(tmp_path / name, create=True) for name in ("spark", "here")]
+    for turn in range(3):
+        if turn == 2:
+            shutil.rmtree(root / "edge")
+            shutil.copytree(tmp_path / "backup", root / "edge")
+        asyncio.run(live(root / "edge", turn, 10))
+        if turn == 0:
+            shutil.copytree(root / "edge", tmp_path / "backup")
+        with lakes[0].writer() as writer:
+            assert run(spark, writer, options, told).batches == 1
+        with lakes[1].writer() as writer:
+            assert run_here(writer, options, told).batches == 1
+    by_spark, here = map(base_tables, lakes)
+    assert by_spark == here
+    assert {branch for _, branch, _ in here[1]} == {0, 1}
+    names = ("rollup_hour", "failures", "duplicates", "breaks")
+    for name in names:
+        one, other = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
+        assert sorted(one, key=repr) == sorted(other, key=repr), name
 
 
 def test_rollups_of_touched_days_equal_those_of_everything(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
 
 #: The file, in the directory of a copy.
-FILE: Final = "breaks.jsonl"
+BREAKS: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -29,7 +29,7 @@ class Break(NamedTuple):
     Attributes:
         is_fork: the device was restored and wrote other records; else it lost what came next.
         left: (segment, offset) where the copy ended before.
-        left_lsn: behind the last record there.
+        lsn: of the first record that is missing; of a fork, behind the last that was kept.
         end_lsn: behind the last record that the device had when it declared the break.
         cause: in words.
         old: the directory of what was left.
@@ -39,7 +39,7 @@ class Break(NamedTuple):
     segment: int
     offset: int
     left: tuple[int, int]
-    left_lsn: int
+    lsn: int
     end_lsn: int
     cause: str
     old: str
@@ -49,10 +49,17 @@ class Break(NamedTuple):
         return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
+def home_of(segment_path: str) -> str:
+    """The directory of the log that a segment's file is of, be it set aside; bodies are there."""
+    directory = segment_path.rpartition("/log/")[0]
+    home, old, _ = directory.rpartition("/old/")
+    return home if old else directory
+
+
 def breaks(log: LogPlace) -> list[Break]:
     """Those of a log, oldest first; what does not read ends the list."""
     try:
-        data = read_file(f"{log.path}/{FILE}", _BYTES_MAX)
+        data = read_file(f"{log.path}/{BREAKS}", _BYTES_MAX)
     except OSError:
         return []
     begun: dict[int, Break] = {}
@@ -65,25 +72,28 @@ def breaks(log: LogPlace) -> list[Break]:
                 found.append(begun[number])
             else:
                 begun[number] = _begun(values, f"{log.path}/old/{number}")
-        except (ValueError, KeyError, TypeError, struct.error):
+        except (ValueError, LookupError, TypeError, struct.error):
             break
     return found
 
 
 def _begun(values: dict[str, Any], old: str) -> Break:
-    segment, offset = map(int, values["at"][:2])
-    left_segment, left_offset, _, stem = values["left"]
-    left_lsn = left_segment
-    if stem:  # the header of the last frame there
-        _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(bytes.fromhex(stem))
-        left_lsn = first + count
+    is_fork, at, left = values["kind"] == "fork", values["at"], values["left"]
     return Break(
-        values["kind"] == "fork",
-        segment,
-        offset,
-        (int(left_segment), int(left_offset)),
-        int(left_lsn),
+        is_fork,
+        int(at[0]),
+        int(at[1]),
+        (int(left[0]), int(left[1])),
+        _next_lsn(at if is_fork else left),
         int(values["end_lsn"]),
         str(values["cause"]),
         old,
     )
+
+
+def _next_lsn(place: list[Any]) -> int:
+    """The lsn behind a place: [segment, offset, frame, header of that frame in hex or ""]."""
+    if not place[3]:
+        return int(place[0])
+    _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(bytes.fromhex(place[3]))
+    return int(first + count)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LOGS_MAX: Final = 100_000
 #: Names that are looked at below one directory.
 NAMES_MAX: Final = 1_000_000
+#: What the directory of a hub holds beside those of its devices.
+HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
 
 
@@ -71,8 +73,9 @@ def find_logs(
     """The logs in a directory, by device and age.
 
     ``root`` is one log; or the directories in it are logs; or they are devices, and the directories
-    in those are logs, as a hub keeps them. Other files and directories are passed over, so are
-    links (what they name is read where it stands) and names that start with a dot or underscore. A
+    in those are logs, as a hub keeps them; or it is a hub's own directory. Other files and
+    directories are passed over, so are links (what they name is read where it stands) and names
+    that start with a dot or underscore. A
     directory that vanishes meanwhile is none.
 
     Args:
@@ -88,6 +91,8 @@ def find_logs(
     top = os.path.abspath(root)  # noqa: PTH100 - Path has no way to drop ".." from a name
     if not _is_directory(top, follow=True):
         raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
+    if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
+        top = f"{top}/devices"
     disk, found = LocalDisk(), dict[str, LogPlace]()
     for device, path in _candidates(top, on_problem):
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.machine.disk import PatientDisk
 from taskq.log.machine.ports import write_all, write_file
+from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.messages import Kind
 from taskq_plugins.hub.positions import Position
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.messages import Declare
 
 _COPY_BYTES: Final = 1024 * 1024
-BREAKS: Final = "breaks.jsonl"
 SEALS: Final = "seals.jsonl"
 #: A hint, as ``Copy`` writes it.
 MARK: Final = "replica.json"

@@ -152,7 +152,8 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
     from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
-    from taskq_plugins.hub.aside import BREAKS, noted  # noqa: PLC0415 - likewise
+    from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.aside import noted  # noqa: PLC0415 - likewise
 
     for name in names or devices.devices(directory):
         for file in sorted((directory / "devices" / name).glob(f"*/{BREAKS}")):

@@ -17,7 +17,8 @@ from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.requests import Ended
 from taskq.log.segments.identity import FILE, read_identity
 from taskq.log.segments.segments import SegmentFiles
-from taskq_plugins.hub.aside import BREAKS, content
+from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.positions import NOWHERE, Position, stands
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from taskq.core.records import Flag
 from taskq.log.config import LogConfig
 from taskq.log.format.bodies import original_size
 from taskq.log.segments.bodystore import BodyStore
+from taskq_plugins.fleet.breaks import home_of
 from taskq_plugins.fleet.problems import shown
 from taskq_plugins.spark.decode import arrays
 
@@ -31,7 +31,7 @@ class Bodies:
     """What unpacks bodies of a log that a segment file belongs to."""
 
     def __init__(self, segment_path: str) -> None:
-        self._store = BodyStore(str(Path(segment_path).parent.parent), _CONFIG)
+        self._store = BodyStore(home_of(segment_path), _CONFIG)
 
     def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
         """(the body or None, why it is missing)."""

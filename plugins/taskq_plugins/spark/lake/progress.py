@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import Lake
 
 _COLUMNS: Final = ("device", "log_id", "lsn", "ts_ns")
+_ORDER: Final = [("branch", "ascending"), ("lsn", "ascending")]
 
 
 class Position(NamedTuple):
@@ -53,13 +54,13 @@ def positions(lake: Lake) -> dict[str, Position]:
     if not paths:
         return {}
     rows = dataset.dataset(paths, format="parquet").to_table(
-        columns=list(_COLUMNS),
+        columns=[*_COLUMNS, "branch"],
         # Of a log of which nothing but damage was read, the row tells no record.
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
-    found = (Position(*(row[name] for name in _COLUMNS)) for row in rows.to_pylist())
     # One row for each stretch that was read without a gap: the last one tells how far.
-    return {one.log_id: one for one in sorted(found, key=lambda one: one.lsn)}
+    told = rows.sort_by(_ORDER).select(list(_COLUMNS)).to_pylist()
+    return {row["log_id"]: Position(**row) for row in told}
 
 
 def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:

@@ -25,12 +25,14 @@ COLUMNS: Final = {
     "failures": "task pattern failed_attempts dead_jobs devices poison last_seen",
     "device_lag": "device last_record_at record_lag_seconds clock clock_skew_seconds waiting"
     " dead missing_segments",
+    "breaks": "device kind is_declared branch lsn goes_on_lsn end_lsn cause",
 }
 #: In which order, unless told otherwise.
 _ORDERS: Final = {
     "rollup_hour": "hour, device, queue, task",
     "failures": "failed_attempts DESC, fingerprint",
     "device_lag": "device, log_id",
+    "breaks": "device, log_id, lsn",
 }
 
 

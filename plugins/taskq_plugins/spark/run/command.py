@@ -164,7 +164,7 @@ def run(
     Less than 16 MiB of log are read without Java, unless a master is named.
 
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
-    others are (all: rollup_hour failures duplicates device_lag).
+    others are (all: rollup_hour failures duplicates device_lag breaks).
     """
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
+from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake import OVER, Change
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import DATE, PART_COLUMN, write_rows
+from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
+from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import SEGMENTS, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from taskq_plugins.fleet import LogPlace
     from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
 
@@ -41,6 +46,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NS: Final = 86_400 * 1_000_000_000
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
+#: What two branches of a log share happened once: it is told of the newer one.
+_ONCE: Final = {
+    JOBS: """
+        SELECT * REPLACE (CASE WHEN row_number() OVER (
+            PARTITION BY log_id, job, enqueued_ns ORDER BY branch DESC) = 1 THEN enqueued_ns END
+            AS enqueued_ns) FROM all_jobs
+    """,
+    ATTEMPTS: """
+        FROM all_attempts QUALIFY row_number() OVER (
+            PARTITION BY log_id, job, number, started_ns, ended_ns, outcome ORDER BY branch DESC
+        ) = 1
+    """,
+}
 
 
 def refresh_tables(
@@ -69,7 +87,7 @@ def refresh_tables(
         on_table(name)
         days = _touched(lake, name) if name == ROLLUP else None
         with _opened(writer, days) as duck:
-            rows = _computed(name, duck, days, journals)
+            rows = _computed(lake, name, duck, days, journals)
         directory = writer.new_directory(name)
         if name == ROLLUP and since:
             rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
@@ -95,13 +113,17 @@ def _opened(writer: LakeWriter, days: frozenset[int] | None) -> Iterator[duckdb.
             paths = lake.paths(table, lambda file, table=table: _tells(table, file, days))  # type: ignore[misc]
             if paths:
                 # DuckDB's own reader takes a third of the time of Arrow's.
-                duck.read_parquet(paths, hive_partitioning=False).create_view(table)
+                duck.read_parquet(paths, hive_partitioning=False).create_view(f"all_{table}")
             else:
-                duck.register(table, lake.schema(table).empty_table())
+                duck.register(f"all_{table}", lake.schema(table).empty_table())
+            is_forked = any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
+            view = _ONCE[table] if is_forked else f"FROM all_{table}"
+            duck.execute(f"CREATE VIEW {table} AS {view}")
         yield duck
 
 
 def _computed(
+    lake: Lake,
     name: str,
     duck: duckdb.DuckDBPyConnection,
     days: frozenset[int] | None,
@@ -111,6 +133,8 @@ def _computed(
         return failures(duck)
     if name == "duplicates":
         return duplicates(duck)
+    if name == "breaks":
+        return breaks(_broken(lake), _logs(journals))
     if name == "device_lag":
         duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
         return device_lag(duck, time.time_ns())
@@ -121,12 +145,23 @@ def _computed(
     return rows.append_column(DATE, rows["hour"].cast(pa.date32()))
 
 
+def _logs(journals: Path | None) -> list[LogPlace]:
+    return [] if journals is None else find_logs(journals, on_problem=log_problem)
+
+
+def _broken(lake: Lake) -> pa.Table:
+    """The records that tell of breaks: those that are kept, whatever days are let go."""
+    paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
+    found = dataset.dataset(paths, schema=lake.schema(OPEN_RECORDS), format="parquet")
+    rows: pa.Table = found.to_table(
+        columns=["device", "log_id", "branch", "lsn", "value"], filter=pc.field("kind") == BREAK
+    )
+    return rows
+
+
 def _segments(journals: Path | None) -> list[dict[str, object]]:
-    if journals is None:
-        return []
     rows: list[dict[str, object]] = []
-    logs = find_logs(journals, on_problem=log_problem)
-    for one in inventory(logs, on_problem=log_problem):
+    for one in inventory(_logs(journals), on_problem=log_problem):
         row = {"device": one.device, "log_id": one.log_id, "segment": one.first_lsn}
         if one.is_gap_before:
             rows.append(row | {"is_missing": True})

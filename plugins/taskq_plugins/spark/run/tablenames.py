@@ -15,7 +15,7 @@ ATTEMPTS: Final = "attempts"
 #: Tables that have days.
 DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
 #: The derived tables, in the order in which they are computed.
-DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag")
+DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks")
 
 
 def stale(lake: Lake, names: Iterable[str]) -> list[str]:

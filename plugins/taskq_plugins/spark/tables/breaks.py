@@ -1,0 +1,98 @@
+"""Where logs do not go on as they were read: what is missing, and what was restored.
+
+======================  ======  ====================================================================
+column                  type    meaning
+======================  ======  ====================================================================
+device, log_id          string
+kind                    string  gap: records are missing; fork: the device was set back to an
+                                earlier day and went on otherwise
+is_declared             bool    by the device, to its hub; else it was found, and gone over
+branch                  int     of the records behind it; null: none was read, or what the other
+                                branch had was not read
+lsn                     long    the first that is missing; of a fork the first that both branches
+                                have otherwise
+goes_on_lsn             long    the first lsn behind a gap
+end_lsn                 long    behind the last record that the device had when it declared it
+cause                   string  in the device's words
+======================  ======  ====================================================================
+
+Jobs that were not over, and that no record tells of from ``goes_on_lsn`` to ``end_lsn``, have the
+state ``lost``: whatever is not over is written again before a segment goes. So have those that only
+the branch has which was left.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from taskq_plugins.fleet import breaks as declared_breaks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq_plugins.fleet import LogPlace
+
+_TEXT: Final = pa.string()
+_LONG: Final = pa.int64()
+BREAKS: Final = pa.schema(
+    [
+        ("device", _TEXT),
+        ("log_id", _TEXT),
+        ("kind", _TEXT),
+        ("is_declared", pa.bool_()),
+        ("branch", pa.int32()),
+        ("lsn", _LONG),
+        ("goes_on_lsn", _LONG),
+        ("end_lsn", _LONG),
+        ("cause", _TEXT),
+    ]
+)
+
+
+def breaks(found: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
+    """One row for each break that was declared, or found while reading.
+
+    Args:
+        found: records of kind "break".
+        logs: those that are there, some with breaks that came before they were read.
+    """
+    rows = [_found(one) for one in found.to_pylist()]
+    known = {_key(row): row for row in rows}
+    for log in logs:
+        for one in declared_breaks(log):
+            row: dict[str, Any] = {
+                "device": log.device,
+                "log_id": log.log_id,
+                "kind": "fork" if one.is_fork else "gap",
+                "is_declared": True,
+                "lsn": one.lsn,
+                "goes_on_lsn": None if one.is_fork else one.segment,
+                "end_lsn": one.end_lsn,
+                "cause": one.cause,
+            }
+            known.setdefault(_key(row), row)
+    return pa.Table.from_pylist(list(known.values()), BREAKS)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a declared break is known by; each that was found is one by itself."""
+    where = row["goes_on_lsn"] or row["lsn"]
+    return (row["log_id"], row["kind"], where, None if row["is_declared"] else row["branch"])
+
+
+def _found(row: dict[str, Any]) -> dict[str, Any]:
+    told = json.loads(row["value"])
+    return {
+        "device": row["device"],
+        "log_id": row["log_id"],
+        "kind": told["what"],
+        "is_declared": "end_lsn" in told,
+        "branch": row["branch"],
+        "lsn": row["lsn"],
+        "goes_on_lsn": told.get("goes_on"),
+        "end_lsn": told.get("end_lsn"),
+        "cause": told.get("cause"),
+    }
