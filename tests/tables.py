@@ -41,6 +41,7 @@ DOCUMENTS: Final = (
     "plugins/README.md",
     "examples/README.md",
     "examples/folder_sync/README.md",
+    "examples/notes/README.md",
     "tests/README.md",
     "tests/bench/README.md",
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from taskq.log.read.reader import LogReader
 from taskq.log.read.walks import Chosen, each_job, entries
+from taskq_plugins.fleet.places import find_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,17 +69,15 @@ class Hour:
 def read_logs(root: Path) -> list[Log]:
     """Every task log below the directory, folded."""
     found = []
-    for identity in sorted(root.rglob("taskq.json")):
-        path = identity.parent
-        device = path.relative_to(root).parts[0]
-        with_log = LogReader.open(str(path))
+    for place in find_logs(root):
+        with_log = LogReader.open(place.path)
         last_ns = max((entry.time_ns for entry in entries(with_log.journal)), default=0)
         views = [
             with_log._bodies.show_view(view)
             for view in each_job(with_log.journal, Chosen(), last_ns)
         ]
         with_log.close()
-        found.append(Log(device, str(with_log.log_id), views, last_ns))
+        found.append(Log(place.device, str(with_log.log_id), views, last_ns))
     return found
 
 

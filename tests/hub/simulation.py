@@ -93,18 +93,21 @@ class Simulation:
 
     def run(self, steps: int) -> None:
         """So many things happen; then the line is well again, and all must be found."""
-        chances: list[tuple[int, Callable[[], None]]] = [
-            (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
-            (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
-            (3, self._deliver_late), (4, self._back_up), (3, self._set_device_back),
-            (2, self._set_hub_back), (4, self._pass_time),
-        ]  # fmt: skip
-        weights, acts = zip(*chances, strict=True)
+        weights, acts = zip(*self.chances(), strict=True)
         for _ in range(steps):
             (act,) = self.random.choices(acts, weights)
             act()
             self.check_bytes()
         self.settle()
+
+    def chances(self) -> list[tuple[int, Callable[[], None]]]:
+        """What may happen, and how often."""
+        return [
+            (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
+            (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
+            (3, self._deliver_late), (4, self._back_up), (3, self._set_device_back),
+            (2, self._set_hub_back), (4, self._pass_time),
+        ]  # fmt: skip
 
     def _device(self) -> Process:
         for _ in range(3):
@@ -274,6 +277,14 @@ class Simulation:
             assert copy is None or copy.has(self._answered), self._answered
         return answer
 
+    def _copies(self) -> Files:
+        """What the hub has of its devices, but for what it notes of their jobs."""
+        return {
+            path: data
+            for path, data in _files(self.hub_machine).items()
+            if path.startswith(f"{HUB}/devices/") and not path.endswith("/down.json")
+        }
+
     # -- the line ---------------------------------------------------------------------------------
 
     def _line(self, asked: Request) -> Answer:
@@ -305,21 +316,21 @@ class Simulation:
         answer = self._ask_hub(asked)
         if chance < 0.25 and not isinstance(asked, Sync):
             # H4: the same once more changes nothing, whatever it is answered.
-            before = _files(self.hub_machine)
+            before = self._copies()
             self._ask_hub(asked)
-            assert _files(self.hub_machine) == before, asked
+            assert self._copies() == before, asked
         return answer
 
     def _deliver_late(self) -> None:
         if self._late:
             asked = self._late.pop(self.random.randrange(len(self._late)))
-            before = _files(self.hub_machine)
+            before = self._copies()
             try:
                 answer = self._ask_hub(asked)
             except LineDropped:
                 return
             if isinstance(answer, Refused):
-                assert _files(self.hub_machine) == before, asked
+                assert self._copies() == before, asked
 
     # -- a session --------------------------------------------------------------------------------
 
@@ -404,7 +415,7 @@ class Simulation:
         """H1: each segment of the hub is the beginning of what the device's was."""
         for path in self.hub_machine.paths():
             lsn = segment_lsn(path.rpartition("/")[2])
-            if lsn is None or "/log/" not in path:
+            if lsn is None or not path.startswith(f"{HUB}/devices/"):
                 continue
             data = self.hub_machine.content(path)
             if self._checked.get(path) == hash(data):
@@ -482,7 +493,7 @@ class Simulation:
         paths = {path.rpartition("/log/")[0] for path in self.hub_machine.paths()}
         found: Records = set()
         for path in paths:
-            if path.startswith(HUB):
+            if path.startswith(f"{HUB}/devices/"):
                 found |= self._records_at(path)
         return found
 

@@ -24,6 +24,7 @@ from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.devices import enrol, groups, set_member
+from taskq_plugins.hub.outbox import asking
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.server import Server
@@ -97,8 +98,14 @@ class Place:
         self.server = Server(self.path / "hub")
 
 
+async def _leave(_path: str) -> None:
+    """Adopt nothing."""
+
+
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
+async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    """Its devices adopt what they took when the test says so."""
+    monkeypatch.setattr(asking, "_adopt", _leave)
     made = Place(tmp_path)
     yield made
     await made.hub.close()
@@ -118,6 +125,19 @@ async def test_a_job_runs_on_its_device_and_its_result_comes_back(place: Place) 
     assert await job.result(timeout=1) == "edge-7 has 7.2"
     assert place.ran == [("edge-7", "7.2")]
     assert (await place.sync("edge-7")).taken.jobs == 0
+
+
+async def test_what_a_device_took_is_there_for_a_worker_that_ends_by_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    async with place.apps["edge-7"] as app:
+        await app.worker(burst=True).run()
+    await place.sync("edge-7")
+    assert await job.result(timeout=1) == "edge-7 has 7.2"
 
 
 async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:

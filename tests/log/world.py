@@ -44,6 +44,8 @@ class World:
         self.machine.wall_ns = self.clock.wall_ns
         self.neighbourhood = Neighbourhood()
         self.config = config
+        #: of the log
+        self.path = PATH
         #: whether no test takes anything away: then nobody who opens may miss anything
         self.is_whole = True
         self._pids = 100
@@ -65,7 +67,7 @@ class World:
 
     def reader(self) -> Journal:
         """The log as a read-only process sees it."""
-        journal = Journal(CrashableDisk(self.machine), self.clock, PATH, self.config, None)
+        journal = Journal(CrashableDisk(self.machine), self.clock, self.path, self.config, None)
         journal.open_for_reading()
         assert not (self.is_whole and journal.lost)
         return journal
@@ -108,11 +110,11 @@ class Process:
     def __init__(self, world: World, config: LogConfig, pid: int) -> None:
         self.world = world
         self.disk = CrashableDisk(world.machine)
-        self.disk.make_directory(PATH)
-        writer = WriterLock(self.disk, PATH, pid, config.lock_wait_seconds)
-        self.journal = Journal(self.disk, world.clock, PATH, config, writer)
+        self.disk.make_directory(world.path)
+        writer = WriterLock(self.disk, world.path, pid, config.lock_wait_seconds)
+        self.journal = Journal(self.disk, world.clock, world.path, config, writer)
         try:
-            with_reserve(self.disk, PATH, self.journal.open)
+            with_reserve(self.disk, world.path, self.journal.open)
             self.peers = world.neighbourhood.join()
             self.committer = Committer(self.journal, self.peers, config, b"{}")
             self.journal.unlock()

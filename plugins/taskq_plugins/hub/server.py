@@ -274,7 +274,7 @@ class Server:
         if isinstance(asked, Declare):  # what is about to be set aside may end jobs
             self._outbox.arrived(device)
         answer = self._hub.answer(device, asked)
-        if isinstance(asked, Append):
+        if isinstance(asked, Append) and isinstance(answer, Stored):
             self._outbox.arrived(device)
         if isinstance(answer, Synced | Stored):
             self._note(device, asked, answer)

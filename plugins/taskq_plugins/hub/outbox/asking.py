@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.app.tasklog import TaskLog
-from taskq.core.errors import JobNotFound
+from taskq.core.errors import JobNotFound, TaskqError
 from taskq.log.machine.disk import SystemClock
 from taskq_plugins.hub.outbox.lines import DOWN, JOB, Question, decode_given, encode_question
 from taskq_plugins.hub.outbox.taking import Taking
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.outbox.lines import Given
     from taskq_plugins.hub.outbox.taking import Cancelled, Held, Taken
 
+_log: Final = logging.getLogger("taskq")
 _WELL: Final = 200
 #: Nothing is there; another session has begun.
 _NOTHING: Final = frozenset({204, 409})
@@ -67,6 +69,8 @@ async def take(
             asked = steps.send(answer)
         except StopIteration as end:
             taken: Taken = end.value
+            if taken.jobs:
+                await _adopt(path)
             return taken
         answer = await (_ask(line, asked) if isinstance(asked, Question) else _cancel(path, asked))
 
@@ -82,6 +86,15 @@ async def _ask(line: Line, asked: Question) -> Given | None:
         return decode_given(told.content)
     except (ValueError, KeyError, TypeError) as error:
         raise HubError("what the hub has for this device did not come whole") from error
+
+
+async def _adopt(path: str) -> None:
+    """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
+    try:
+        async with TaskLog.open(path) as log:
+            await log.adopt()
+    except TaskqError as error:
+        _log.warning("%s: what the hub had waits in the inbox for a worker: %s", path, error)
 
 
 async def _cancel(path: str, asked: Cancelled) -> bool:

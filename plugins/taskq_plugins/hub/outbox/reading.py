@@ -193,11 +193,12 @@ class Copies:
     def names(self) -> list[str]:
         """The ids of the device's logs, the one that came first before the others."""
         dated = [
-            (self._disk.modified_ns(f"{self._path}/{name}/{FILE}"), name)
+            (when, name)
             for name in self._disk.names(self._path)
             if _LOG_ID.match(name)
+            and (when := self._disk.modified_ns(f"{self._path}/{name}/{FILE}")) is not None
         ]
-        return [name for _, name in sorted((when, name) for when, name in dated if when)]
+        return [name for _, name in sorted(dated)]
 
     def has_gap(self, name: str) -> bool:
         """Whether records of a log are missing: the end of a job may have been among them."""

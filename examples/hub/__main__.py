@@ -1,0 +1,183 @@
+"""``python -m examples.hub``: a fleet's logs reach a hub whatever happens, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from examples.fleet.check import SHOWN_MAX, check
+from examples.fleet.devices import SPECIAL, Fleet, device_name, make_fleet
+from examples.fleet.fold import job_row, read_logs
+from taskq.core.errors import LogError
+from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.read.reader import LogReader
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.sync import Line, sync
+
+from .line import BadLine, HubProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_AT_A_TIME: Final = 8
+_RETRY_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.02
+#: The hub is killed after so long at the latest.
+_PATIENCE_SECONDS: Final = 2.0
+
+
+@click.command()
+@click.option("--devices", default=50, show_default=True, type=click.IntRange(1, 1_000))
+@click.option("--hours", default=6, show_default=True, type=click.IntRange(6, 240))
+@click.option("--kills", default=10, show_default=True, help="How often the hub is killed with -9.")
+@click.option("--drops", default=0.1, show_default=True, help="Of the pieces the line breaks at.")
+@click.option("--tables/--no-tables", default=True, help="Compare the pipeline's tables, too.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Keep all in this new directory.  [default: nothing is kept]",
+)
+def main(
+    devices: int, hours: int, kills: int, drops: float, *, tables: bool, work: Path | None
+) -> None:
+    """Let a fleet's logs come to a hub over a bad line, kill the hub, and compare every byte."""
+    began, console = time.monotonic(), Console()
+    root = Path(tempfile.mkdtemp(prefix="taskq-hub-")) if work is None else work
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise click.UsageError(f"--work {root} is not empty: name a new directory")
+    fleet, logs, hub = Fleet(devices=devices, hours=hours), root / "logs", root / "hub"
+    for _ in track(make_fleet(logs, fleet), "devices at work", devices, console=console):
+        pass
+    for number, special in SPECIAL.items():
+        if number < devices:
+            console.print(f"  {device_name(number)}: {special.value}")
+    paths = {one.parent: one.relative_to(logs).parts[0] for one in logs.rglob("taskq.json")}
+    tokens = {path: enrol(hub, device) for path, device in sorted(paths.items())}
+    total = sum(one.stat().st_size for one in logs.rglob("log/*.log"))
+    killed = _Killed(HubProcess(hub), kills, total)
+    console.print(asyncio.run(_collect(tokens, killed, drops)))
+    wrong = list(_differences(logs, hub / "devices"))
+    console.print(f"{len(list(hub.rglob('*.log')))} segments: {'DIFFERENT' if wrong else 'equal'}")
+    if tables:
+        wrong += _tables(console, hub / "devices", root / "lake")
+    for one in wrong[:SHOWN_MAX]:
+        console.print(f"  {one}", markup=False)
+    if work is None:
+        shutil.rmtree(root)
+    console.print(f"done in {time.monotonic() - began:.0f} s")
+    sys.exit(1 if wrong else 0)
+
+
+class _Killed:
+    """A hub that is killed so often, each time when so much more of all there is has come."""
+
+    def __init__(self, server: HubProcess, kills: int, total: int) -> None:
+        self.server = server
+        self._kills = kills
+        self._total = total
+
+    async def run(self) -> None:
+        """Kill it, and start it anew."""
+        server, began = self.server, time.monotonic()
+        while server.kills < self._kills:
+            is_slow = time.monotonic() - began > _PATIENCE_SECONDS
+            enough = self._total * (server.kills + 1) // (self._kills + 2)
+            if is_slow or server.size() >= enough:
+                await server.kill()
+                began = time.monotonic()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> str:
+    """Let every log come to the hub, by the token of its device."""
+    server, turns = killed.server, asyncio.Semaphore(_AT_A_TIME)
+    await server.start()
+    try:
+        async with BadLine(server.port, drops) as bad:
+
+            async def send(path: Path) -> int:
+                async with turns:
+                    return await _send(path, f"http://127.0.0.1:{bad.port}", tokens[path])
+
+            killing = asyncio.create_task(killed.run())
+            tries = sum(await asyncio.gather(*map(send, tokens)))
+            await killing
+            # Whatever the last kill met, the next session finds.
+            tries += sum(await asyncio.gather(*map(send, tokens)))
+            return (
+                f"{len(tokens)} logs came after {tries} tries: the line broke {bad.dropped} "
+                f"times, the hub was killed {server.kills} times"
+            )
+    finally:
+        server.stop()
+
+
+async def _send(path: Path, url: str, token: str) -> int:
+    """Try until the hub has the log; returns how often."""
+    tries = 0
+    while True:
+        tries += 1
+        line = Line(url, token)
+        try:
+            await sync(str(path), line)
+        except LogError:
+            await asyncio.sleep(random.uniform(0, _RETRY_SECONDS))
+        else:
+            return tries
+        finally:
+            await line.close()
+
+
+def _differences(logs: Path, copies: Path) -> Iterator[str]:
+    """What the copies have otherwise than the devices: bytes, damage, jobs."""
+    for identity in sorted(logs.rglob("taskq.json")):
+        path = identity.parent
+        log = DeviceLog(LocalDisk(), SystemClock(), str(path))
+        copy = copies / path.relative_to(logs).parts[0] / str(log.identity.log_id)
+        names = {one.name for one in (copy / "log").glob("*.log")}
+        for segment in log.segments:
+            name, size = f"{segment:020}.log", log.end_of(segment).offset
+            names.discard(name)
+            if (copy / "log" / name).read_bytes() != (path / "log" / name).read_bytes()[:size]:
+                yield f"{copy / 'log' / name} is not what the device has"
+        log.close()
+        yield from (f"{copy / 'log' / name}: the device has no such segment" for name in names)
+        with LogReader.open(str(copy)) as reader:
+            yield from (f"{copy}: {damage}" for damage in reader.verify().damage)
+    theirs, ours = ([job_row(log, view) for log in read_logs(one) for view in log.views]
+                    for one in (logs, copies))  # fmt: skip
+    for rows in (theirs, ours):
+        rows.sort(key=lambda row: (row["log_id"], row["job"]))
+    if theirs != ours:
+        yield "the jobs of the copies are not those of the devices"
+
+
+def _tables(console: Console, copies: Path, lake_path: Path) -> list[str]:
+    """Run the pipeline over the hub, and compare its tables with the fold of the same logs."""
+    # Imported here, since they take a second: a wrong option is told at once.
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
+    from taskq_plugins.spark.run.command import run  # noqa: PLC0415
+
+    run.main(["--journals", str(copies), "--lake", str(lake_path)], standalone_mode=False)
+    wrong: list[str] = []
+    for found in check(Lake.open(lake_path), copies):
+        verdict = "DIFFERENT" if found.differences else "equal to the Python fold"
+        console.print(f"{found.table}: {found.rows} rows, {verdict}")
+        wrong += found.differences
+    return wrong
+
+
+if __name__ == "__main__":
+    main()

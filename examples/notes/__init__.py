@@ -1,0 +1,1 @@
+"""An app for notes and photos that works offline: each change is a job that goes when it can."""

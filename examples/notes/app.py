@@ -1,0 +1,141 @@
+"""Notes with photos, kept here first and sent when the server can be reached.
+
+What the user does is done when it is on this disk, together with the job that will send it. A note
+that is edited again before it went is sent once, as it is then; a photo goes under the hash of its
+content, so that sending it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from taskq import Discard, TaskQ, retry
+from taskq.conditions import online, unmetered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq import Call
+
+HOME: Final = Path(os.environ.get("NOTES_HOME", "notes-data"))
+SERVER: Final = os.environ.get("NOTES_SERVER", "http://127.0.0.1:8480")
+_ADDRESS: Final = SERVER.partition("//")[2]
+_PATIENCE_SECONDS: Final = 30
+_CONFLICT: Final = 409
+
+app = TaskQ(HOME / "queue")
+#: A phone may be without a line for weeks; what the network does burns no patience.
+_AGAIN: Final = retry.exponential(attempts=50, base="1s", cap="10m")
+
+
+@dataclass
+class Note:
+    """A note as it is on this disk."""
+
+    text: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    revision: int = 1
+    photos: list[str] = field(default_factory=list)
+
+    def save(self) -> None:
+        """Write it, in one step."""
+        path = HOME / "notes" / f"{self.id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, note_id: str) -> Note:
+        """Read one."""
+        return cls(**json.loads((HOME / "notes" / f"{note_id}.json").read_text(encoding="utf-8")))
+
+
+def notes() -> Iterator[Note]:
+    """All of them."""
+    for path in sorted((HOME / "notes").glob("*.json")):
+        yield Note.load(path.stem)
+
+
+def photo_path(digest: str) -> Path:
+    """Where a photo is kept."""
+    return HOME / "photos" / digest
+
+
+# -- what the user does ----------------------------------------------------------------------------
+
+
+async def add(text: str, photos: list[Path] | None = None) -> Note:
+    """Keep a note and its photos, and let them go when they can."""
+    note = Note(text)
+    for photo in photos or []:
+        data = photo.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        photo_path(digest).parent.mkdir(parents=True, exist_ok=True)
+        photo_path(digest).write_bytes(data)
+        note.photos.append(digest)
+    note.save()
+    # All or none: a note never arrives whose photos are not on their way.
+    await app.enqueue_many([_sending(note), *map(send_photo.call, note.photos)])
+    return note
+
+
+async def edit(note_id: str, text: str) -> Note:
+    """Change a note; if it still waits to be sent, that one job sends what it says now."""
+    note = Note.load(note_id)
+    note.text, note.revision = text, note.revision + 1
+    note.save()
+    await app.enqueue(_sending(note))
+    return note
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+@app.task(name="notes.send", queue="notes", priority=7, retry=_AGAIN, requires=[online(_ADDRESS)])
+async def send_note(note_id: str, revision: int) -> int:
+    """Send a note as it is now; safe to repeat, since the server keeps the later revision."""
+    note = Note.load(note_id)
+    async with httpx.AsyncClient(base_url=SERVER, timeout=_PATIENCE_SECONDS) as server:
+        told = await server.put(f"/notes/{note.id}", json=asdict(note))
+    if told.status_code == _CONFLICT:
+        raise Discard(f"the server has a later revision than {revision}")
+    told.raise_for_status()
+    return note.revision
+
+
+@app.task(
+    name="notes.photo",
+    queue="photos",
+    priority=2,
+    retry=_AGAIN,
+    requires=[online(_ADDRESS), unmetered()],
+)
+async def send_photo(digest: str) -> None:
+    """Send a photo under the hash of its content."""
+    data = photo_path(digest).read_bytes()
+    async with httpx.AsyncClient(base_url=SERVER, timeout=_PATIENCE_SECONDS) as server:
+        (await server.put(f"/photos/{digest}", content=data)).raise_for_status()
+
+
+@app.task(name="notes.resend", queue="notes")
+async def resend() -> int:
+    """Send everything anew: what a hub may order after the server lost a disk."""
+    everything = list(notes())
+    photos = {digest for note in everything for digest in note.photos}
+    await app.enqueue_many([*map(_sending, everything), *map(send_photo.call, sorted(photos))])
+    return len(everything)
+
+
+def _sending(note: Note) -> Call[Any]:
+    """The job that sends a note; one that waits already is replaced."""
+    task = send_note.options(key=note.id, on_conflict="replace")
+    return task.call(note.id, note.revision)
