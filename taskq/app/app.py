@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from taskq.app.around import AroundFunction
+    from taskq.app.logs import Router
     from taskq.app.schedules import Schedule, ScheduleChoices
     from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
@@ -111,6 +112,9 @@ class TaskQ(LogHolder):
         self._lifespans: Declared[Around] = Declared()
         self._middleware: Declared[Around] = Declared()
         self._planned = Planned()
+        #: of an app over another log: the app itself
+        self._origin: TaskQ | None = None
+        self._router: Router | None = None
 
     @classmethod
     def user_data(cls, app: str, **arguments: Any) -> Self:
@@ -371,7 +375,12 @@ class TaskQ(LogHolder):
 
     enqueue_many_sync = blocking(enqueue_many)
 
-    async def _send(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+    async def _send(self, calls: list[Call[R]], *, atomic: bool = True) -> list[JobHandle[R]]:
+        if self._router is not None:
+            return await self._router.send(calls, atomic=atomic)
+        return await self._send_here(calls)
+
+    async def _send_here(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         connection = self._connection
         with telemetry.sending(connection, calls) as sending:
             items = connection.packer.plain_items(sending.calls)
@@ -397,7 +406,7 @@ class TaskQ(LogHolder):
         """
         from taskq.app.transaction import AppTransaction  # noqa: PLC0415 - few programs need it
 
-        return AppTransaction(self)
+        return AppTransaction(self if self._router is None else self._router.here())
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """A call of a task that this process may not know; then a worker checks its arguments.
@@ -468,12 +477,18 @@ class TaskQ(LogHolder):
         return self._handle(job, None)
 
     def _handle(self, job: JobId, task: Task[..., R] | None) -> JobHandle[R]:
-        connection = self._connection
         tag, lsn = split_job_id(job)
+        if self._router is not None and (there := self._router.of(tag)) is not self:
+            return there._handle(job, task)
+        connection = self._connection
         if not tag:
             connection.store()
         connection.check_tag(tag, lsn)
         return JobHandle(self, task, tag or connection.tag, lsn)
+
+    def logs(self) -> list[TaskQ]:
+        """The app over each of its logs: itself, unless it has shards."""
+        return [self] if self._router is None else self._router.logs()
 
     def store(self) -> Store:
         """The open log of this app; opens it, which may block on the disk."""
@@ -497,27 +512,12 @@ class TaskQ(LogHolder):
         self._connection.store()
         return self
 
-    async def close(self) -> None:
-        """Finish what was asked for and close the directory. Legal twice, and before any use."""
-        await self._connection.aclose()
-
-    def close_sync(self) -> None:
-        """Do as ``close``, blocking this thread."""
-        refuse_in_loop("close_sync()", "await close()")
-        self._connection.close()
-
     async def __aenter__(self) -> Self:
         return await self.open()
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.close()
 
     def __enter__(self) -> Self:
         refuse_in_loop("with app", "async with app")
         return self.open_sync()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close_sync()
 
     def worker(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]

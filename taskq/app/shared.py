@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from taskq.connection.blocking import blocking, off_loop
+from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
 from taskq.core.errors import JobNotFound, UsageError
@@ -44,6 +44,21 @@ class LogHolder:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the directory. Legal twice, and before any use."""
+        await self._connection.aclose()
+
+    def close_sync(self) -> None:
+        """Do as ``close``, blocking this thread."""
+        refuse_in_loop("close_sync()", "await close()")
+        self._connection.close()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_sync()
 
     @property
     def dead(self) -> DeadLetters:

@@ -303,20 +303,17 @@ class TaskLog(LogHolder):
             store.serve(self, None)
         await self._connection.aclose()
 
-    close_sync = blocking(close)
+    def close_sync(self) -> None:
+        """Do as ``close``, blocking this thread."""
+        refuse_in_loop("close_sync()", "await close()")
+        run(self.close())
 
     async def __aenter__(self) -> Self:
         return await self._opened()
 
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.close()
-
     def __enter__(self) -> Self:
         refuse_in_loop("with log", "async with log")
         return run(self._opened())
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close_sync()
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Open the directory now."""

@@ -10,6 +10,7 @@ from taskq.core.parsing import rather
 
 if TYPE_CHECKING:
     import asyncio
+    import os
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import TypeAlias
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 class WorkerOptions(TypedDict, total=False):
     """What ``app.worker`` takes besides concurrency and queues; see ``taskq.Worker``."""
 
+    #: directories to claim from in place of the app's own, or the weight of each
+    logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None
     #: stop by itself once no job is ready and none runs
     burst: bool
     #: stop by itself after so many attempts of jobs

@@ -26,9 +26,10 @@ _NOTHING: Final = frozenset(
 tracer: Tracer | None = None
 #: What makes instruments; None: nothing is measured.
 meter: Meter | None = None
-#: Whether there is either: the hot path looks at this, and at nothing else. All three are set by
-#: ``look``, ``choose`` and ``choose_meter``.
+#: Whether there is either, or an app with several logs: the hot path looks at this, and at nothing
+#: else. All three are set by ``look``, ``choose`` and ``choose_meter``.
 is_on = False
+_is_routed = False
 _is_chosen = _is_meter_chosen = False
 
 
@@ -72,6 +73,12 @@ def choose_meter(provider: MeterProvider | None) -> None:
     _set_meter(provider)
 
 
+def take_the_long_way() -> None:
+    """Have every enqueue of this process pass where an app may say which log it goes to."""
+    global _is_routed, is_on  # noqa: PLW0603 - as above
+    _is_routed = is_on = True
+
+
 def _check(provider: object, function: str, kind: str, method: str) -> None:
     if provider is not None and not callable(getattr(provider, method, None)):
         raise UsageError(
@@ -86,13 +93,13 @@ def _real(provider: Any) -> Any:
 def _set(provider: TracerProvider | None) -> None:
     global tracer, is_on  # noqa: PLW0603 - as above
     tracer = None if provider is None else provider.get_tracer(SYSTEM, _version())
-    is_on = tracer is not None or meter is not None
+    is_on = tracer is not None or meter is not None or _is_routed
 
 
 def _set_meter(provider: MeterProvider | None) -> None:
     global meter, is_on  # noqa: PLW0603 - as above
     meter = None if provider is None else provider.get_meter(SYSTEM, _version())
-    is_on = tracer is not None or meter is not None
+    is_on = tracer is not None or meter is not None or _is_routed
 
 
 def _version() -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskq.cli.options import data_dir_option
+from taskq.cli.options import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
 from taskq_workers.process.running import run_guarded, run_one
@@ -15,7 +17,6 @@ from taskq_workers.runs.limits import rss_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from taskq_workers.events import Hook
 
@@ -23,6 +24,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 #: Options of the guard, which its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
+_SEVERAL: Final = 2
 #: Parameters that say how jobs run in this very process.
 ONLY_HERE: Final = (
     "max_jobs",
@@ -106,6 +108,40 @@ def life_options(command: F) -> F:
     )
 
 
+def logs_option(command: F) -> F:
+    """``-d/--data-dir``, which may be given several times."""
+    return click.option(
+        "-d",
+        "--data-dir",
+        multiple=True,
+        metavar="DIR[=WEIGHT]",
+        callback=_given,
+        help="The task log's directory. Repeatable.  [env var: TASKQ_DATA_DIR]",
+    )(command)
+
+
+def _given(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    if len(value) > 1:
+        return value
+    told = value[0] if value else os.environ.get("TASKQ_DATA_DIR")
+    one = of_group(context, parameter, Path(told) if told else None)
+    return () if one is None else (str(one),)
+
+
+def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
+    """The weight of each log; None for a single one."""
+    if len(given) < _SEVERAL:
+        return None
+    logs: dict[str, int] = {}
+    for text in given:
+        path, _, weight = text.rpartition("=")
+        is_weighed = bool(path) and weight.isascii() and weight.isdecimal()
+        logs[path if is_weighed else text] = int(weight) if is_weighed else 1
+    return logs
+
+
 def elsewhere_options(command: F) -> F:
     """Where the jobs run, if not here."""
     return _with(
@@ -146,7 +182,7 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
 @work_options
-@data_dir_option
+@logs_option
 @life_options
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
 @click.option(
@@ -172,7 +208,7 @@ def worker(
     *,
     app: str,
     queues: tuple[str, ...],
-    data_dir: Path | None,
+    data_dir: tuple[str, ...],
     processes: int | None,
     reload: bool,
     leash: int | None,
@@ -193,39 +229,49 @@ def worker(
     With --processes or --reload the workers are processes of their own, and this one keeps them
     running: it starts again what dies, and SIGHUP replaces them one by one.
 
+    With several -d all share its slots, by weight with -d eu=3 -d us; one that fails is left.
+
     With --executor this process claims and settles jobs, and others run them, -c async ones at a
     time in each place. Jobs run at least once: when this process dies, its jobs are claimed again
     at once by anyone, while an executor may still be busy with them.
     """
     _check(executor, chosen)
-    names = _names(queues)
+    names, logs = _names(queues), _logs(data_dir)
+    if logs is not None and executor is not None:
+        raise click.UsageError("--executor takes one directory: leave the other -d out")
     if leash is None and (processes is not None or reload):
-        context.exit(
-            run_guarded(
-                arguments_of(context.command, context.params),
-                1 if processes is None else processes,
-                concurrency=chosen["concurrency"],
-                burst=chosen["burst"],
-                reloads=reload,
-                drain_seconds=chosen["drain_timeout"],
-            )
-        )
-
+        context.exit(_guard(context, processes or 1, chosen, reloads=reload))
     chosen["sync"] = chosen["sync"] and place == 1
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
 
     def order_for(reporter: Hook) -> Order:
-        return Order(
-            target=app,
-            queues=names,
-            warns=place == 1,
-            on_event=None if quiet else reporter,
-            **chosen,
-        )
+        on_event = None if quiet else reporter
+        told: dict[str, Any] = {"target": app, "queues": names, "logs": logs}
+        return Order(**told, warns=place == 1, on_event=on_event, **chosen)
 
     log = _logging(log_level, log_format, prints=log_prints)
-    run_one(order_for, data_dir, executor, -1 if leash is None else leash, log)
+    first = next(iter(logs)) if logs else data_dir[0] if data_dir else None
+    run_one(
+        order_for,
+        None if first is None else Path(first),
+        executor,
+        -1 if leash is None else leash,
+        log,
+    )
+
+
+def _guard(
+    context: click.Context, processes: int, chosen: Mapping[str, Any], *, reloads: bool
+) -> int:
+    return run_guarded(
+        arguments_of(context.command, context.params),
+        processes,
+        concurrency=chosen["concurrency"],
+        burst=chosen["burst"],
+        reloads=reloads,
+        drain_seconds=chosen["drain_timeout"],
+    )
 
 
 def _logging(level: str | None, form: str | None, *, prints: bool) -> Callable[[str, str], Logging]:

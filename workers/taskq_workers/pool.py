@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import importlib
 import logging
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
@@ -19,6 +19,7 @@ from taskq.core.folds.taking import Weights
 from taskq.core.parsing import checked_queues, whole
 from taskq.core.views import Serving
 from taskq_workers.gates.gates import Gates
+from taskq_workers.logpart import LogPart, Stranded, parts_of, surrender
 from taskq_workers.runs.blame import Keeper, forbid_stop
 from taskq_workers.runs.executors import Executors
 from taskq_workers.runs.joblogs import note_jobs
@@ -29,14 +30,14 @@ from taskq_workers.runs.tracing import measured, traced_runs
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.loopwatch import LoopWatch
-from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.services.strays import StrayWatch
-from taskq_workers.slots.outcomes import release
 from taskq_workers.slots.plans import Plans
+from taskq_workers.slots.rounds import Source
 from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import os
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskStatus
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from taskq.core.rates import Limit
     from taskq.core.records import Kind
     from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.requests import Delivery, Settlement
+    from taskq.log.requests import Delivery
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
@@ -92,7 +93,9 @@ class Worker:
 
     Args:
         app: whose tasks are run.
-        concurrency: how many jobs run at a time.
+        concurrency: how many jobs run at a time, of all logs together.
+        logs: directories to claim from in place of the app's, or the weight of each: with them
+            logs share the slots in that proportion. What a job enqueues goes into its own log.
         queues: names of the queues to claim from, with weights if they are to share the claims in
             that proportion; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
@@ -133,6 +136,7 @@ class Worker:
         *,
         concurrency: int = CONCURRENCY_DEFAULT,
         queues: Iterable[str] | Mapping[str, int] | None = None,
+        logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
         drain_timeout: Duration = DRAIN_SECONDS_DEFAULT,
@@ -166,14 +170,15 @@ class Worker:
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
         self._begun = asyncio.Event()
-        self.services: list[Service] = [Scheduler(app)] if schedules and not burst else []
-        self._beside: list[Service] = [_syncing(app)] if sync else []
+        self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
+        self.services: list[Service] = self._parts[0].services
+        self._own = list(self._parts) if logs is not None else []
+        self._beside: list[Service] = []
         self._burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = drain_seconds(drain_timeout)
         self._hook, self._deaths = on_event, DeathHooks(app, on_dead)
         self._phase = Phase.NEW
-        self._stop_asked = asyncio.Event()
-        self._cancel_asked = asyncio.Event()
+        self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: Keeper | None = None
         self._opening: CancelScope | None = None
@@ -185,8 +190,6 @@ class Worker:
         #: takes back what was hung on the app and its loop
         self._undo = contextlib.ExitStack()
         self._lifespans = LifespanHolder(app, lends=self.lends)
-        self._store: Store | None = None
-        self._gates: Gates | None = None
 
     def __await__(self) -> Never:
         """Refuse to be awaited, and say what to write."""
@@ -195,6 +198,19 @@ class Worker:
     def __repr__(self) -> str:
         # What asyncio.run(app.worker()) shows of it.
         return f"<Worker of {self.app!r}, not run like this: {_HOW}>"
+
+    @property
+    def _gates(self) -> Gates | None:
+        return self._parts[0].gates
+
+    @property
+    def directories(self) -> list[str]:
+        """Of its logs, but for those that failed."""
+        return [str(part.app.data_dir) for part in self._parts]
+
+    def store(self) -> Store:
+        """The open log that it works, or the first of them."""
+        return self._parts[0].app.store()
 
     @property
     def running(self) -> int:
@@ -310,9 +326,8 @@ class Worker:
     async def _live(self) -> None:
         """The worker's whole life."""
         try:
-            store = await self._open()
-            if store is not None:
-                await self._serve(store)
+            if await self._open():
+                await self._serve()
         except asyncio.CancelledError:
             if self._places is not None:
                 self._places.close()
@@ -321,28 +336,46 @@ class Worker:
             # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
             with CancelScope(shield=True):
                 async with contextlib.AsyncExitStack() as stack:
+                    for part in self._own:
+                        stack.push_async_callback(part.app.close)
                     stack.push_async_callback(self._lifespans.leave)
                     if self._places is not None:
                         stack.push_async_callback(self._places.leave)
 
-    async def _open(self) -> Store | None:
-        """The open store, lifespans entered; None if a stop came first, as both may take long."""
+    async def _open(self) -> bool:
+        """Open the logs, and enter lifespans; False if a stop came first, as both may take long."""
         with CancelScope() as self._opening:
             if not self._stop_asked.is_set():
-                await self.app.open()
+                for part in list(self._parts):
+                    await self._open_log(part)
                 await self._lifespans.enter()
         self._opening = None
-        return None if self._stop_asked.is_set() else self.app.store()
+        return not self._stop_asked.is_set()
 
-    async def _serve(self, store: Store) -> None:
+    async def _open_log(self, part: LogPart) -> None:
+        try:
+            await part.app.open()
+        except LogError as error:
+            if len(self._parts) == 1:
+                raise
+            self._parts.remove(part)
+            _log.error("log %s is left out: %s", part.app.data_dir, error)
+        else:
+            part.store = part.app.store()
+
+    async def _serve(self) -> None:
         """Run jobs until a stop, beside what watches them until the last one is settled."""
-        runner = self._runner = self._hire(store)
+        self._store = self.store()
+        runner = self._runner = self._hire()
         self._listen()
         async with create_task_group() as beside:
             try:
-                for part in self._beside:
-                    await beside.start(self._run_part, part, store)
-                await self._claim(store, runner)
+                for one in self._beside:
+                    await beside.start(self._run_part, None, one)
+                for part in self._parts:
+                    for one in part.beside:
+                        await beside.start(self._run_part, part, one)
+                await self._claim(runner)
                 await runner.settler.settle_all()
             except asyncio.CancelledError:
                 # The loop itself ends, and cancels all tasks: release what can be in time.
@@ -352,12 +385,13 @@ class Worker:
                 raise
             beside.cancel_scope.cancel()
 
-    async def _claim(self, store: Store, runner: Runner) -> None:
+    async def _claim(self, runner: Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
         async with create_task_group() as ending:
             async with create_task_group() as claiming:
-                for part in self.services:
-                    await claiming.start(self._run_part, part, store)
+                for part in self._parts:
+                    for one in part.services:
+                        await claiming.start(self._run_part, part, one)
                 runner.feed.refill()
                 self.started.set()
                 self._begun.set()
@@ -365,7 +399,8 @@ class Worker:
                 self._phase = Phase.DRAINING
                 self._deaths.until = monotonic() + self.drain_seconds
                 runner.leave()
-                store.serve(self, None)
+                for part in self._parts:
+                    part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
@@ -382,41 +417,52 @@ class Worker:
         runner.gone.set()
 
     async def _run_part(
-        self, part: Service, store: Store, *, task_status: TaskStatus[None]
+        self, part: LogPart | None, one: Service, *, task_status: TaskStatus[None]
     ) -> None:
-        """Run a part; if it fails the worker drains first, as when its log fails."""
+        """Run a service; if it fails the worker drains first, as when its log fails."""
         try:
-            await part.run(store, task_status=task_status)
+            if part is None:
+                await one.run(self._store, task_status=task_status)
+            else:
+                await part.run(one, task_status=task_status)
         except Exception as error:
             if not self.started.is_set():
                 raise
-            self._on_end(error)
+            if part is None or part.host is None or not isinstance(error, LogError):
+                self._on_end(error)
+            else:
+                part.host.fail(error)
 
-    def _hire(self, store: Store) -> Runner:
-        self._store = store
+    def _hire(self) -> Runner:
         self._tell_what_it_serves()
-        runner = self._make_runner(store)
-        runner.feed.limits, runner.feed.weights = self._task_limits, self._weights
-        self._undo.callback(store.port().when_closed(lambda: _stranded(runner)))
-        gates = self._gates = Gates(
-            self.app,
-            runner,
-            concurrency=self.concurrency,
-            queues=self.queues,
-            changed=self._tell_what_it_serves,
-        )
-        self._beside += [self._lifespans, self._deaths, gates.probes]
-        self.services.append(gates)
-        if self._warns:
-            self.services.append(StrayWatch(self.app, self.queues))
+        runner = self._make_runner(self._parts)
+        stranded = Stranded(runner)
+        for part in self._parts:
+            host, store = part.host or runner, part.store
+            assert store is not None
+            host.feed.limits, host.feed.weights = self._task_limits, self._weights
+            self._undo.callback(store.port().when_closed(partial(stranded.of, part.app)))
+            gates = part.gates = Gates(
+                part.app,
+                host,
+                concurrency=self.concurrency,
+                queues=self.queues,
+                changed=self._tell_what_it_serves,
+            )
+            part.beside += [self._deaths, gates.probes]
+            part.services.append(gates)
+            if self._warns:
+                part.services.append(StrayWatch(part.app, self.queues))
+        self._beside.append(self._lifespans)
         return runner
 
-    def _make_runner(self, store: Store) -> Runner:
+    def _make_runner(self, parts: Sequence[LogPart]) -> Runner:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
+        stores = [part.store for part in parts if part.store is not None]
         keeper = self._keeper
         assert keeper is not None
         self._places = Executors(self._room, self._lifespans.resources, self._children)
-        hook = measured(store, self._hook)
+        hook = measured(stores, self._hook)
         traced = traced_runs(hook)
         wraps = [] if traced is None else [traced.wrap]
         if self.app._middleware:
@@ -430,7 +476,16 @@ class Worker:
         self._undo.callback(self.app._task_listeners.listen(plans.clear))
         runner = Slots(
             self.app,
-            store.port(),
+            [
+                Source(
+                    app=part.app,
+                    port=store.port(),
+                    clock=store.steady_ns,
+                    weight=part.weight,
+                    failed=partial(self._leave, part),
+                )
+                for part, store in zip(parts, stores, strict=True)
+            ],
             plans,
             concurrency=self.concurrency,
             queues=self.queues,
@@ -438,12 +493,16 @@ class Worker:
             hook=traced or hook,
             stop=self._on_end,
             is_cancelled=lambda: keeper.cancelling() > 0,
-            burst_clock=store.steady_ns if self._burst else None,
+            burst=self._burst,
             max_jobs=self._max_jobs,
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
-        watch = LoopWatch(lambda: not runner.running(), runner.delivery_of, runner.surrender)
-        self._beside += [CancelListener(runner), watch]
+        give_back = partial(surrender, runner, self._parts)
+        watch = LoopWatch(lambda: not runner.running(), runner.delivery_of, give_back)
+        for part, host in zip(parts, runner.hosts, strict=True):
+            part.host = host
+            part.beside.append(CancelListener(runner))
+        self._beside.append(watch)
         keeper.blame = runner.blame
         self._undo.callback(forbid_stop(runner.loop, runner.runs))
         return runner
@@ -459,10 +518,11 @@ class Worker:
         if tasks is not self._tasks:
             self._tasks, self._known = tasks, frozenset(tasks)
             self._task_limits = limits_of(tasks)
-            if self._runner is not None:
-                self._runner.feed.limits = self._task_limits
-            if self._gates is not None:
-                self._gates.learn()
+            for part in self._parts:
+                if part.host is not None:
+                    part.host.feed.limits = self._task_limits
+                if part.gates is not None:
+                    part.gates.learn()
             self._tell_what_it_serves()
         return self._known
 
@@ -484,16 +544,21 @@ class Worker:
 
     def _tell_what_it_serves(self) -> None:
         """Let people who ask why a job does not run know what this worker claims."""
-        if self._store is not None:
-            holds = () if self._gates is None else self._gates.holds()
+        for part in self._parts:
             serving = Serving(
                 queues=self.queues,
                 tasks=self._task_names(),
                 slots=self.concurrency,
-                holds=holds,
+                holds=() if part.gates is None else part.gates.holds(),
                 limits=self._task_limits,
             )
-            self._store.serve(self, serving)
+            part.serve(self, serving)
+
+    def _leave(self, part: LogPart, error: BaseException) -> None:
+        """Go on without a log that failed."""
+        _log.error("log %s is left, the others go on: %s", part.app.data_dir, error)
+        self._parts.remove(part)
+        part.leave()
 
     def _on_end(self, error: BaseException | None) -> None:
         if error is not None and self._error is None:
@@ -507,28 +572,11 @@ class Worker:
             raise self._error
 
 
-def _stranded(runner: Runner) -> list[Settlement]:
-    """The loop was closed under the worker: settle what ended, release what runs or waits."""
-    left = [delivery for delivery, _ in runner.held()]
-    return runner.settler.surrender() + [release(one) for one in left + runner.feed.surrender()]
-
-
 def _only(error: BaseException | None) -> BaseException | None:
     """The error itself, out of the groups of the task groups that it went through."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _syncing(app: TaskQ) -> Service:
-    """What sends the log to a hub; found by name, since imports point from there to here."""
-    try:
-        service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
-    except ImportError as error:
-        raise UsageError(
-            f"to sync a worker needs the package {error.name}: pip install 'taskq-local[hub]'"
-        ) from error
-    return service
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -378,4 +378,4 @@ async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers
         await (await plain.enqueue()).result(timeout=10)
         hands = worker._runner
         assert isinstance(hands, Slots)
-        assert (hands.feed.filter, hands.settler.observer, hands.gates) == (None, None, None)
+        assert (hands.feed.filter, hands.settler.observers, hands.gates) == (None, set(), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import math
 import selectors
 import threading
 from dataclasses import dataclass
@@ -20,13 +21,19 @@ from taskq import retry
 from taskq.conditions import condition
 from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
+from taskq_workers import pool
+from taskq_workers.gates import breaker
 from taskq_workers.pool import Phase, Worker
 from taskq_workers.services.cancels import CancelListener
+from taskq_workers.slots import slot
 from taskq_workers.slots.slots import Slots
 from tests.workers.fakes import FakeApp, FakePort, FakeStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
+    from anyio.abc import TaskStatus
 
     from taskq.core.errors import TaskqError
     from taskq.log.requests import ClaimRequest, Delivery, Settlement
@@ -242,7 +249,9 @@ class _Store(FakeStore):
         return 0
 
 
-class _App(FakeApp):
+class App(FakeApp):
+    """An app on such a log."""
+
     def store(self) -> Store:
         return cast("Store", _Store(self.fake))
 
@@ -389,22 +398,34 @@ class Schedule:
                 self.loop.on_wait = None
 
     async def _main(self) -> None:
-        plan = self.plan
-        self.log = Log(self.random)
-        self.app = _App(self.log)
-        self.jobs = Jobs(self.app, self.random)
-        self._arrive()
-        self.worker = Worker(
-            self.app, concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
-            schedules=False, warns=False,
-        )  # fmt: skip
+        self.worker = self.begin()
         async with self.worker:
-            self.log.trouble = plan.trouble
+            self.log.trouble = self.plan.trouble
             self.loop.runs_threads = self._runs_threads
             self.loop.on_wait = self._on_rest
             await self.worker.stopped.wait()
             self.jobs.finish()
             self.loop.on_wait = None
+
+    def begin(self) -> Worker:
+        """The worker, with its first jobs."""
+        plan = self.plan
+        self.log = Log(self.random)
+        self.app = App(self.log)
+        self.jobs = Jobs(self.app, self.random)
+        self._arrive()
+        return Worker(
+            self.app, concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
+            schedules=False, warns=False,
+        )  # fmt: skip
+
+    def put_one(self, task: Any, kind: str) -> None:
+        """Let a job arrive."""
+        self.app.put(task, kind)
+
+    def unpause(self) -> None:
+        """Let all queues give their jobs."""
+        self.log.paused.clear()
 
     @property
     def crew(self) -> Slots:
@@ -428,7 +449,7 @@ class Schedule:
         elif self.left == 0:
             self.left = -1
             self.log.trouble = 0.0
-            self.log.paused.clear()
+            self.unpause()
             self.jobs.finish()
             self.log._serve_soon()
         elif self.log.ended == self.put:
@@ -456,7 +477,7 @@ class Schedule:
             if self.random.random() < 0.5:
                 kind = self.random.choice(_KINDS)
             task = self.random.choice(self.jobs.tasks[-self.plan.tasks :])
-            self.app.put(task, kind)
+            self.put_one(task, kind)
         self.put += count
 
     def _act(self, seconds: float | None) -> None:
@@ -482,7 +503,7 @@ class Schedule:
             nonlocal left
             left -= 1
             task = self.random.choice(self.jobs.tasks[: self.plan.tasks])
-            self.app.put(task, self.random.choice(_KINDS))
+            self.put_one(task, self.random.choice(_KINDS))
             self.put += 1
             if left > 0 and self.worker._phase is Phase.RUNNING:
                 self.log._later(one)
@@ -517,3 +538,38 @@ class Schedule:
         """As the watch does when the loop stands still."""
         for settlement in self.crew.surrender():
             self.log.end(settlement)
+
+
+# How schedules are run, the same each time.
+
+
+class _Unwatched:
+    """In place of the watch over the loop, which asks on the real clock."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    async def run(self, _: object, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+
+
+async def _routed(_: object) -> bool:
+    return False
+
+
+def make_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing in a worker depend on how fast the machine is, nor on its network."""
+    monkeypatch.setattr(pool, "LoopWatch", _Unwatched)
+    monkeypatch.setattr(breaker.Breaker, "_is_away", _routed)
+
+
+def run_seeds(kind: type[Schedule], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a schedule for each seed."""
+    for seed in seeds:
+        # Slots that let the loop turn after each job, and such that never do.
+        monkeypatch.setattr(slot, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
+        schedule = kind(seed)
+        try:
+            schedule.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {schedule.plan}")
+            raise

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from anyio.lowlevel import checkpoint
 
-from taskq_workers import pool
-from taskq_workers.gates import breaker
 from taskq_workers.pool import Worker
-from taskq_workers.slots import slot
 from tests.effort import grows, some
-from tests.workers.slots.resting import Schedule
+from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
     from taskq import TaskQ
     from tests.workers.fakes import FakeApp
 
@@ -29,36 +23,10 @@ SECONDS = 20
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked")
 
 
-class _Unwatched:
-    """In place of the watch over the loop, which asks on the real clock."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    async def run(self, _: object, *, task_status: TaskStatus[None]) -> None:
-        task_status.started()
-
-
-async def _routed(_: object) -> bool:
-    return False
-
-
 @pytest.fixture
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in a worker depends on how fast the machine is, nor on its network."""
-    monkeypatch.setattr(pool, "LoopWatch", _Unwatched)
-    monkeypatch.setattr(breaker.Breaker, "_is_away", _routed)
-
-
-def _run(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in seeds:
-        # Slots that let the loop turn after each job, and such that never do.
-        monkeypatch.setattr(slot, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
-        schedule = Schedule(seed)
-        try:
-            schedule.run()
-        except BaseException as error:
-            error.add_note(f"seed {seed}: {schedule.plan}")
-            raise
+    make_deterministic(monkeypatch)
 
 
 @grows
@@ -67,7 +35,7 @@ def _run(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _run(range(start, start + 50), monkeypatch)
+    run_seeds(Schedule, range(start, start + 50), monkeypatch)
 
 
 @pytest.mark.slow
@@ -77,7 +45,7 @@ def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
 def test_at_rest_a_ready_job_and_a_free_slot_never_coexist_over_many_schedules(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _run(range(start, start + 1_000), monkeypatch)
+    run_seeds(Schedule, range(start, start + 1_000), monkeypatch)
 
 
 @pytest.mark.anyio

@@ -27,6 +27,7 @@ from taskq import telemetry
 from taskq.app.app import TaskQ
 from taskq.app.context import JobContext, _current, relay_to
 from taskq.app.default import default_app
+from taskq.app.logs import over
 from taskq.app.tasks import Task
 from taskq.calls.serialization import load_checks
 from taskq.log.machine.forks import fill_standard
@@ -145,6 +146,7 @@ class _Bench:
         self._alarm = _Alarm()
         self._open = contextlib.ExitStack()
         self._resources: dict[int, Resources] = {}
+        self._views: dict[tuple[int, str], TaskQ] = {}
 
     def find_target(self) -> None:
         """Import the app that the worker was told to run; raises what that raises."""
@@ -175,11 +177,20 @@ class _Bench:
             reason = f"a child process finds no task {delivery.task!r} in {work.module}"
             return given_back(0, delivery, reason)
         telemetry.enter(work.trace)
-        return self._run(task, delivery)
+        return self._run(task, delivery, self._app_over(task.app, work.log))
 
-    def _run(self, task: Task[..., Any], delivery: Shipped) -> Ended:
+    def _app_over(self, app: TaskQ, log: str) -> TaskQ:
+        """The app over the log of a job."""
+        if not log:
+            return app
+        view = self._views.get((id(app), log))
+        if view is None:
+            view = self._views[id(app), log] = over(app, log)
+        return view
+
+    def _run(self, task: Task[..., Any], delivery: Shipped, app: TaskQ) -> Ended:
         since, called = monotonic(), False
-        job = JobContext(delivery, task.app)
+        job = JobContext(delivery, app)
         _current.set(job)
         try:
             args, kwargs = task.decode(delivery.payload)

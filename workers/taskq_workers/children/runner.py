@@ -112,7 +112,9 @@ class ProcessRunner:
         # It is another where it was packed, or completed by what ran before.
         given = None if payload == delivery.stored_payload else payload
         child.on_told = lambda told: _hear(job, told)
-        done = child.run(Work(ship(delivery, given), module, telemetry.leave()))
+        log = str(job.app.data_dir)
+        log = "" if log == self._outfit.data_dir else log
+        done = child.run(Work(ship(delivery, given), module, telemetry.leave(), log))
         limit = None
         if task.timeout is not None:
             reason = too_long(task.timeout, ": its child process was killed")

@@ -47,6 +47,8 @@ class Work(NamedTuple):
     module: str
     #: of the span that the job runs in; see ``taskq.telemetry``
     trace: tuple[tuple[str, str], ...] = ()
+    #: directory of the job's log, if it is not that of the outfit
+    log: str = ""
 
 
 class Ready(NamedTuple):

@@ -14,6 +14,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
+from taskq_workers.slots.rounds import Share
 from taskq_workers.slots.settling import settled
 from taskq_workers.slots.slots import Slots
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate
-    from taskq_workers.slots.hands import Runner
+    from taskq_workers.slots.hands import FeedHost
     from taskq_workers.slots.slot import Slot
 
 
@@ -56,7 +57,7 @@ class Gates:
 
     Args:
         app: whose tasks and breakers.
-        runner: whoever runs the worker's jobs.
+        runner: whoever runs the jobs of this log.
         concurrency: how many jobs the worker runs at a time.
         queues: that it claims from; None for all.
         changed: called when the holds have changed.
@@ -65,7 +66,7 @@ class Gates:
     def __init__(
         self,
         app: TaskQ,
-        runner: Runner,
+        runner: FeedHost,
         *,
         concurrency: int,
         queues: frozenset[str] | None,
@@ -311,12 +312,12 @@ class Gates:
     @property
     def _slots(self) -> Iterable[Slot]:
         """Those of this process; a worker whose jobs run elsewhere has none."""
-        return self._runner.slots if isinstance(self._runner, Slots) else ()
+        return self._runner.slots if isinstance(self._runner, Slots | Share) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
         self.feed.filter = self
-        self._settler.observer = self._on_ended
-        if isinstance(self._runner, Slots):
+        self._settler.observers.add(self._on_ended)
+        if isinstance(self._runner, Slots | Share):
             self._runner.gates = self
         self._start_soon(f"taskq-gate-{name}", gate.run)
 

@@ -32,6 +32,7 @@ class Order:
         files: Python files and archives that the executors need.
         concurrency: how many async jobs run at a time in one place.
         queues: names of the queues to claim from, or their weights; None for all.
+        logs: the directories, with their weights, where there are several.
         burst: stop once no job is ready and none runs.
         max_jobs: stop after so many attempts; None for no limit.
         thread_limit: how many sync jobs run at a time; None for as many as ``concurrency``.
@@ -51,6 +52,7 @@ class Order:
     files: tuple[str, ...] = ()
     concurrency: int
     queues: list[str] | dict[str, int] | None
+    logs: dict[str, int] | None = None
     burst: bool
     max_jobs: int | None = None
     thread_limit: int | None = None

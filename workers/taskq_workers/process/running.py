@@ -236,6 +236,7 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
         app,
         concurrency=order.concurrency,
         queues=order.queues,
+        logs=order.logs,
         burst=order.burst,
         max_jobs=order.max_jobs,
         drain_timeout=order.drain_timeout,
@@ -254,7 +255,7 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
-        directory=str(one.app.data_dir),
+        directory=", ".join(one.directories),
         is_empty=not stats.queues,
         durability=store.config.durability.value,
         recovered=store.taken_back,

@@ -143,7 +143,7 @@ class Supervisor:
             await self._app.close()
 
     async def _tell_ready(self) -> None:
-        store = self._store = self._app.store()
+        store = self._store = self._worker.store()
         # Answered after the worker's first claim, for which the jobs of dead processes were looked
         # through: only now it is known how many came back.
         stats: LogStats = await store.port().stats()

@@ -84,7 +84,7 @@ class Measures:
 _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
-def counted(meter: Meter, store: Store, hook: Hook | None) -> Hook:
+def counted(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
     """The hook of a worker whose attempts are measured; the user's is called after that.
 
     The instruments of a meter are made once, whatever the number of workers.
@@ -92,7 +92,7 @@ def counted(meter: Meter, store: Store, hook: Hook | None) -> Hook:
     measures = _by_meter.get(meter)
     if measures is None:
         measures = _by_meter[meter] = Measures(meter)
-    measures.stores.add(store)
+    measures.stores.update(stores)
     if hook is None:
         return measures.count
     count = measures.count

@@ -15,7 +15,7 @@ from taskq.connection import tracing
 from taskq.core.retry import Snooze
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from opentelemetry.trace import Span, Tracer
 
@@ -122,14 +122,14 @@ class TracedRuns:
         return attempt, around
 
 
-def measured(store: Store, hook: Hook | None) -> Hook | None:
+def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
     """The user's hook, with what measures each attempt before it if anything is measured."""
     tracing.look()
     if tracing.meter is None:
         return hook
     from taskq_workers.runs.measures import counted  # noqa: PLC0415 - only who measures needs it
 
-    return counted(tracing.meter, store, hook)
+    return counted(tracing.meter, stores, hook)
 
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:

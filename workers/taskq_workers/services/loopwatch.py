@@ -7,7 +7,6 @@ the loop's thread is executing. Jobs themselves pay nothing for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import linecache
 import logging
 import sys
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
-from taskq.core.errors import TaskqError
 from taskq_workers.runs.reasons import is_machinery
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.log.requests import Delivery, Settlement
+    from taskq.log.requests import Delivery
     from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -48,18 +46,17 @@ class LoopWatch:
     Args:
         is_idle: whether no job runs; asked on the loop.
         delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
-        surrender: gives what to settle so that other workers run what waits here; asked from a
-            thread, again and again while the loop stands still.
+        surrender: settles what lets other workers run what waits here; called from a thread, again
+            and again while the loop stands still.
     """
 
     def __init__(
         self,
         is_idle: Callable[[], bool],
         delivery_of: Callable[[asyncio.Task[object]], Delivery | None],
-        surrender: Callable[[], list[Settlement]] = list,
+        surrender: Callable[[], None],
     ) -> None:
         self._surrender = surrender
-        self._store: Store | None = None
         self._is_idle = is_idle
         self._delivery_of = delivery_of
         self._loop = asyncio.get_running_loop()
@@ -71,7 +68,7 @@ class LoopWatch:
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs that still run while the worker drains may block as well."""
-        self._store = store
+        del store  # it may be one of several
         # A daemon of our own: it is there for when the loop turns no more, whatever else waits.
         threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
         try:
@@ -94,17 +91,11 @@ class LoopWatch:
             what = self._look()
             if what:
                 _log.warning("the event loop stands still since %.1f s: %s", BLOCKED_SECONDS, what)
-            self._give_back()
+            self._surrender()
             while not self._answered.wait(_ASK_SECONDS):
-                self._give_back()
+                self._surrender()
             if what and not self._over.is_set():
                 _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
-
-    def _give_back(self) -> None:
-        settlements = self._surrender()
-        if settlements and self._store is not None:
-            with contextlib.suppress(TaskqError):
-                self._store.thread_port.settle(settlements)
 
     def _answer(self) -> None:
         self._pause_seconds = _ASK_IDLE_SECONDS if self._is_idle() else _ASK_SECONDS

@@ -25,12 +25,33 @@ if TYPE_CHECKING:
     from taskq.core.rates import Limit
     from taskq.log.requests import Delivery
     from taskq.log.store.port import LoopPort
-    from taskq_workers.slots.hands import ClaimFilter, Runner
+    from taskq_workers.slots.hands import ClaimFilter, FeedHost
 
 _log: Final = logging.getLogger("taskq.worker")
 
 #: A delivery that no slot took for so long is given back, so that another worker may have it.
 HOARD_SECONDS: Final = 0.5
+
+
+class Quota:
+    """How many jobs a worker may still begin, over all its logs.
+
+    Args:
+        jobs_max: so many; None for no limit.
+    """
+
+    def __init__(self, jobs_max: int | None = None) -> None:
+        self._jobs_max = jobs_max
+        #: deliveries that came and were not given back without having run
+        self.taken = 0
+
+    def allowed(self, count: int) -> int:
+        """So many, or what is left."""
+        return count if self._jobs_max is None else min(count, self._jobs_max - self.taken)
+
+    def is_used_up(self) -> bool:
+        """Whether no further job may begin."""
+        return self._jobs_max is not None and self.taken >= self._jobs_max
 
 
 class Feed:
@@ -39,30 +60,33 @@ class Feed:
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
+        stands: whether nothing was found at the last look, so that its claims wait from then on.
         filter: what decides which jobs may be claimed; None: all may.
         limits: of the tasks, by their names.
         weights: how the queues share the claims.
 
     Args:
+        burst_clock: where a claim is to be answered at once, though nothing is ready.
         pace: how many to claim ahead of them; measured by their speed if None.
-        max_jobs: after so many it runs dry, as a burst does; None for no limit.
+        quota: after that it runs dry, as a burst does; None for no limit.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         port: LoopPort,
-        runner: Runner,
+        runner: FeedHost,
         *,
         concurrency: int,
         queues: frozenset[str] | None,
         tasks: Callable[[], frozenset[str]],
         burst_clock: Callable[[], int] | None = None,
         pace: Pace | None = None,
-        max_jobs: int | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
+        self.stands = False
         self.filter: ClaimFilter | None = None
         self.limits: Mapping[str, Limit] | None = None
         self.weights: Weights | None = None
@@ -74,20 +98,16 @@ class Feed:
         self._burst_clock = burst_clock
         self._pace = pace or Pace(concurrency)
         self._pause = Pause(loop.time)
-        self._max_jobs = max_jobs
+        self._quota = quota or Quota()
         self._request = ClaimRequest(0)
         self._claim: asyncio.Future[list[Delivery]] | None = None
         self._closed = False
         self._paused = False
         self._asked_when_quiet = False
-        #: whether a burst found nothing since it last looked anew; its claims wait from then on
-        self._came_empty = False
         #: late answers of the port when the claim was made
         self._late = 0
         #: deliveries that ever came, and how many of them had come at the last look
         self._received = 0
-        #: and how many of them were given back without having run
-        self._returned = 0
         self._mark = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -99,20 +119,21 @@ class Feed:
         free = self._runner.free() - len(self.buffer)
         if self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
-            self._request.count = self.allowed(max(self._request.count, free))
+            asked = 0 if self.stands else self._request.count
+            self._request.count = self.allowed(max(asked, free))
             if self._request.count <= 0:
                 # It would be passed over, and not looked at again when it may ask for more.
-                self._withdraw()
+                self.withdraw()
             return
         self.low = 0
-        count = self.allowed(pace.size if pace.ahead else free)
+        count = self.allowed(max(pace.size, free) if pace.ahead else free)
         if count <= 0:
             return
         until_ns = None
         if self._burst_clock is not None:
             self._asked_when_quiet = self._is_quiet()
             self._late = self._port.late
-            if not self._came_empty:
+            if not self.stands:
                 until_ns = self._burst_clock()
         queues, tasks = self._queues, self._tasks()
         if self.filter is not None:
@@ -130,10 +151,25 @@ class Feed:
         """Whether a claim waits, or what it brought."""
         return self._claim is not None or bool(self.buffer)
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether nothing but slots keeps it from claiming."""
+        return not (self._closed or self._paused or self._claim is not None)
+
+    @property
+    def batch(self) -> int:
+        """How many it claims at once when it claims ahead."""
+        return self._pace.size
+
+    @property
+    def asked(self) -> int:
+        """How many deliveries the claim asks for that waits."""
+        return 0 if self._claim is None else self._request.count
+
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the log."""
         self._pace.finished(count, self._loop.time())
-        if self._max_jobs is not None and self.allowed(1) <= 0:
+        if self._quota.is_used_up():
             if self._is_quiet():
                 self._runner.ran_dry()
             return
@@ -141,7 +177,7 @@ class Feed:
 
     def rested(self) -> None:
         """Something that ran is over: a burst that lingered looks anew once nothing runs."""
-        if self._came_empty and self._is_quiet():
+        if self.stands and self._is_quiet():
             self.look_anew()
 
     def request(
@@ -155,10 +191,8 @@ class Feed:
         return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
 
     def allowed(self, count: int) -> int:
-        """So many, or what is left of ``max_jobs``."""
-        if self._max_jobs is None:
-            return count
-        return min(count, self._max_jobs - self._received + self._returned)
+        """So many, or what is left of the quota."""
+        return self._quota.allowed(count)
 
     def reconsider(self) -> None:
         """What may be claimed has changed: give back what may not run, and claim anew."""
@@ -166,7 +200,7 @@ class Feed:
             deliveries = list(self.buffer)
             self.buffer.clear()
             self.buffer.extend(self._passed(deliveries))
-        self._withdraw()
+        self.withdraw()
         self.refill()
 
     def add(self, deliveries: list[Delivery]) -> None:
@@ -182,7 +216,7 @@ class Feed:
         with contextlib.suppress(IndexError):
             while True:
                 taken.append(self.buffer.pop())
-        self._returned += len(taken)
+        self._quota.taken -= len(taken)
         claim = self._claim
         if claim is not None and claim.done() and not claim.cancelled() and not claim.exception():
             # Answered, and its callback waits for the loop: to that it will have come empty.
@@ -226,11 +260,11 @@ class Feed:
             self._look_again()
 
     def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that ``max_jobs`` allows; gates claim beside this, and both ask for the last."""
+        """Those that the quota allows; gates claim beside this, and both ask for the last."""
         allowed = max(self.allowed(len(deliveries)), 0)
         self._received += len(deliveries)
+        self._quota.taken += allowed
         if allowed < len(deliveries):
-            self._returned += len(deliveries) - allowed
             self._runner.give_back(deliveries[allowed:])
             return deliveries[:allowed]
         return deliveries
@@ -272,19 +306,21 @@ class Feed:
 
     def linger(self) -> None:
         """A burst found nothing: claim what comes while it does not end yet."""
-        self._came_empty = True
+        self.stands = True
         self.refill()
+        self._runner.came_empty()
 
     def look_anew(self) -> None:
         """A burst that lingered wants to know at once whether there is anything left."""
-        self._came_empty = False
-        self._withdraw()
+        self.stands = False
+        self.withdraw()
         self.refill()
+        self._runner.came_empty()
 
     def _passed(self, deliveries: list[Delivery]) -> list[Delivery]:
         assert self.filter is not None
         passed = self.filter.passed(deliveries)
-        self._returned += len(deliveries) - len(passed)
+        self._quota.taken -= len(deliveries) - len(passed)
         return passed
 
     def _rest(self, error: BaseException | None) -> None:
@@ -296,6 +332,7 @@ class Feed:
             _log.warning("no jobs are claimed for %.1f s, because: %s", seconds, error)
         self._paused = True
         self._loop.call_later(seconds, self._resume)
+        self._runner.came_empty()
 
     def _resume(self) -> None:
         self._paused = False
@@ -306,7 +343,7 @@ class Feed:
         taken = self._received - len(self.buffer)
         if self.buffer and taken < self._mark:
             self._pace.cut()
-            self._withdraw()
+            self.withdraw()
             self._give_back()
         elif not self.buffer and taken == self._mark:
             # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
@@ -317,7 +354,8 @@ class Feed:
         self._mark = self._received
         self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
+        """Ask for nothing, until it is to ``refill``."""
         if self._claim is not None and self._claim.cancel():
             self._claim = None
 
@@ -325,5 +363,5 @@ class Feed:
         if self.buffer:
             deliveries = list(self.buffer)
             self.buffer.clear()
-            self._returned += len(deliveries)
+            self._quota.taken -= len(deliveries)
             self._runner.give_back(deliveries)

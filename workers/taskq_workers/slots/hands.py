@@ -14,40 +14,18 @@ if TYPE_CHECKING:
     from taskq_workers.slots.settling import Settler
 
 
-class Runner(Protocol):
-    """What runs a worker's jobs: ``Slots`` here, or executors elsewhere.
+class FeedHost(Protocol):
+    """What the feed of a log, and the gates before it, ask of whoever runs its jobs."""
 
-    Attributes:
-        gone: set once nothing runs any more, after ``leave``.
-    """
-
-    gone: asyncio.Event
-    feed: Feed
-    settler: Settler
-
-    # What the worker calls.
-
-    def running(self) -> int:
-        """How many jobs run now."""
+    @property
+    def feed(self) -> Feed:
+        """The feed of the log, or what stands for the feeds of several."""
         ...
 
-    def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that run now, and since when in monotonic seconds, None if unknown."""
+    @property
+    def settler(self) -> Settler:
+        """Takes their outcomes."""
         ...
-
-    def leave(self) -> None:
-        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
-        ...
-
-    def interrupt(self) -> None:
-        """Cancel the jobs that still run; they are released and burn no attempt."""
-        ...
-
-    def abandon(self) -> None:
-        """Release the jobs that did not even end when cancelled; they go on, unheard."""
-        ...
-
-    # What the feed calls.
 
     def free(self) -> int:
         """How many deliveries could be taken now."""
@@ -69,8 +47,42 @@ class Runner(Protocol):
         """No job is ready and none runs: a burst ends here."""
         ...
 
+    def came_empty(self) -> None:
+        """A claim brought nothing, or was withdrawn: others may have what was free for it."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """The log cannot be used any more."""
+        ...
+
+
+class Runner(FeedHost, Protocol):
+    """What runs a worker's jobs: ``Slots`` here, or executors elsewhere.
+
+    Attributes:
+        gone: set once nothing runs any more, after ``leave``.
+    """
+
+    gone: asyncio.Event
+
+    def running(self) -> int:
+        """How many jobs run now."""
+        ...
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """The jobs that run now, and since when in monotonic seconds, None if unknown."""
+        ...
+
+    def leave(self) -> None:
+        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
+        ...
+
+    def interrupt(self) -> None:
+        """Cancel the jobs that still run; they are released and burn no attempt."""
+        ...
+
+    def abandon(self) -> None:
+        """Release the jobs that did not even end when cancelled; they go on, unheard."""
         ...
 
 

@@ -56,7 +56,7 @@ class Settler:
         refused: how many wait to be handed over again.
         parents: jobs whose success, in ``outcomes``, brings children.
         ended: how many ended how, by kind, as far as the log was handed that.
-        observer: told of all outcomes as they are handed over; None while nobody wants to know.
+        observers: told of all outcomes as they are handed over.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Settler:
         loop: asyncio.AbstractEventLoop,
         port: LoopPort,
         flushed: Callable[[int], None],
-        fail: Callable[[TaskqError], None],
+        fail: Callable[[TaskqError, Delivery], None],
     ) -> None:
         self.outcomes: list[Settlement | Delivery] = []
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
         self.ended: Counter[Kind] = Counter()
-        self.observer: Callable[[list[Settlement]], None] | None = None
+        self.observers: set[Callable[[list[Settlement]], None]] = set()
         self._loop = loop
         self._port = port
         self._flushed = flushed
@@ -108,9 +108,9 @@ class Settler:
         parents, self.parents = self.parents, {}
         successes: list[Delivery] = []
         items: list[Settlement] = []
-        if self.observer is not None:
+        if self.observers:
             items = [settled(one) for one in outcomes]
-            self.observer(items)
+            self._tell(items)
         else:
             for one in outcomes:
                 if isinstance(one, Delivery):
@@ -157,6 +157,10 @@ class Settler:
             if isinstance(answer, TaskqError):
                 self.ended[settlement.kind] -= 1
                 self._report(settlement, answer)
+
+    def _tell(self, items: list[Settlement]) -> None:
+        for observer in self.observers:
+            observer(items)
 
     def _count(self, items: list[Settlement]) -> None:
         # By exception: a counter of all would cost each job as much as its place in the list.
@@ -214,7 +218,7 @@ class Settler:
         else:
             self._report(settlement, error)
             if not isinstance(error, StaleDelivery | UsageError):
-                self._fail(error)
+                self._fail(error, settlement.delivery)
 
     def _report(self, settlement: Settlement, error: TaskqError) -> None:
         _log.warning(

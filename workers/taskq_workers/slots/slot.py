@@ -18,11 +18,10 @@ from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import JobContext, _current
+from taskq.app.context import _current
 from taskq.core.records import PACKED, Flag, Kind
 from taskq.log.requests import Settlement
 from taskq_workers.events import tell
-from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import (
     release,
     settle_bad_result,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context, Token
 
+    from taskq.app.context import JobContext
     from taskq.app.tasks import Task
     from taskq.log.requests import Delivery
     from taskq_workers.slots.slots import Slots
@@ -84,8 +84,8 @@ class Slot:
     async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
         """The hot path: each statement here is paid for every job."""
         slots = self._slots
-        app, buffer, feed, plans, settler, hook = slots.begin(self)
-        outcomes, opened = settler.outcomes, Inputs(app).payload
+        app, made, opened, buffer, feed, plans, settler, hook = slots.begin(self)
+        outcomes = settler.outcomes
         no_job: Token[JobContext] | None = None
         outcome: Settlement | Delivery | None
         turn = self.since = monotonic()
@@ -101,7 +101,7 @@ class Slot:
             if len(buffer) < feed.low:
                 feed.refill()
             decode, call, none_is_kept, packs, task = plans[delivery.lane.task]
-            job = JobContext(delivery, app)
+            job = made(delivery, app)
             before_job = _current.set(job)
             no_job = no_job or before_job
             before = copy_context()
@@ -186,7 +186,7 @@ class Slot:
     async def _packed(
         self, task: Task[..., Any], delivery: Delivery, job: JobContext, value: Any
     ) -> Settlement:
-        packer = self._slots.hot_parts()[0]._connection.packer
+        packer = job.app._connection.packer
         try:
             settlement = await settle_success(packer, task, delivery, job, value)
             if type(value) is Ended and settlement.kind is not Kind.SUCCEEDED:

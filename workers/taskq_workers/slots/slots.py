@@ -6,34 +6,44 @@ import asyncio
 import logging
 from contextvars import copy_context
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from taskq.app.context import _current
+from taskq.app.context import JobContext, _current
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
-from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.feed import Feed, Quota
+from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import reject, release, unless_too_old
+from taskq_workers.slots.rounds import Rounds
 from taskq_workers.slots.settling import Settler
 from taskq_workers.slots.slot import Slot
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from taskq.app.app import TaskQ
-    from taskq.app.context import JobContext
     from taskq.app.tasks import Task
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.port import LoopPort
-    from taskq_workers.slots.hands import Gatekeeper
+    from taskq_workers.slots.hands import FeedHost, Gatekeeper
     from taskq_workers.slots.plans import Plans
+    from taskq_workers.slots.rounds import Share, Source
+
+    Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
+    Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
+    #: What each slot keeps at hand: the app, how to make a job's context and to open its payload,
+    #: the buffer and its feed, plans, the settler, and who is told of ends.
+    HotParts: TypeAlias = tuple[
+        TaskQ, Making, Opening, deque[Delivery], Feed, Plans, Settler, Hook | None
+    ]
 
 _log: Final = logging.getLogger("taskq.worker")
 
 
 class Slots:
-    """Up to ``concurrency`` slots around one feed; each is started when first needed.
+    """Up to ``concurrency`` slots around one feed, or the feeds of several logs in its place.
 
     A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
     All but the busy are free, those that were not started yet among them. At rest a ready job and a
@@ -48,18 +58,22 @@ class Slots:
     New work calls one slot, which takes all of it if its jobs never suspend. What is left after
     that slot's first step is spread over as many others as there are jobs.
 
+    Each slot is started when first needed.
+
     Attributes:
         leaving: slots end when they find no more work.
         gone: set once all have left.
+        hosts: whoever stands for the slots before the feed and the gates of each log.
 
     Args:
+        sources: the logs, at least one.
         is_cancelled: whether somebody cancels the worker itself.
     """
 
     def __init__(
         self,
         app: TaskQ,
-        port: LoopPort,
+        sources: Sequence[Source],
         plans: Plans,
         *,
         concurrency: int,
@@ -68,17 +82,14 @@ class Slots:
         hook: Hook | None,
         stop: Callable[[BaseException | None], None],
         is_cancelled: Callable[[], bool],
-        burst_clock: Callable[[], int] | None,
+        burst: bool = False,
         max_jobs: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.port = port
         #: what keeps jobs back for now; None while nothing ever does
         self.gates: Gatekeeper | None = None
         self.leaving = False
         self.gone = asyncio.Event()
-        self._app = app
-        self._plans = plans
         self._concurrency = concurrency
         self._hook = hook
         self._stop = stop
@@ -94,28 +105,49 @@ class Slots:
         self._called: set[Slot] = set()
         self._spreading = False
         self._started = 0
-        self.feed = Feed(
-            self.loop,
-            port,
-            self,
-            concurrency=concurrency,
-            queues=queues,
-            tasks=tasks,
-            burst_clock=burst_clock,
-            max_jobs=max_jobs,
-        )
-        self.settler = Settler(self.loop, port, self.feed.finished, stop)
+        quota = Quota(max_jobs)
 
-    def hot_parts(self) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
-        """What each slot keeps at hand."""
-        return self._app, self.feed.buffer, self.feed, self._plans, self.settler, self._hook
+        def feed(source: Source, host: FeedHost, *, clocked: bool = True) -> Feed:
+            clock = source.clock if clocked else None
+            return Feed(
+                self.loop, source.port, host, concurrency=concurrency, queues=queues, tasks=tasks,
+                burst_clock=clock, quota=quota,
+            )  # fmt: skip
+
+        self._port = sources[0].port
+        self._rounds: Rounds | None = None
+        self.hosts: Sequence[Slots | Share] = (self,)
+        if len(sources) == 1:
+            self.feed = feed(sources[0], self, clocked=burst)
+            self.settler = Settler(
+                self.loop, self._port, self.feed.finished, lambda error, _: stop(error)
+            )
+            made, opened = _one_log(sources[0])
+        else:
+            made, opened = self._take_turns(Rounds(self, sources, feed, quota, stop, burst=burst))
+        self._hot: HotParts = (
+            app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook
+        )  # fmt: skip
+
+    def _take_turns(self, rounds: Rounds) -> tuple[Making, Opening]:
+        """Have several logs in the place of one: its feed, its port, its gates."""
+        self._rounds = self.gates = rounds
+        self.hosts = list(rounds.shares.values())
+        self.feed = cast("Feed", rounds)
+        port = cast("LoopPort", rounds)
+        self.settler = Settler(self.loop, port, rounds.finished, rounds.failed)
+        return rounds.context, rounds.opened
 
     # What slots call.
 
-    def begin(self, slot: Slot) -> tuple[TaskQ, deque[Delivery], Feed, Plans, Settler, Hook | None]:
+    def begin(self, slot: Slot) -> HotParts:
         """The slot looks at the buffer now, as it was called to; gives what it keeps at hand."""
         self._called.discard(slot)
-        return self.hot_parts()
+        return self._hot
+
+    def hot_parts(self) -> HotParts:
+        """What each slot keeps at hand."""
+        return self._hot
 
     async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""
@@ -157,7 +189,9 @@ class Slots:
         if self.gates is not None:
             settlement = await self.gates.judge(task, error, settlement)
         if task.retry.max_age_seconds is not None:
-            settlement = await unless_too_old(self.port, task, settlement)
+            rounds = self._rounds
+            port = self._port if rounds is None else rounds.port_of(settlement.delivery)
+            settlement = await unless_too_old(port, task, settlement)
         return with_lines(settlement, _current.get(None)) if task.keep_log else settlement
 
     # What the feed calls.
@@ -189,6 +223,9 @@ class Slots:
             self._stop(None)
         else:
             self.gates.ran_dry(self._stop)
+
+    def came_empty(self) -> None:
+        """A claim brought nothing; there is no other log to claim from."""
 
     def fail(self, error: BaseException) -> None:
         """The log cannot be used any more."""
@@ -317,3 +354,7 @@ class Slots:
     def _check_gone(self) -> None:
         if self.leaving and not self._slots:
             self.gone.set()
+
+
+def _one_log(source: Source) -> tuple[Making, Opening]:
+    return JobContext, Inputs(source.app).payload

@@ -107,7 +107,7 @@ class SparkCrew:
             burst_clock=burst_clock,
             pace=_Unpaced(1),
         )
-        self.settler = Settler(loop, port, self.feed.finished, stop)
+        self.settler = Settler(loop, port, self.feed.finished, lambda error, _: stop(error))
 
     # What the feed calls.
 
@@ -140,6 +140,9 @@ class SparkCrew:
     def ran_dry(self) -> None:
         """No job is ready and none runs: the burst is over."""
         self._stop(None)
+
+    def came_empty(self) -> None:
+        """A claim brought nothing; there is no other log to claim from."""
 
     def fail(self, error: BaseException) -> None:
         """Neither the log nor Spark can be used any more."""

@@ -11,10 +11,10 @@ from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from taskq.app.app import TaskQ
-    from taskq.log.store.store import Store
+    from taskq_workers.logpart import LogPart
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner
 
@@ -61,7 +61,8 @@ class SparkWorker(Worker):
         self._executors = executors
         self._order = order
 
-    def _make_runner(self, store: Store) -> Runner:
+    def _make_runner(self, parts: Sequence[LogPart]) -> Runner:
+        store = parts[0].app.store()
         return SparkCrew(
             self.app,
             store.port(),

@@ -1,0 +1,263 @@
+"""One worker over several logs: what is of a log stays in it; slots are shared by weight."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq import TaskQ, current_job, progress
+from taskq.app.logs import over
+from taskq.errors import JobCancelled, LogGone, UsageError
+from tests.effort import grows, some
+from tests.shards.resting_logs import ManySchedule
+from tests.workers.slots.resting import make_deterministic, run_seeds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:
+    """Enqueue a job for each argument into a log; their ids."""
+    log = over(app, path)
+    async with log:
+        jobs = await log._send_here([task.options(**options).call(one) for one in calls])
+    return [job.id for job in jobs]
+
+
+async def all_over(app: TaskQ, path: Path, count: int) -> None:
+    """Just so many jobs of a log are over, and all succeeded."""
+    async with over(app, path) as log:
+        (queue,) = (await log.stats()).queues
+        assert (queue.succeeded, queue.dead, queue.ready, queue.running) == (count, 0, 0, 0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once it holds: what it asks of tells nobody."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "own")
+    seen: list[str] = []
+
+    @app.task
+    async def note(text: str) -> str:
+        seen.append(f"{text}:{current_job().id.partition('-')[0]}")
+        return text
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    ids = [*await put(app, a, note, "1", "2"), *await put(app, b, note, "3")]
+    async with app.worker(logs=[a, b], burst=True) as worker:
+        await worker.stopped.wait()
+    assert sorted(seen) == sorted(
+        f"{text}:{one.partition('-')[0]}" for text, one in zip("123", ids, strict=True)
+    )
+    await all_over(app, a, 2)
+    await all_over(app, b, 1)
+    assert not (tmp_path / "own").exists()
+
+
+async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> None:
+    """Children, enqueues, transactions, handles and progress; from a thread, too."""
+    app = TaskQ(tmp_path / "own")
+    told: dict[str, Any] = {}
+
+    @app.task
+    async def leaf(text: str) -> str:
+        return text
+
+    @app.task
+    def thread(text: str) -> str:
+        job = leaf.enqueue_sync(text)
+        assert app.job(job.id).id == job.id
+        return job.id
+
+    @app.task
+    async def root(text: str) -> None:
+        await progress(0.5, text)
+        current_job().enqueue(leaf.call("child"))
+        job = await leaf.enqueue("plain")
+        many = await app.enqueue_many([leaf.call("many")])
+        async with app.transaction() as tx:
+            late = tx.enqueue(thread.call("tx"))
+        told[text] = [job.id, many[0].id, late.id, current_job().id]
+        told[text].append(await late.handle.result(timeout=10))
+
+    logs = [tmp_path / "a", tmp_path / "b"]
+    for path in logs:
+        await put(app, path, root, path.name)
+    async with app.worker(logs=logs, burst=True) as worker:
+        await worker.stopped.wait()
+    for path in logs:
+        async with over(app, path) as log:
+            (queue,) = (await log.stats()).queues
+            assert (queue.succeeded, queue.dead) == (6, 0)
+            tag = log._connection.tag
+        assert {one.partition("-")[0] for one in told[path.name]} == {tag}
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_slots_are_shared_by_weight_while_all_logs_have_jobs(
+    tmp_path: Path, concurrency: int
+) -> None:
+    """Jobs that take longer than a claim does: of others, who is late is given more later."""
+    app = TaskQ(tmp_path / "own", durability="os")
+    begun: list[str] = []
+
+    @app.task
+    async def work(name: str) -> None:
+        begun.append(name)
+        await asyncio.sleep(0.003)
+
+    for name in "ab":
+        await put(app, tmp_path / name, work, *[name] * 200)
+    weights = {tmp_path / "a": 3, tmp_path / "b": 1}
+    async with app.worker(concurrency, logs=weights, burst=True) as worker:
+        await worker.stopped.wait()
+    assert Counter(begun) == {"a": 200, "b": 200}
+    counts = Counter(begun[:200])
+    assert 140 <= counts["a"] <= 160, counts
+
+
+async def test_priorities_hold_within_a_log(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "own")
+    begun: list[tuple[str, int]] = []
+
+    @app.task
+    async def work(name: str) -> None:
+        begun.append((name, int(current_job().delivery.priority)))
+
+    for name in "ab":
+        for priority in (1, 9, 5):
+            await put(app, tmp_path / name, work, name, priority=priority)
+    async with app.worker(1, logs=[tmp_path / "a", tmp_path / "b"], burst=True) as worker:
+        await worker.stopped.wait()
+    for name in "ab":
+        assert [priority for one, priority in begun if one == name] == [9, 5, 1]
+
+
+async def test_a_limit_holds_within_a_log(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "own")
+    now: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    @app.task(concurrency=2)
+    async def work(name: str) -> None:
+        now[name] += 1
+        most[name] = max(most[name], now[name])
+        await asyncio.sleep(0.01)
+        now[name] -= 1
+
+    for name in "ab":
+        await put(app, tmp_path / name, work, *[name] * 10)
+    async with app.worker(8, logs=[tmp_path / "a", tmp_path / "b"], burst=True) as worker:
+        await worker.stopped.wait()
+    assert most == {"a": 2, "b": 2}
+
+
+async def test_a_log_that_fails_is_left_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker ends with the last of them, and says why."""
+    app = TaskQ(tmp_path / "own")
+
+    @app.task
+    async def work(name: str) -> str:
+        return name
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    await put(app, b, work, "first")
+
+    async def lose_both() -> None:
+        async with app.worker(logs=[a, b]) as worker:
+            shutil.rmtree(b, ignore_errors=True)
+            await until(lambda: f"log {b} is left" in caplog.text)
+            async with over(app, a) as log:
+                (job,) = await log._send_here([work.call("later")])
+                assert await job.result(timeout=10) == "later"
+            assert not worker.stopped.is_set()
+            shutil.rmtree(a, ignore_errors=True)
+            await worker.stopped.wait()
+
+    with pytest.raises(LogGone, match=str(a)):
+        await lose_both()
+
+
+async def test_a_log_that_does_not_open_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = TaskQ(tmp_path / "own")
+
+    @app.task
+    async def work(name: str) -> str:
+        return name
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    await put(app, a, work, "one")
+    b.write_text("no directory")
+    async with app.worker(logs=[a, b], burst=True) as worker:
+        await worker.stopped.wait()
+    assert f"log {b} is left out" in caplog.text
+    await all_over(app, a, 1)
+
+
+async def test_each_log_has_its_own_ticks_of_a_schedule(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "own")
+    seen: set[str] = set()
+
+    @app.every("1s")
+    @app.task
+    async def tick() -> None:
+        seen.add(current_job().id.partition("-")[0])
+
+    async with app.worker(logs=[tmp_path / "a", tmp_path / "b"]):
+        await until(lambda: len(seen) == 2)
+
+
+async def test_a_running_job_of_any_log_is_cancelled(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "own")
+    running = asyncio.Event()
+
+    @app.task
+    async def work(name: str) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    b = tmp_path / "b"
+    async with app.worker(logs=[tmp_path / "a", b]), over(app, b) as log:
+        (job,) = await log._send_here([work.call("x")])
+        await running.wait()
+        assert await job.cancel()
+        with pytest.raises(JobCancelled):
+            await job.result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        lambda _: [],
+        lambda path: [path / "a", path / "b" / ".." / "a"],
+        lambda path: {path / "a": 0},
+        str,
+    ],
+)
+def test_logs_that_mean_nothing_are_refused(tmp_path: Path, logs: Callable[[Path], Any]) -> None:
+    with pytest.raises(UsageError, match="log"):
+        TaskQ(tmp_path / "own").worker(logs=logs(tmp_path))
+
+
+@grows
+@pytest.mark.parametrize("start", range(0, some(100, 2_000), 50))
+def test_at_rest_a_ready_job_of_any_log_and_a_free_slot_never_coexist(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_deterministic(monkeypatch)
+    run_seeds(ManySchedule, range(start, start + 50), monkeypatch)

@@ -1,0 +1,154 @@
+"""One log of a worker: the app over it, its feed and gates, and what runs beside its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import CancelScope
+
+from taskq.core.errors import TaskqError, UsageError
+from taskq.core.folds.taking import WEIGHT_MAX
+from taskq.core.parsing import whole
+from taskq_workers.services.scheduler import Scheduler
+from taskq_workers.slots.outcomes import release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anyio.abc import TaskStatus
+
+    from taskq.app.app import TaskQ
+    from taskq.core.views import Serving
+    from taskq.log.requests import Settlement
+    from taskq.log.store.store import Store
+    from taskq_workers.gates.gates import Gates
+    from taskq_workers.services.service import Service
+    from taskq_workers.slots.hands import FeedHost, Runner
+    from taskq_workers.slots.slots import Slots
+
+#: Logs that one worker has at most: each has a thread, and its own files open.
+LOGS_MAX: Final = 1_024
+
+
+class LogPart:
+    """What a worker does for one of its logs, until the worker ends or the log is left.
+
+    Attributes:
+        app: the app over the log.
+        weight: the log's share of the turns.
+        store: once it is open; None again when it is left.
+        host: whoever stands for the slots before its feed.
+        services: what claims or makes work; ended as the worker drains.
+        beside: what watches until the last job is settled.
+    """
+
+    def __init__(self, app: TaskQ, weight: int = 1, *, ticks: bool, syncs: bool) -> None:
+        self.app = app
+        self.weight = weight
+        self.store: Store | None = None
+        self.host: FeedHost | None = None
+        self.gates: Gates | None = None
+        self.services: list[Service] = [Scheduler(app)] if ticks else []
+        self.beside: list[Service] = [_syncing(app)] if syncs else []
+        self._scopes: list[CancelScope] = []
+
+    def serve(self, worker: object, serving: Serving | None) -> None:
+        """Let people who ask why a job does not run know what the worker claims of this log."""
+        if self.store is not None:
+            self.store.serve(worker, serving)
+
+    async def run(self, part: Service, *, task_status: TaskStatus[None]) -> None:
+        """Run one of its services until it is cancelled, or the log is left."""
+        assert self.store is not None
+        with CancelScope() as scope:
+            self._scopes.append(scope)
+            await part.run(self.store, task_status=task_status)
+
+    def leave(self) -> None:
+        """Have nothing to do with the log any more; it failed, and others go on."""
+        self.store = None
+        for scope in self._scopes:
+            scope.cancel()
+
+
+def parts_of(
+    app: TaskQ,
+    logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None,
+    *,
+    ticks: bool,
+    syncs: bool,
+) -> list[LogPart]:
+    """The logs of a worker: those that were named, else those of its app.
+
+    Args:
+        app: whose worker.
+        logs: directories, or their weights.
+        ticks: whether it ticks the app's schedules, in each log.
+        syncs: whether it sends each log to the hub of the settings.
+
+    Raises:
+        UsageError: there is none, one is named twice, or a weight is out of its range.
+    """
+    if logs is None:
+        return [LogPart(one, ticks=ticks, syncs=syncs) for one in app.logs()]
+    weights = logs if isinstance(logs, Mapping) else None
+    paths = [os.fspath(one) for one in logs]
+    if isinstance(logs, str) or not paths or len(paths) > LOGS_MAX:
+        raise UsageError(f"logs takes 1 to {LOGS_MAX} directories, or weights by directory")
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise UsageError("logs names a directory twice: give it one weight")
+    shares = [1] * len(paths) if weights is None else [_weight(weights[one], one) for one in logs]
+    from taskq.app.logs import over  # noqa: PLC0415 - few workers have more than one
+
+    both = zip(paths, shares, strict=True)
+    return [LogPart(over(app, path), share, ticks=ticks, syncs=syncs) for path, share in both]
+
+
+def _weight(given: Any, log: Any) -> int:
+    weight = whole(given, f"the weight of log {str(log)!r}")
+    if not 1 <= weight <= WEIGHT_MAX:
+        raise UsageError(f"log {str(log)!r}: its weight is {weight}, it must be 1 to {WEIGHT_MAX}")
+    return weight
+
+
+def _syncing(app: TaskQ) -> Service:
+    """What sends the log to a hub; found by name, since imports point from there to here."""
+    try:
+        service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
+    except ImportError as error:
+        raise UsageError(
+            f"to sync a worker needs the package {error.name}: pip install 'taskq-local[hub]'"
+        ) from error
+    return service
+
+
+class Stranded:
+    """What a loop that was closed under the worker left behind, for each of its logs."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._left: list[Settlement] = []
+
+    def of(self, app: TaskQ) -> list[Settlement]:
+        """Settle what ended of this log, release what runs or waits."""
+        runner, tag = self._runner, app._connection.tag
+        left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
+        self._left += runner.settler.surrender()
+        self._left += [release(one) for one in left + runner.feed.surrender()]
+        mine = [one for one in self._left if one.delivery.tag == tag]
+        self._left = [one for one in self._left if one.delivery.tag != tag]
+        return mine
+
+
+def surrender(slots: Slots, parts: Iterable[LogPart]) -> None:
+    """From another thread, while the loop stands still: release what no slot has begun."""
+    stores = {part.app._connection.tag: part.store for part in parts}
+    for settlement in slots.surrender():
+        store = stores.get(settlement.delivery.tag)
+        if store is not None:
+            with contextlib.suppress(TaskqError):
+                store.thread_port.settle([settlement])
