@@ -1,6 +1,7 @@
 """A hub and its devices beside their baselines: ``python -m tests.bench.hub copy``. See README.md.
 
-``copy``: a backlog over loopback, beside copying, hashing and syncing the same files.
+``copy``: a backlog over loopback, beside copying, hashing and syncing the same files. ``idle``,
+``herd``, ``lag`` and ``attack``: see ``hub_load``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import Line, sync
+from tests.bench.hub_load import attack, herd, idle, lag
 from tests.bench.process import MIB, cpu_seconds
 from tests.bench.tables import Table
 
 _PIECE: Final = MIB
+#: Each load with its devices and seconds.
+_LOADS: Final = {
+    "idle": (idle, 10_000, 600.0),
+    "herd": (herd, 10_000, 60.0),
+    "lag": (lag, 100, 30.0),
+    "attack": (attack, 50, 10.0),
+}
 
 
 def fill(path: Path, size: int, frame_bytes: int) -> None:
@@ -118,12 +127,29 @@ def copy(folder: Path, mib: int) -> None:
 def main() -> None:
     """Run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["copy"])
+    parser.add_argument("what", choices=["copy", *_LOADS])
     parser.add_argument("--mib", type=int, default=256, help="of the backlog, for copy")
+    parser.add_argument("--devices", type=int, help="of idle, herd (10 000) and lag (100)")
+    parser.add_argument("--seconds", type=float, help="of idle (600), herd (60), lag and attack")
     parser.add_argument("--dir", default=".", help="on the disk that is to be measured")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-bench-") as folder:
-        copy(Path(folder), given.mib)
+    with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-bench-") as name:
+        folder = Path(name).absolute()
+        if given.what == "copy":
+            copy(folder, given.mib)
+            return
+        load, devices, seconds = _LOADS[given.what]
+        hub, port = folder / "hub", free_port()
+        process = serve(hub, port)
+        try:
+            asyncio.run(
+                load(
+                    folder, f"http://127.0.0.1:{port}", hub, process.pid,
+                    given.devices or devices, given.seconds or seconds,
+                )
+            )  # fmt: skip
+        finally:
+            stop(process)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,12 @@ class Copy:
         """Give the files back."""
         self._files.forget()
 
+    def rest(self) -> None:
+        """Note what is durable, so that who opens the copy next need not look at it."""
+        if self.at.frame and not self.is_sealed and self._marked != self.at:
+            self._mark(self.at)
+        self.close()
+
     def _find_end(self) -> None:
         disk, files, log = self._disk, self._files, f"{self._path}/log"
         files.forget()

@@ -34,6 +34,7 @@ _CODE_NS: Final = 86_400 * SECOND_NS
 #: So many tokens of a device hold at a time: the one in use, and the next.
 _TOKENS_MAX: Final = 2
 _FILE_BYTES_MAX: Final = 64 * 1024
+_NOTE_BYTES: Final = 1_024
 #: What a small file takes at least.
 _BLOCK: Final = 4_096
 
@@ -116,10 +117,13 @@ def facts(hub: Path, device: str) -> dict[str, Any]:
 
 def note(hub: Path, device: str, **values: Any) -> None:
     """Note how a device stands: a hint, not synced."""
-    file = hub / "devices" / device / "heard.json"
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(values), encoding="utf-8")
-    temporary.replace(file)
+    # Written over as it is: a file system makes sure that one which is renamed is on disk.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = os.open(hub / "devices" / device / "heard.json", flags, 0o600)
+    try:
+        os.pwrite(descriptor, json.dumps(values).encode().ljust(_NOTE_BYTES), 0)
+    finally:
+        os.close(descriptor)
 
 
 def used_bytes(hub: Path, device: str) -> int:

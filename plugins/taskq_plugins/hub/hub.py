@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.positions import Position
 
 _ID_CHARACTERS: Final = 36
+#: So many copies are remembered as they are; others are looked at anew when they are asked for.
+_COPIES_MAX: Final = 1_000
 #: Logs of one device: each reinstallation is one.
 _LOGS_MAX: Final = 32
 
@@ -66,6 +69,8 @@ class Hub:
         self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
+        self._busy: set[tuple[str, UUID]] = set()
+        self._guard = threading.Lock()
         #: the newest session of each device: none of before this process is believed
         self._sessions: dict[str, int] = {}
         self._first_session = random.SystemRandom().getrandbits(48)
@@ -88,6 +93,7 @@ class Hub:
             OSError: the disk refused; nothing was answered for.
         """
         key = device, asked.log_id
+        self._busy.add(key)
         try:
             return self._answered(device, asked, received)
         except Refusal as refusal:
@@ -99,10 +105,13 @@ class Hub:
                 broken.close()
             raise
         finally:
-            # Thousands of devices are quiet at any time: none of them keeps a file open.
+            # Thousands of devices are quiet at any time: none of them keeps a file open, and most
+            # of them no memory.
             copy = self._copies.get(key)
             if copy is not None:
                 copy.close()
+            self._busy.discard(key)
+            self._rest()
 
     def is_at(self, device: str, session: int, log_id: UUID, up: Position) -> bool:
         """Whether that is a device's latest session, and the copy has that place.
@@ -129,6 +138,16 @@ class Hub:
         if copy is None:
             return Refused(Trouble.SUPERSEDED, NOWHERE)
         return _ACTS[type(asked)](copy, asked, received)
+
+    def _rest(self) -> None:
+        """Forget the copy that was not asked for longest, if there are many."""
+        if len(self._copies) <= _COPIES_MAX:
+            return
+        with self._guard:
+            quiet = next((key for key in self._copies if key not in self._busy), None)
+            copy = self._copies.pop(quiet, None) if quiet else None
+        if copy is not None:
+            copy.rest()
 
     def _begin(self, device: str, asked: Sync) -> Synced:
         before = self._sessions.get(device, self._first_session)
@@ -178,7 +197,10 @@ class Hub:
 
     def _copy(self, device: str, log_id: UUID) -> Copy | None:
         key = device, log_id
-        copy = self._copies.get(key)
+        with self._guard:
+            copy = self._copies.pop(key, None)
+            if copy is not None:
+                self._copies[key] = copy
         if copy is None:
             path = self._path_of(device, log_id)
             disk = self._make_disk()

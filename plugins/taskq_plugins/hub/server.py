@@ -14,6 +14,7 @@ import json
 import logging
 import time
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -57,7 +58,7 @@ from taskq_plugins.hub.wire import (
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from taskq_plugins.hub.messages import Answer
@@ -71,8 +72,9 @@ DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
-#: Bodies of frames in memory at a time: 128 MiB of them.
+#: Bodies in memory at a time, 128 MiB of them; one that comes slowly does not become that large.
 _BODIES_MAX: Final = 14
+_SMALL_BYTES: Final = 64 * 1024
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
@@ -216,8 +218,10 @@ class Server:
             return _problem(413, f"a request has at most {limit} bytes")
         if request.url.path == DOWN:
             return await self._down(device, request)
-        async with self._bodies if is_frames else contextlib.nullcontext():
-            return await self._answer(device, request, limit)
+        async with contextlib.AsyncExitStack() as room:
+            wait = partial(room.enter_async_context, self._bodies)
+            body, is_whole = await _read(request, limit, wait if is_frames else None)
+            return await self._answer(device, request, body, is_whole, limit)
 
     async def _down(self, device: str, request: Request) -> Response:
         body, is_whole = await _read(request, JSON_BYTES_MAX)
@@ -238,8 +242,9 @@ class Server:
             return Response(data, status, media_type=media_type)
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
 
-    async def _answer(self, device: str, request: Request, limit: int) -> Response:
-        body, is_whole = await _read(request, limit)
+    async def _answer(
+        self, device: str, request: Request, body: bytes, is_whole: bool, limit: int
+    ) -> Response:
         if request.headers.get("content-type", "") == PACKED:
             body = await self._on_thread(_unpacked, body, limit)
         try:
@@ -300,8 +305,10 @@ class Server:
         return await run_sync(function, *arguments, limiter=self._threads)
 
 
-async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
-    """(the body as far as it came, whether that is all of it)."""
+async def _read(
+    request: Request, limit: int, room: Callable[[], Awaitable[None]] | None = None
+) -> tuple[bytes, bool]:
+    """(the body as far as it came, whether that is all of it); a large one waits for room."""
     pieces: list[bytes] = []
     size, is_whole, begin = 0, True, asyncio.get_running_loop().time()
     try:
@@ -311,6 +318,11 @@ async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
                 if size > limit:  # it said that it was shorter
                     is_whole = False
                     break
+                if room is not None and size - len(piece) <= _SMALL_BYTES < size:
+                    timeout.reschedule(None)
+                    waits = time.monotonic()
+                    await room()
+                    begin += time.monotonic() - waits
                 pieces.append(piece)
                 patience = min(_SLOW_SECONDS + size / _SLOW_BYTES, _BODY_SECONDS)
                 timeout.reschedule(begin + patience)

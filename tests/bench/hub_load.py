@@ -1,0 +1,269 @@
+"""What a hub bears: known devices that poll, all at once, a stream of small logs, and attackers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from taskq import TaskLog
+from taskq.connection.settings import HubSettings
+from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.messages import Append, Sync, Synced
+from taskq_plugins.hub.positions import Position
+from taskq_plugins.hub.sync import Line, follow
+from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
+from tests.bench.process import MIB, cpu_seconds, rss_bytes
+from tests.bench.tables import Table, percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_LINES: Final = 60
+_BUSY: Final = (429, 503)
+
+
+async def _template(folder: Path, size: int) -> DeviceLog:
+    async with TaskLog.open(folder / "template") as log:
+        for _ in range(max(size // 4_096, 1)):
+            await log.put(os.urandom(4_000))
+    return DeviceLog(LocalDisk(), SystemClock(), str(folder / "template"))
+
+
+def known_devices(folder: Path, hub: Path, count: int, log: DeviceLog | None) -> list[str]:
+    """Tokens of so many devices, each with a copy of the log if there is one."""
+    tokens = []
+    for number in range(count):
+        name, secret = f"edge-{number}", hashlib.sha256(b"%d" % number).hexdigest()[:43]
+        token, place = f"tq1.{name}.{secret}", hub / "devices" / name
+        place.mkdir(parents=True)
+        hashes = [hashlib.sha256(token.encode()).hexdigest()]
+        (place / "device.json").write_text(json.dumps({"tokens": hashes}))
+        if log is not None:
+            copy = place / str(log.identity.log_id)
+            shutil.copytree(folder / "template" / "log", copy / "log")
+            identity = json.loads((folder / "template" / "taskq.json").read_text())
+            identity["features"]["read_only_compat"] = ["replica-1"]
+            (copy / "taskq.json").write_text(json.dumps(identity))
+        tokens.append(token)
+    return tokens
+
+
+class Clients:
+    """Many devices on a few lines."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=_LINES, max_keepalive_connections=_LINES)
+        timeout = httpx.Timeout(120.0)
+        self._client = httpx.AsyncClient(
+            base_url=url, limits=limits, timeout=timeout, trust_env=False
+        )
+        self.seconds: list[float] = []
+        self.busy = 0
+
+    async def ask(self, token: str, asked: object) -> object:
+        """Ask until the hub has time; what it is answered."""
+        method, path, headers, body = carried(asked)  # type: ignore[arg-type]
+        headers["Authorization"] = f"Bearer {token}"
+        while True:
+            start = time.perf_counter()
+            told = await self._client.request(method, path, headers=headers, content=body)
+            if told.status_code not in _BUSY:
+                self.seconds.append(time.perf_counter() - start)
+                return understood(asked, told.status_code, told.content)  # type: ignore[arg-type]
+            self.busy += 1
+            await asyncio.sleep(float(told.headers["Retry-After"]) * random.random())
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._client.aclose()
+
+
+async def idle(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Known devices that poll 100 times a second, all in turn."""
+    log = await _template(folder, 4_096)
+    tokens, clients = known_devices(folder, hub, count, log), Clients(url)
+    asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
+    table = Table(
+        f"{count} known devices", ("after", "polls/s", "hub CPU", "hub RSS MiB", "p99 ms")
+    )
+    done, began, cpu = 0, time.perf_counter(), cpu_seconds(pid)
+    reported = began
+
+    async def poll(token: str) -> None:
+        told = await clients.ask(token, asked)
+        assert isinstance(told, Synced)
+        assert told.has_end
+
+    async with asyncio.TaskGroup() as tasks:
+        while (now := time.perf_counter()) - began < seconds:
+            tasks.create_task(poll(tokens[done % count]))
+            done += 1
+            await asyncio.sleep(max(began + done / 100 - now, 0))
+            if now - reported > seconds / 4:
+                spent = (cpu_seconds(pid) - cpu) / (now - reported)
+                rate = len(clients.seconds) / (now - reported)
+                p99 = percentile(clients.seconds, 99) * 1e3
+                rss = rss_bytes(pid) / MIB
+                table.row(
+                    f"{now - began:.0f} s",
+                    f"{rate:.0f}",
+                    f"{spent:.1%}",
+                    f"{rss:.0f}",
+                    f"{p99:.0f}",
+                )
+                clients.seconds.clear()
+                reported, cpu = now, cpu_seconds(pid)
+    await clients.close()
+    log.close()
+    table.print()
+
+
+async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Devices with 64 KiB each, which all come within so many seconds."""
+    log = await _template(folder, 60_000)
+    tokens, clients = known_devices(folder, hub, count, None), Clients(url)
+    data, end = log.part(Position(log.segments[0]), MIB)
+    log_id = log.identity.log_id
+
+    async def come(token: str) -> None:
+        await asyncio.sleep(random.uniform(0, seconds))
+        told = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
+        assert isinstance(told, Synced)
+        await clients.ask(token, Append(told.session, log_id, Position(log.segments[0]), data))
+
+    began, cpu = time.perf_counter(), cpu_seconds(pid)
+    await asyncio.gather(*map(come, tokens))
+    took = time.perf_counter() - began
+    spent = cpu_seconds(pid) - cpu
+    table = Table(
+        f"{count} devices with {len(data) // 1024} KiB each within {seconds:.0f} s",
+        ("all stored after", "p99 of a request", "told to wait", "hub CPU s", "hub RSS MiB"),
+    )
+    p99 = percentile(clients.seconds, 99)
+    rss = rss_bytes(pid) / MIB
+    table.row(f"{took:.0f} s", f"{p99:.2f} s", f"{clients.busy}", f"{spent:.0f}", f"{rss:.0f}")
+    table.print()
+    await clients.close()
+    log.close()
+
+
+async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """From durable on a device to readable on the hub: ten jobs a second on each."""
+    lags: list[float] = []
+
+    async def device(number: int) -> None:
+        name = f"edge-{number}"
+        path, token = folder / name, enrol(hub, name)
+        line = Line(url, token, None, HubSettings())
+        async with TaskLog.open(path) as log:
+            await log.put(b"first")
+            following = asyncio.create_task(follow(str(path), line, at_once=True))
+            until, waiting = time.perf_counter() + seconds, dict[bytes, float]()
+            try:
+                while time.perf_counter() < until or waiting:
+                    mark = b"<%d>" % random.getrandbits(60)
+                    if time.perf_counter() < until:
+                        await log.put(mark)
+                        waiting[mark] = time.perf_counter()
+                    await asyncio.sleep(0.1)
+                    files = (hub / "devices" / name).rglob("*.log")
+                    there = b"".join(one.read_bytes() for one in files)
+                    found, now = [one for one in waiting if one in there], time.perf_counter()
+                    lags.extend(now - waiting.pop(one) for one in found)
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+                await line.close()
+
+    await asyncio.gather(*map(device, range(count)))
+    table = Table(f"{count} devices, 10 jobs/s each", ("jobs", "p50", "p99", "hub RSS MiB"))
+    p50, p99 = percentile(lags, 50), percentile(lags, 99)
+    rss = rss_bytes(pid) / MIB
+    table.row(f"{len(lags)}", f"{p50:.2f} s", f"{p99:.2f} s", f"{rss:.0f}")
+    table.print()
+
+
+async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Each attack for so many seconds, beside a device that is honest."""
+    log = await _template(folder, 4_096)
+    tokens, place = known_devices(folder, hub, count, log), urlsplit(url)
+    asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
+    path = f"/v1/logs/{log.identity.log_id}/segments/{log.segments[0]:020d}"
+    names = ("Taskq-Session: 1", "Upload-Offset: 0", "Taskq-Stem: none")
+    header = (Path(folder) / "template" / "log").glob("*.log").__next__().read_bytes()[:64]
+
+    def request(token: str, body: bytes, kind: str = FRAMES, size: int | None = None) -> bytes:
+        length = len(body) if size is None else size
+        lines = [
+            f"PATCH {path} HTTP/1.1",
+            f"Host: {place.netloc}",
+            f"Authorization: Bearer {token}",
+        ]
+        lines += [*names, f"Content-Type: {kind}", f"Content-Length: {length}", "", ""]
+        return "\r\n".join(lines).encode() + body
+
+    async def send(data: bytes, pause: float = 0.0, *, waits: bool = True) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+            try:
+                for at in range(0, len(data), 1 if pause else len(data)):
+                    writer.write(data[at : at + 1] if pause else data)
+                    await writer.drain()
+                    await asyncio.sleep(pause)
+                if waits:
+                    await reader.read(65_536)
+            finally:
+                writer.close()
+
+    bomb = zlib.compress(bytes(90 * MIB), 9)
+    small = header + b"\0" * (9 * MIB)
+    liar = header + bytes.fromhex("544b51f3ffffffff") + bytes(200)
+    attacks: dict[str, tuple[int, Callable[[str], Awaitable[None]]]] = {
+        "nobody": (0, lambda _: asyncio.sleep(1)),
+        "zlib 1:1000": (8, lambda token: send(request(token, bomb, PACKED))),
+        "9 MiB of nothing": (8, lambda token: send(request(token, small))),
+        "a frame of 2^32-1": (8, lambda token: send(request(token, liar))),
+        "shorter than said": (8, lambda token: send(request(token, b"x", size=9 * MIB))),
+        "longer than said": (8, lambda token: send(request(token, small, size=100))),
+        "a body at 1 B/s": (100, lambda token: send(request(token, b"", size=9 * MIB) + b"x", 1.0)),
+        "headers at 1 B/s": (100, lambda token: send(request(token, b""), 1.0)),
+        "half-open lines": (500, lambda _: send(b"GET / HTTP/1.1\r\n")),
+        "wrong tokens": (8, lambda _: send(request("tq1.x." + "A" * 43, b""))),
+    }
+    table = Table("attacks", ("attack", "honest p99 ms", "polls", "hub RSS MiB", "hub CPU"))
+    for name, (many, act) in attacks.items():
+        honest, cpu, began = Clients(url), cpu_seconds(pid), time.perf_counter()
+
+        async def again(token: str, act: Callable[[str], Awaitable[None]] = act) -> None:
+            while True:
+                await act(token)
+
+        attackers = [asyncio.create_task(again(tokens[1 + n % (count - 1)])) for n in range(many)]
+        peak = 0
+        while time.perf_counter() - began < seconds:
+            await honest.ask(tokens[0], asked)
+            peak = max(peak, rss_bytes(pid))
+            await asyncio.sleep(0.05)
+        for one in attackers:
+            one.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+        spent = (cpu_seconds(pid) - cpu) / (time.perf_counter() - began)
+        p99 = percentile(honest.seconds, 99) * 1e3
+        table.row(name, f"{p99:.0f}", f"{len(honest.seconds)}", f"{peak / MIB:.0f}", f"{spent:.0%}")
+        await honest.close()
+    log.close()
+    table.print()
