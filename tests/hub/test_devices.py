@@ -15,9 +15,12 @@ import pytest
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.core.model import State
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.care.copies import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import Line, redeem, sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, PACKED, HubError, HubStops
@@ -167,6 +170,25 @@ async def test_large_bodies_come_before_the_records_that_name_them(
     place.lose_log_only(_log_id(place))
     await place.sync(_DEVICE, token)
     assert theirs.read_bytes() == ours.read_bytes()
+
+
+async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(
+    place: Place, token: str
+) -> None:
+    """Also one that this hub does not know: it checks frames without."""
+    await place.write(_DEVICE)
+    await place.sync(_DEVICE, token)
+    log = DeviceLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
+    line = _line(place, token)
+    for features in ({"records-9"}, {"records-9", "zstd-9"}):
+        asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)
+        assert isinstance(await line.ask(asked), Synced)
+        (file,) = place.hub.rglob("taskq.json")
+        assert set(json.loads(file.read_text())["features"]["incompat"]) >= features
+    place.restart()
+    log.close()
+    await place.write(_DEVICE)
+    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
 
 
 # -- what it may read -----------------------------------------------------------------------------

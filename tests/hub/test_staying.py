@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
-from anyio import to_thread
+from anyio import fail_after, to_thread
 
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.server import Protocol, Server
-from taskq_plugins.hub.sync import Line, follow, last_note
+from taskq_plugins.hub.sync import Line, follow, last_note, sync
 from tests.hub.test_server import Place
 from tests.processes.harness import eventually
 
@@ -96,3 +96,23 @@ async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is
     await follow(str(place.path / "edge-7"), line, once=True)
     for one in (line, failing):
         await one.close()
+
+
+async def test_headers_and_bodies_that_do_not_come_end_their_lines(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_HEADER_SECONDS", "_SLOW_SECONDS"):
+        monkeypatch.setattr(f"taskq_plugins.hub.server.{name}", 0.3)
+    token = devices.enrol(place.hub, "edge-7")
+    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    for data in ("", "POST /v1/sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(data.encode())
+        with fail_after(30):
+            told = await reader.read(100)
+        assert told == b"" or told.startswith(b"HTTP/1.1 400")
+        writer.close()
+    await place.write("edge-7")
+    line = Line(url, token)
+    assert (await sync(str(place.path / "edge-7"), line)).sent_bytes
+    await line.close()

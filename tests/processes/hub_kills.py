@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -96,11 +97,12 @@ def run(folder: Path, count: int, seconds: float, seed: int) -> None:
     for name in names:
         (folder / f"{name}.token").write_text(enrol(hub, name))
     server, kills = serve(hub, port), [0, 0]
+    pause = threading.Event()
     processes = {first: _start(folder, url, first) for first in firsts}
     until = time.monotonic() + seconds
     try:
         while time.monotonic() < until:
-            time.sleep(chance.uniform(0.2, 2.0))
+            pause.wait(chance.uniform(0.2, 2.0))
             if chance.random() < 1 / 3:
                 kills[0] += 1
                 server.kill()

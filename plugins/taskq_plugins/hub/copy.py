@@ -19,6 +19,7 @@ from taskq.log.format.frames import Gap, segment_name
 from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import write_once_more
 from taskq.log.machine.ports import write_all, write_file
+from taskq.log.segments.identity import FILE
 from taskq.log.segments.segments import SegmentFiles, sweep_gone
 from taskq_plugins.hub.aside import MARK, SEALS, Breaks, Notes, content
 from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
@@ -68,6 +69,7 @@ class Copy:
         self._path = path
         self._mark_bytes = mark_bytes
         self._marked = NOWHERE
+        self._incompat: frozenset[str] = frozenset()
         self.bodies = Bodies(disk, path)
         self.breaks = Breaks(disk, path)
         self._seals = Notes(disk, f"{path}/{SEALS}")
@@ -130,6 +132,23 @@ class Copy:
         write_once_more(disk, descriptor, mark.offset, end.offset)
         disk.sync(descriptor)
         return end
+
+    def learn(self, incompat: frozenset[str]) -> None:
+        """Say which features the log has, before any frame comes that needs them.
+
+        Those that this hub does not know are for who reads: frames are checked without.
+        """
+        if self._incompat >= incompat:
+            return
+        values = json.loads(content(self._disk, f"{self._path}/{FILE}"))
+        features, known = values["features"], frozenset(values["features"]["incompat"])
+        if not known >= incompat:
+            features["incompat"] = sorted(known | incompat)
+            temporary = f"{self._path}/{FILE}.tmp"
+            write_file(self._disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
+            self._disk.rename(temporary, f"{self._path}/{FILE}")
+            self._disk.sync_directory(self._path)
+        self._incompat = known | incompat
 
     @property
     def begins(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from taskq.core.model import SECOND_NS
-from taskq.log.segments.identity import REPLICA, Identity, read_identity, write_identity
+from taskq.log.segments.identity import FILE, REPLICA, Identity, write_identity
 from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
@@ -121,13 +121,14 @@ class Hub:
         """
         if self._sessions.get(device) != session:
             return False
+        self._busy.add((device, log_id))
         copy = self._copy(device, log_id)
-        if copy is None:
-            return False
         try:
-            return not up.segment or copy.has(up)
+            return copy is not None and (not up.segment or copy.has(up))
         finally:
-            copy.close()
+            if copy is not None:
+                copy.close()
+            self._busy.discard((device, log_id))
 
     def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
         if isinstance(asked, Sync):
@@ -153,19 +154,10 @@ class Hub:
         before = self._sessions.get(device, self._first_session)
         session = self._sessions[device] = before + 1
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
-        self._allow(device, asked)
+        copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
         return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe)
-
-    def _allow(self, device: str, asked: Sync) -> None:
-        """Say of the copy what a taskq must know to read it, if the device says more by now."""
-        disk, path = self._make_disk(), self._path_of(device, asked.log_id)
-        identity = read_identity(disk, path)
-        if identity is not None and not asked.incompat <= identity.incompat:
-            known = identity.incompat | asked.incompat
-            write_identity(disk, path, identity._replace(incompat=known))
-            disk.sync_directory(path)
 
     def logs(self) -> list[tuple[str, UUID]]:
         """Device and id of each log."""
@@ -204,7 +196,7 @@ class Hub:
         if copy is None:
             path = self._path_of(device, log_id)
             disk = self._make_disk()
-            if read_identity(disk, path) is None:
+            if disk.status(f"{path}/{FILE}") is None:
                 return None
             copy = self._copies[key] = Copy(disk, path, log_id, self._mark_bytes)
         return copy
