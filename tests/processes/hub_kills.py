@@ -23,7 +23,7 @@ from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.hub.aside import BREAKS
+from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.care.copies import faults
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import Line, follow

@@ -1,0 +1,102 @@
+"""Yesterday's device and yesterday's hub: what both had is found, the rest is sent or declared."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq import TaskLog
+from taskq.log.machine.disk import PatientDisk
+from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.hub import devices
+from taskq_plugins.hub.aside import noted
+from taskq_plugins.hub.care.copies import faults
+from taskq_plugins.hub.compare import Verdict
+from tests.hub.test_server import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DEVICE: Final = "edge-7"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def token(place: Place) -> str:
+    return devices.enrol(place.hub, _DEVICE)
+
+
+def _kinds(place: Place) -> list[str]:
+    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    return [
+        one["kind"] for one in noted(PatientDisk(), str(copy), BREAKS) if one["step"] == "begun"
+    ]
+
+
+def _is_equal(place: Place) -> bool:
+    """Whether the hub has each segment of the device, byte for byte but for what says nothing."""
+    copies, segments = place.copies(_DEVICE), place.segments(_DEVICE)
+    return all(
+        data.startswith(copies[name]) and not data[len(copies[name]) :].strip(b"\0")
+        for name, data in segments.items()
+        if name != max(segments)
+    ) and segments[max(segments)].startswith(copies[max(segments)])
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
+async def test_a_device_of_yesterday_ends_its_next_sync_well(
+    place: Place, token: str, works: bool
+) -> None:
+    device, backup = place.path / _DEVICE, place.path / "backup"
+    await place.write(_DEVICE, 5)
+    await place.sync(_DEVICE, token)
+    shutil.copytree(device, backup)
+    await place.write(_DEVICE, 5)
+    await place.sync(_DEVICE, token)
+    shutil.rmtree(device)
+    backup.rename(device)
+    if works:
+        await place.write(_DEVICE, 3, 50)
+        assert (await place.sync(_DEVICE, token))[0] is Verdict.FORKED
+        assert _kinds(place) == ["fork"]
+    else:
+        assert (await place.sync(_DEVICE, token))[0] in (Verdict.AHEAD, Verdict.FORKED)
+    async with TaskLog.open(device) as log:
+        number = await log.put(b"new")
+    await place.sync(_DEVICE, token)
+    old = b"".join(one.read_bytes() for one in place.hub.rglob("*.log"))
+    assert int(number.rpartition("-")[2], 36) > 2**20  # above all that the hub has seen
+    assert old.count(b"new") == 1
+    assert not list(faults(place.hub, deep=True))
+
+
+async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_break(
+    place: Place, token: str
+) -> None:
+    backup = place.path / "backup"
+    async with TaskLog.open(place.path / _DEVICE, segment_bytes=64 * 1024) as log:
+        for _ in range(50):
+            await log.put(bytes(4_000))
+        await place.sync(_DEVICE, token)
+        shutil.copytree(place.hub, backup)
+        for _ in range(50):
+            await log.put(bytes(4_000))
+        await place.sync(_DEVICE, token)
+        shutil.rmtree(place.hub)
+        backup.rename(place.hub)
+        place.restart()
+        assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+        assert _is_equal(place)
+        for one in (place.hub / "devices" / _DEVICE).glob("*-*"):
+            shutil.rmtree(one)
+        place.restart()
+        assert await place.sync(_DEVICE, token) == [Verdict.NEW]
+        assert _is_equal(place)
+    assert _kinds(place) == []
+    assert not list(faults(place.hub, deep=True))
