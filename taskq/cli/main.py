@@ -104,6 +104,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
     "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
     "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
+    "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
     "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
     "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
     "check": ("taskq.cli.commands.upkeep", "Tell what is wrong before the start."),
@@ -148,7 +149,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Run": ("demo", "check", "worker"),
     "Look": (
         *("ls", "show", "why", "timeline", "peek", "stats"),
-        *("workers", "health", "metrics", "web", "schedules", "tail", "sql"),
+        *("workers", "health", "top", "metrics", "web", "schedules", "tail", "sql"),
     ),
     "Act": ("put", "edit", "cancel", "dead", "pause", "resume", "replay", "reader"),
     "Files": ("export", "verify", "repair", "compact", "backup", "restore", "report"),
