@@ -8,7 +8,7 @@ import functools
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
@@ -19,7 +19,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.core.model import SECOND_NS
 from taskq.core.why import Why
-from taskq.errors import JobCancelled, JobExpired, JobFailed, UsageError
+from taskq.errors import JobCancelled, JobExpired, JobFailed, UploadDamaged, UsageError
 from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
@@ -73,14 +73,14 @@ class Place:
 
         return app
 
-    async def sync(self, device: str) -> Synced:
+    async def sync(self, device: str, **settings: Any) -> Synced:
         """What ``taskq sync`` does."""
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
             """There is a log."""
         transport = httpx.ASGITransport(self.server.app)
-        settings = HubSettings(accept=self.accept)
-        line = Line(_URL, self.tokens[device], transport, settings)
+        hub = HubSettings(accept=self.accept, **settings)
+        line = Line(_URL, self.tokens[device], transport, hub)
         try:
             return await sync(str(self.path / device), line)
         finally:
@@ -278,6 +278,41 @@ async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
     await place.sync("edge-7")
     with pytest.raises(JobExpired):
         await late.result(timeout=1)
+    assert len(place.ran) == 1
+
+
+async def test_a_result_in_a_file_waits_for_the_file(place: Place) -> None:
+    place.enrol("edge-7")
+    app = place.apps["edge-7"] = TaskQ(place.path / "edge-7", spill=True)
+    large = "x" * 3_000_000
+    app.task(name="photos.all")(lambda: large)
+    job = await place.hub.device("edge-7").enqueue(update("photos.all"))
+    await place.sync("edge-7")
+    await place.work("edge-7")
+    await place.sync("edge-7", spill=False)
+    assert await job.status() is State.READY
+    place.restart()
+    assert (await place.sync("edge-7")).taken.jobs == 0
+    await place.sync("edge-7")
+    assert await job.result(timeout=1) == large
+
+
+async def test_what_a_device_took_and_could_not_read_comes_again_and_runs_once(
+    place: Place,
+) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    (part,) = (place.path / "edge-7" / "inbox").glob("*.part")
+    part.write_bytes(bytes(part.stat().st_size))
+    async with place.apps["edge-7"] as app:
+        with pytest.raises(UploadDamaged):
+            await app.adopt()
+    assert (await place.sync("edge-7")).taken.jobs == 1
+    assert "its log does not tell what became of it" in str((await job.view()).attempts)
+    await place.work("edge-7")
+    await place.sync("edge-7")
+    assert await job.result(timeout=1) == "edge-7 has 7.2"
     assert len(place.ran) == 1
 
 

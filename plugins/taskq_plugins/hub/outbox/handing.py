@@ -24,6 +24,7 @@ from taskq.log.machine.ports import write_file
 from taskq.log.read.selection import letters
 from taskq.log.requests import Ended, Op, Trait
 from taskq.log.segments.segments import SegmentGone
+from taskq.log.segments.spill import DIRECTORY, decode_reference
 from taskq.log.state.story import tell
 from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.outbox.lines import JOB, JOBS_MAX, Given, Handed
@@ -168,7 +169,7 @@ class Handing:
                 is_ours = known is not None and known.identified == there.identified
                 if known is None or not is_ours or there.number < known.since:
                     del reading.ends[there]  # it ended before, or is none of this outbox
-                elif not end.flags & _SPILLED:  # a result in a file of its own is not sent yet
+                elif not end.flags & _SPILLED or self._fetched(reading.path, end.body or b""):
                     ended.append((reading, there, end._replace(job=known.identified.job)))
         if ended:
             self._end(end for _, _, end in ended)
@@ -176,6 +177,19 @@ class Handing:
                 reading.ends.pop(there, None)
             waiting = self._look(device)
         return waiting
+
+    def _fetched(self, path: str, body: bytes) -> bool:
+        """Whether the file of a result is here by now: as the outbox's own, under the same name."""
+        disk, name = self._disk, decode_reference(body, f"a result in {path}").name
+        folder = f"{self._path}/{OUTBOX}/{DIRECTORY}"
+        if disk.status(f"{folder}/{name}") is None:
+            if disk.status(f"{path}/{DIRECTORY}/{name}") is None:
+                return False
+            disk.make_directory(folder)
+            disk.link(f"{path}/{DIRECTORY}/{name}", f"{folder}/{name}")
+            disk.sync_directory(folder)
+            disk.sync_directory(folder.rpartition("/")[0])
+        return True
 
     def _end(self, ends: Iterable[Ended]) -> None:
         batch: list[Ended] = []
