@@ -14,6 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from examples.hub.line import HubProcess
 from taskq import State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
@@ -98,7 +99,7 @@ class Place:
         self.server = Server(self.path / "hub")
 
 
-async def _leave(_path: str) -> None:
+async def _leave(_path: str, _config: object) -> None:
     """Adopt nothing."""
 
 
@@ -138,6 +139,29 @@ async def test_what_a_device_took_is_there_for_a_worker_that_ends_by_itself(
         await app.worker(burst=True).run()
     await place.sync("edge-7")
     assert await job.result(timeout=1) == "edge-7 has 7.2"
+
+
+async def test_a_worker_that_syncs_takes_and_runs_jobs_however_its_app_has_the_log_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = HubProcess(tmp_path / "hub")
+    token = enrol(tmp_path / "hub", "edge-7")
+    settings = {"URL": f"http://127.0.0.1:{server.port}", "TOKEN": token, "ACCEPT": '["*"]'}
+    for name, value in (settings | {"EVERY": "0.1", "POLL": "1"}).items():
+        monkeypatch.setenv(f"TASKQ_HUB_{name}", value)
+    app = TaskQ(tmp_path / "edge-7", spill=True)
+    app.task(name="update")(lambda version: f"it has {version}")
+    await server.start()
+    try:
+        async with Hub(tmp_path / "hub") as hub:
+            job = await hub.device("edge-7").enqueue(update("update", "7.2"))
+            other = await hub.device("edge-7").enqueue(update("other"))
+            async with app, app.worker(sync=True):
+                assert await job.result(timeout=30) == "it has 7.2"
+                with pytest.raises(JobFailed, match="no task 'other' is known there"):
+                    await other.result(timeout=30)
+    finally:
+        server.stop()
 
 
 async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:

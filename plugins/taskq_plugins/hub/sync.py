@@ -39,7 +39,7 @@ from taskq_plugins.hub.push import push
 from taskq_plugins.hub.wire import JSON, PACKED, HubError, HubStops, carried, understood
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from anyio.abc import TaskStatus
 
@@ -162,6 +162,9 @@ class Line:
         self.device = token.split(".")[1] if token.count(".") else ""
         self.machine = machine_of(self.device, self.hub.machine)
         self.sent_bytes, self.pins = 0, True
+        #: how this process has the log open; the tasks that run here, if that is known
+        self.config = LogConfig()
+        self.known: Collection[str] | None = None
         self.part_bytes = _PART_BYTES_FIRST
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._client = httpx.AsyncClient(
@@ -258,7 +261,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
             _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
         done, session = await _session(path, log, line, hold, is_dry=is_dry)
         if line.pins and not is_dry:
-            taken = await take(disk, path, log, line, session, held, line.hub.accept)
+            taken = await take(disk, path, log, line, session, held)
             done = done._replace(taken=taken)
         if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
@@ -287,7 +290,7 @@ async def _session(
         except StopIteration as end:
             return Synced(end.value, line.sent_bytes - before, log.end), session
         if isinstance(asked, Skip):
-            await _skip(path, asked.lsn)
+            await _skip(path, asked.lsn, line.config)
             answer = None
             continue
         answer = await line.ask(asked)
@@ -327,8 +330,8 @@ def last_note(path: str) -> dict[str, Any]:
         return {}
 
 
-async def _skip(path: str, lsn: int) -> None:
-    connection = Connection(path, LogConfig())
+async def _skip(path: str, lsn: int, config: LogConfig) -> None:
+    connection = Connection(path, config)
     try:
         port = await connection.port()
         await port.skip(lsn)
@@ -410,17 +413,18 @@ class Syncing:
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Follow the log until cancelled."""
-        path = store.path
         with start_blocking_portal() as portal:
-            future = portal.start_task_soon(self._follow, path)
+            future = portal.start_task_soon(self._follow, store.path, store.config)
             try:
                 task_status.started()
                 await sleep_forever()
             finally:
                 future.cancel()
 
-    async def _follow(self, path: str) -> None:
+    async def _follow(self, path: str, config: LogConfig) -> None:
         line = self._line()
+        # As the worker has the log open: this process has it open once.
+        line.config, line.known = config, self._app._tasks
         try:
             await follow(path, line)
         finally:

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.app.tasklog import TaskLog
+from taskq.connection.connection import Connection
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.log.machine.disk import SystemClock
 from taskq_plugins.hub.outbox.lines import DOWN, JOB, Question, decode_given, encode_question
@@ -14,8 +15,10 @@ from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.wire import JSON, HubError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
+    from taskq.connection.settings import HubSettings
+    from taskq.log.config import LogConfig
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.device import DeviceLog
     from taskq_plugins.hub.outbox.lines import Given
@@ -28,7 +31,17 @@ _NOTHING: Final = frozenset({204, 409})
 
 
 class Line(Protocol):
-    """The way to the hub."""
+    """The way to the hub.
+
+    Attributes:
+        hub: what of it is set here.
+        config: how this process has the log open, or would.
+        known: names of the tasks that run here; None if that is not known.
+    """
+
+    hub: HubSettings
+    config: LogConfig
+    known: Collection[str] | None
 
     async def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""
@@ -44,7 +57,6 @@ async def take(
     line: Line,
     session: int,
     held: Held,
-    accept: Sequence[str],
 ) -> Taken:
     """Take what a hub has for the log in a directory, whose copy ends where the log does.
 
@@ -55,13 +67,12 @@ async def take(
         line: to the hub.
         session: that the hub knows of it.
         held: what the inbox said before.
-        accept: patterns of names of tasks that the hub may ask for.
 
     Raises:
         HubError: the hub cannot be reached, or refuses.
         LogError: the inbox or the log cannot be written.
     """
-    taking = Taking(disk, SystemClock(), path, accept)
+    taking = Taking(disk, SystemClock(), path, line.hub.accept, line.known)
     steps = taking.take(session, log.identity.log_id, log.end, held)
     answer: Given | bool | None = None
     while True:
@@ -70,9 +81,11 @@ async def take(
         except StopIteration as end:
             taken: Taken = end.value
             if taken.jobs:
-                await _adopt(path)
+                await _adopt(path, line.config)
             return taken
-        answer = await (_ask(line, asked) if isinstance(asked, Question) else _cancel(path, asked))
+        answer = await (
+            _ask(line, asked) if isinstance(asked, Question) else _cancel(path, line.config, asked)
+        )
 
 
 async def _ask(line: Line, asked: Question) -> Given | None:
@@ -88,18 +101,18 @@ async def _ask(line: Line, asked: Question) -> Given | None:
         raise HubError("what the hub has for this device did not come whole") from error
 
 
-async def _adopt(path: str) -> None:
+async def _adopt(path: str, config: LogConfig) -> None:
     """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
     try:
-        async with TaskLog.open(path) as log:
+        async with TaskLog(Connection(path, config)) as log:
             await log.adopt()
     except TaskqError as error:
         _log.warning("%s: what the hub had waits in the inbox for a worker: %s", path, error)
 
 
-async def _cancel(path: str, asked: Cancelled) -> bool:
+async def _cancel(path: str, config: LogConfig, asked: Cancelled) -> bool:
     """Cancel a job, if it is that one."""
-    async with TaskLog.open(path) as log:
+    async with TaskLog(Connection(path, config)) as log:
         with contextlib.suppress(JobNotFound):
             job = f"{log._connection.tag}-{asked.job}"
             if (await log.get(job)).headers.get(JOB) == asked.id:
