@@ -307,7 +307,7 @@ def test_each_part_that_can_be_made_stands_in_one_place() -> None:
 
 
 def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> None:
-    of_the_program = {"data_dir", "log_level", "log_format", "hub"}
+    of_the_program = {"data_dir", "log_level", "log_format", "hub", "plugins"}
     assert Settings.model_fields.keys() - of_the_program == set(LogOptions.__annotations__)
 
 

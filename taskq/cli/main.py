@@ -178,6 +178,10 @@ class Commands(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; a broken one fails with the package to blame."""
         command = super().get_command(ctx, cmd_name) or self._brought(ctx, cmd_name)
+        if command is not None and ctx.resilient_parsing:
+            from taskq.cli.completion import teach  # noqa: PLC0415 - a shell asks
+
+            teach(command)
         if command is None or self.table.get(cmd_name, ("",))[0].startswith(_LOOKS_ABOVE):
             return command
         takes = any(parameter.name == "data_dir" for parameter in command.params)

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -72,6 +73,11 @@ def _seconds_or_never(value: Duration | None) -> float | None:
 def _seconds_or_always(value: Duration) -> float:
     # None stands for what the log says.
     return ALWAYS_SECONDS if value == NEVER else _seconds(value)
+
+
+def _names(value: object) -> object:
+    # The environment holds text alone: names with commas between them.
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class _Toml(TomlConfigSettingsSource):
@@ -251,6 +257,8 @@ class Settings(BaseSettings):
     starvation: Annotated[float | None, BeforeValidator(_seconds_or_never)] = STARVATION_SECONDS
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int = KEYS_MAX
+    #: what workers take up of other packages, in this order: entry points of ``taskq.plugins``
+    plugins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
     #: the hub of this machine; TASKQ_HUB_URL, TASKQ_HUB_TOKEN_FILE, TASKQ_HUB_TOKEN

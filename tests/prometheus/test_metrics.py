@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -181,14 +182,44 @@ def test_without_the_package_the_command_says_what_to_install(
     assert (result.exit_code, result.stderr) == (1, f"taskq: taskq metrics {needed}\n")
 
 
-def test_the_alert_rules_ask_for_what_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
+def test_rules_and_dashboard_ask_for_what_is_told(tmp_path: Path, name: str) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
-    app.call_by_name("anything")
-    app.enqueue_sync(app.call_by_name("anything"))
-    with worker_metrics(app, 0) as (address, _):
-        told = {key[0] for key in scraped(address)}
+
+    @app.task(name="send")
+    def send() -> None:
+        """Well done."""
+
+    send.enqueue_sync()
+    with worker_metrics(app, 0) as (address, count):
+        app.run_worker(burst=True, on_event=count)
+        told = scraped(address)
     app.close_sync()
-    rules = Path(taskq_plugins.prometheus.__file__).with_name("alerts.yml").read_text("utf-8")
-    asked = set(re.findall(r"\btaskq_\w+", "\n".join(re.findall(r"expr: (.*)", rules))))
-    assert asked
-    assert asked <= told
+    text = Path(taskq_plugins.prometheus.__file__).with_name(name).read_text("utf-8")
+    if name == "alerts.yml":
+        asked = re.findall(r"expr: (.*)", text)
+    else:
+        panels = json.loads(text)["panels"]
+        asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    names = set(re.findall(r"\btaskq_\w+", "\n".join(asked)))
+    assert names
+    # It is looked for once so much was written that it may matter.
+    assert names <= {key[0] for key in told} | {"taskq_disk_free_bytes"}
+    values = {value for key in told for value in key[1:]}
+    wanted = set(re.findall(r'(?:state|outcome|quantile)="([^"]+)"', "\n".join(asked)))
+    assert wanted <= values | {"dead", "running"}
+
+
+def test_each_panel_of_the_dashboard_has_its_place_and_its_own_number() -> None:
+    path = Path(taskq_plugins.prometheus.__file__).with_name("dashboard.json")
+    panels = json.loads(path.read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken)), "two panels overlap"
+    assert max(x for x, _ in taken) < 24, "Grafana has 24 columns"

@@ -30,6 +30,7 @@ from taskq_workers.runs.tracing import measured, traced_runs
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.loopwatch import LoopWatch
+from taskq_workers.services.plugins import plug_in
 from taskq_workers.services.strays import StrayWatch
 from taskq_workers.slots.plans import Plans
 from taskq_workers.slots.rounds import Source
@@ -248,6 +249,7 @@ class Worker:
             raise UsageError("this worker was started before: make a new one with app.worker()")
         loop = _running_loop()
         import_included(self.app)
+        plug_in(self.app)
         self._phase = Phase.RUNNING
         # The root of all its tasks: whoever stops a worker is often not the task that started it.
         self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")

@@ -6,10 +6,10 @@ function that takes an app and an ``Order`` and gives a context manager of the w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.core.errors import TaskqError, UsageError
 from taskq.core.values import dataclass
+from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -83,32 +83,3 @@ def find_executor(name: str) -> Executor:
     """
     executor: Executor = find_plugin(_GROUP, name, name)
     return executor
-
-
-def find_plugin(group: str, name: str, extra: str) -> Any:
-    """What a package brings under this name in a group of entry points.
-
-    Args:
-        group: "taskq.executors", "taskq.plugins".
-        name: of the entry.
-        extra: of this distribution, which brings what it needs.
-
-    Raises:
-        UsageError: there is none; the message lists those there are.
-        TaskqError: it does not load.
-    """
-    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that most workers need not
-
-    kind = group.partition(".")[2].removesuffix("s")
-    points = {point.name: point for point in entry_points(group=group)}
-    if name not in points:
-        known = ", ".join(sorted(points)) or "none: reinstall taskq-local"
-        raise UsageError(f"there is no {kind} {name!r}; known are: {known}")
-    try:
-        return points[name].load()
-    except ImportError as error:
-        detail = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise TaskqError(
-            f"the {kind} {name!r} does not load ({detail}). "
-            f'Install what it needs: pip install "taskq-local[{extra}]"'
-        ) from error

@@ -17,7 +17,7 @@ from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
 from taskq.connection import places
 from taskq.core.errors import TaskqError, UsageError
 from taskq_workers.pool import Worker
-from taskq_workers.process.elsewhere import Order, find_executor, find_plugin
+from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.leash import Leash, Notifier, worker_command
 from taskq_workers.process.reporting import (
     Facts,
@@ -31,6 +31,7 @@ from taskq_workers.process.reporting import (
 from taskq_workers.process.supervisor import Supervisor, keep_heap_small
 from taskq_workers.runs.joblogs import configure_logging
 from taskq_workers.runs.loader import load_app
+from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,1 @@
+"""A shop in FastAPI that confirms orders in the background."""

@@ -1,0 +1,77 @@
+"""Shell completion of what only a log knows: its queues, tasks and ids of jobs."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from taskq.log.read.reader import LogReader
+
+#: Jobs among which tasks are looked for, and ids: the newest.
+_TASKS_OF: Final = 500
+_IDS_MAX: Final = 100
+
+
+def teach(command: click.Command) -> None:
+    """Let the command, and those in it, complete queues, tasks and ids from here on."""
+    for parameter in command.params:
+        find = _FINDERS.get(parameter.name or "")
+        if find is not None:
+            parameter.shell_complete = partial(_complete, find)  # type: ignore[method-assign]
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            teach(inner)
+
+
+def _complete(
+    find: Callable[[LogReader, str], Iterable[CompletionItem]],
+    ctx: click.Context,
+    incomplete: str,
+) -> list[CompletionItem]:
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - a shell asks
+    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+
+    given: dict[str, Any] = ctx.find_root().params | ctx.params
+    path = given.get("directory") or given.get("data_dir")
+    if "directory" in given and path is None and ctx.args:
+        path = ctx.args[0]  # behind it stands the option whose value is asked for
+    try:
+        with LogReader.open(str(path or load_settings(None).data_dir)) as reader:
+            return list(find(reader, incomplete))
+    except Exception:  # noqa: BLE001 - whatever it is, a shell that asks is told nothing
+        return []
+
+
+def _queues(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
+    for queue in reader.stats().queues:
+        if queue.queue.startswith(incomplete):
+            yield CompletionItem(queue.queue, help=f"{queue.ready} ready, {queue.dead} dead")
+
+
+def _tasks(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
+    names = dict.fromkeys(job.task for job in reader.jobs(None, None, None, _TASKS_OF))
+    yield from (CompletionItem(name) for name in sorted(names) if name.startswith(incomplete))
+
+
+def _ids(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
+    """By the beginning of an id, or of the number at its end."""
+    jobs = reader.jobs(None, None, None, _TASKS_OF)
+    found = (
+        CompletionItem(job.job_id, help=f"{job.state} {job.task}".rstrip())
+        for job in jobs
+        if job.job_id.startswith(incomplete)
+    )
+    yield from islice(found, _IDS_MAX)
+
+
+_FINDERS: Final = {
+    "queue": _queues, "queues": _queues, "task": _tasks, "tasks": _tasks, "job_id": _ids,
+    "job_ids": _ids,
+}  # fmt: skip

@@ -1,0 +1,65 @@
+"""What other packages bring, found by its name: executors, and plugins of an app."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import TaskqError, UsageError
+
+if TYPE_CHECKING:
+    from taskq.app.app import TaskQ
+
+_log: Final = logging.getLogger("taskq.worker")
+_GROUP: Final = "taskq.plugins"
+#: Apps whose plugins were taken up: each is called once, however many workers an app has.
+_PLUGGED: Final[weakref.WeakSet[TaskQ]] = weakref.WeakSet()
+
+
+def plug_in(app: TaskQ) -> None:
+    """Call the plugins that the app's settings name; what one raises is logged with its name.
+
+    Raises:
+        UsageError: there is none of that name.
+        TaskqError: one does not load.
+    """
+    settings = vars(app).get("settings")  # an app that was told nothing has read none
+    if settings is None or not settings.plugins or app in _PLUGGED:
+        return
+    found = {name: find_plugin(_GROUP, name, name) for name in settings.plugins}
+    _PLUGGED.add(app)
+    for name, plugin in found.items():
+        try:
+            plugin(app)
+        except Exception:  # noqa: BLE001 - a plugin is somebody else's code
+            _log.exception("the plugin %s failed; the worker goes on without it", name)
+
+
+def find_plugin(group: str, name: str, extra: str) -> Any:
+    """What a package brings under this name in a group of entry points.
+
+    Args:
+        group: "taskq.executors", "taskq.plugins".
+        name: of the entry.
+        extra: of this distribution, which brings what it needs.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+        TaskqError: it does not load.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that most workers need not
+
+    kind = group.partition(".")[2].removesuffix("s")
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
+        known = ", ".join(sorted(points)) or "none: reinstall taskq-local"
+        raise UsageError(f"there is no {kind} {name!r}; known are: {known}")
+    try:
+        return points[name].load()
+    except ImportError as error:
+        detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise TaskqError(
+            f"the {kind} {name!r} does not load ({detail}). "
+            f'Install what it needs: pip install "taskq-local[{extra}]"'
+        ) from error
