@@ -165,3 +165,30 @@ def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
     assert lake.dataset("rollup_hour").count_rows() == 1
     for wrong in ("1h", "yore", "failures=90d"):
         assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
+
+
+def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Path) -> None:
+    before = last_lsns(rows_of(tmp_path / "hub"))
+
+    async def purge() -> None:
+        async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
+            for one in await log.dead.list():
+                await log.dead.purge(one.job_id)
+
+    asyncio.run(purge())
+    assert fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
+    records = lake.dataset("records").to_table().to_pylist()
+    purged = {row["job_id"] for row in records if row["kind"] == "purged"}
+    assert f"headers of {len(purged)} job" in erase(lake, "--purged").stdout
+    told = erase(lake, "--purged", "--yes", "--json")
+    assert told.exit_code == 0, told.output
+    tables = json.loads(told.stdout)["tables"]
+    assert tables["records"]["rows"] >= len(purged) > 0
+    assert tables["jobs"]["rows"] == 0
+    records = lake.dataset("records").to_table().to_pylist()
+    for row in records:
+        assert (row["value"] is None) or row["job_id"] not in purged
+    kept = {row["job_id"] for row in records if row["kind"] == "enqueued" and row["value"]}
+    assert kept == {row["job_id"] for row in lake.dataset("jobs").to_table().to_pylist()}
+    again = json.loads(erase(lake, "--purged", "--yes", "--json").stdout)
+    assert {one["rows"] for one in again["tables"].values()} == {0}, "it is all erased"

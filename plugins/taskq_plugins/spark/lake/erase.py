@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, names of tasks and queues, and reasons (which "
-    "may quote an argument); in the logs that it was read from, and in their backups, all of it"
+    "may quote an argument); in the logs that it was read from (of purged jobs until they are "
+    "compacted), in what a hub set aside of them (old/), and in backups of these, all of it"
 )
 
 
@@ -27,10 +28,16 @@ _REMAINS: Final = (
 @lake_option
 @click.option("--job", "job_ids", multiple=True, metavar="ID", help="A job; also one purged since.")
 @click.option("--where", metavar="SQL", help="The jobs that a condition over jobs chooses.")
+@click.option("--purged", is_flag=True, help="All jobs that their logs have purged.")
 @yes_option
 @json_option
 def erase(
-    lake_path: Path, job_ids: tuple[str, ...], where: str | None, yes: bool, as_json: bool
+    lake_path: Path,
+    job_ids: tuple[str, ...],
+    where: str | None,
+    purged: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Erase payloads, results, keys and headers of jobs from all tables.
 
@@ -41,11 +48,11 @@ def erase(
     from taskq_plugins.spark.lake.erasing import chosen_jobs, count_rows  # noqa: PLC0415 - nor duckdb
     from taskq_plugins.spark.lake.erasing import erase as erase_jobs  # noqa: PLC0415
 
-    if not job_ids and where is None:
-        raise WrongUsage("name jobs with --job, or choose them with --where")
+    if not job_ids and where is None and not purged:
+        raise WrongUsage("name jobs with --job, or choose them with --where or --purged")
     lake = Lake.open(lake_path)
     with lake.writer() as writer:
-        chosen = chosen_jobs(lake, job_ids, where)
+        chosen = chosen_jobs(lake, job_ids, where, purged=purged)
         told = erase_jobs(writer, chosen) if yes else count_rows(lake, chosen)
     if as_json:
         tables = {one.table: {"rows": one.rows, "files": one.files} for one in told}

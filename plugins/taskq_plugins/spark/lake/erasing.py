@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from taskq.core.errors import UsageError
+from taskq.core.records import Kind
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.query import check_condition
@@ -40,8 +42,12 @@ class Erased(NamedTuple):
     files: int
 
 
-def chosen_jobs(lake: Lake, job_ids: Iterable[str], where: str | None) -> list[str]:
+def chosen_jobs(
+    lake: Lake, job_ids: Iterable[str], where: str | None, *, purged: bool = False
+) -> list[str]:
     """The ids that are named, and those of the jobs that a condition chooses; in order.
+
+    ``purged``: and of those that their log has purged, unless it was restored and has them again.
 
     Raises:
         UsageError: the condition does not read.
@@ -59,6 +65,11 @@ def chosen_jobs(lake: Lake, job_ids: Iterable[str], where: str | None) -> list[s
                 reason = str(error).partition("\n")[0]
                 raise UsageError(f"--where {where!r:.200}: {reason}") from error
         found.update(row[0] for row in rows)
+    if purged:
+        is_purged = pc.field("kind") == Kind.PURGED.name.lower()
+        gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)
+        there = lake.dataset("jobs").to_table(columns=[_JOB_ID])
+        found.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))
     return sorted(found)
 
 
@@ -121,10 +132,19 @@ def _holding(
         if not any(low <= number <= high for number in numbers):
             continue
         path = lake.path / table / file.path
-        names = parquet.read_table(path, columns=[_JOB_ID], partitioning=None)[_JOB_ID]
-        mask = pc.is_in(names, ids)
+        mask = pc.is_in(_columns(path, [_JOB_ID])[_JOB_ID], ids)
         if pc.any(mask).as_py():
-            yield file, mask
+            # What was erased before is not written again.
+            held = [pc.is_valid(one) for one in _columns(path, ERASED).columns]
+            mask = pc.and_(mask, reduce(pc.or_, held, pc.is_null(mask)))
+            if pc.any(mask).as_py():
+                yield file, mask
+
+
+def _columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """Those columns that the file has."""
+    with parquet.ParquetFile(path) as file:
+        return file.read(columns=[name for name in names if name in file.schema_arrow.names])
 
 
 def _without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
