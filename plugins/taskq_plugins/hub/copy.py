@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
+#: In one sector: of what a loss of power makes of it, all or nothing is there.
+_MARK_FILE_BYTES: Final = 512
 NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
 _PART: Final = ".part"
 _PIECE_BYTES: Final = 1024 * 1024
@@ -103,9 +105,10 @@ class Copy:
                 self.at, self.is_sealed = Position.from_list(seals[last]["end"]), True
             else:
                 self.at = self._secured(last)
-        # Who was killed between a rename and its sync told nobody; now it counts.
-        for directory in (log, self._path):
-            disk.sync_directory(directory)
+        if self._marked != self.at or not self.at.frame:
+            # Who was killed between a rename and its sync told nobody; now it counts.
+            for directory in (log, self._path):
+                disk.sync_directory(directory)
         high = [line["next_lsn"] for line in self._seals.lines]
         high += [one.high_lsn for one in self.breaks.all]
         self.high_lsn = max(self.high_lsn, self.at.next_lsn if self.at.frame else 0, *high, 0)
@@ -117,6 +120,8 @@ class Copy:
         if mark.segment != segment or not self.has(mark):
             mark = NOWHERE
         end = self._marked = mark
+        if mark.frame and size == mark.offset:  # nothing came since it was on disk
+            return mark
         scanner = files.scanner(segment, size, max(mark.next_lsn, segment), sealed=False)
         for item in scanner.frames(max(mark.offset, START)):
             if isinstance(item, Gap):
@@ -251,14 +256,13 @@ class Copy:
 
     def _mark(self, at: Position) -> None:
         """Note what is durable; without a sync, since what a crash makes of it is found out."""
-        data, path = json.dumps({"durable": at.as_list()}).encode(), f"{self._path}/{MARK}"
-        descriptor = self._disk.open(f"{path}.tmp", create=True)
+        data = json.dumps({"durable": at.as_list()}).encode().ljust(_MARK_FILE_BYTES)
+        # Written over as it is: a file system makes sure that one which is renamed is on disk.
+        descriptor = self._disk.open(f"{self._path}/{MARK}", create=True)
         try:
-            self._disk.truncate(descriptor, 0)
             write_all(self._disk, descriptor, data, 0)
         finally:
             self._disk.close(descriptor)
-        self._disk.rename(f"{path}.tmp", path)
         self._marked = at
 
     def _read_mark(self) -> Position:

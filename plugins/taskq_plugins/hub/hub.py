@@ -78,7 +78,7 @@ class Hub:
     def close(self) -> None:
         """Give all files back."""
         for copy in self._copies.values():
-            copy.close()
+            copy.rest()
         self._copies.clear()
 
     def answer(self, device: str, asked: Request, received: int | None = None) -> Answer:

@@ -40,6 +40,7 @@ from taskq_plugins.hub.wire import JSON, PACKED, HubError, HubStops, carried, un
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
+    from concurrent.futures import Future
 
     from anyio.abc import TaskStatus
 
@@ -394,6 +395,13 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
                 break
 
 
+def _complain(future: Future[None]) -> None:
+    """Tell of what nobody foresaw: the worker goes on without."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        _log.error("sync: it ended, and the worker goes on without", exc_info=error)
+
+
 def _extent(path: str) -> tuple[str, int]:
     """The last segment and its size."""
     try:
@@ -409,12 +417,14 @@ class Syncing:
     def __init__(self, app: TaskQ) -> None:
         self._app = app
         hub = load_settings(None).hub or HubSettings()
-        self._line = partial(Line, *line_to(hub, hub.url, None), None, hub)
+        url, token = line_to(hub, hub.url, None)
+        self._line = partial(Line, check_url(url), token, None, hub)
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Follow the log until cancelled."""
         with start_blocking_portal() as portal:
             future = portal.start_task_soon(self._follow, store.path, store.config)
+            future.add_done_callback(_complain)
             try:
                 task_status.started()
                 await sleep_forever()
