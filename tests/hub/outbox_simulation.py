@@ -21,6 +21,7 @@ from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
+from taskq.testing.machine import parent
 from taskq_plugins.hub.messages import Append, Declare, Stored, Synced
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
 from taskq_plugins.hub.outbox.lines import (
@@ -82,8 +83,8 @@ class OutboxSimulation(Simulation):
         """What may happen, and how often."""
         return [
             *super().chances(), (20, self._order), (12, self._adopt), (3, self._cancel_one),
-            (3, self._requeue), (2, self._keep_outbox), (3, self._expire), (3, self._ask_late),
-            (4, self._crash_adopting),
+            (5, self._requeue), (2, self._keep_outbox), (3, self._expire), (3, self._ask_late),
+            (4, self._crash_adopting), (2, self._lose_inbox),
         ]  # fmt: skip
 
     # -- the hub's own log ------------------------------------------------------------------------
@@ -218,6 +219,16 @@ class OutboxSimulation(Simulation):
         self._adopt()
         machine.stop_at(None)
 
+    def _lose_inbox(self) -> None:
+        """The device is made again of its log alone, as the hub gives it back."""
+        self._drop_process()
+        disk = CrashableDisk(self.world.machine)
+        lost = [path for path in self.world.machine.paths() if path.startswith(f"{PATH}/inbox/")]
+        for path in lost:
+            disk.remove(path)
+        for folder in {parent(path) for path in lost}:
+            disk.sync_directory(folder)
+
     # -- the line ---------------------------------------------------------------------------------
 
     def _ask_hub(self, asked: Request, received: int | None = None) -> Answer:
@@ -300,6 +311,8 @@ class OutboxSimulation(Simulation):
             return
         try:
             self._drive(log, part, line)
+            if down == self._down and self.random.random() < 0.4:
+                self.random.choice((self._adopt, self._work))()  # the hub has not heard of it
             self._take(log, held, down)
         except LineDropped:
             """The next try goes on."""

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import functools
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,18 +19,25 @@ from examples.hub.line import HubProcess
 from taskq import State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
-from taskq.core.model import SECOND_NS
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Kind
 from taskq.core.why import Why
 from taskq.errors import JobCancelled, JobExpired, JobFailed, UploadDamaged, UsageError
 from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
+from taskq.log.requests import Op
+from taskq.log.upkeep.upkeep import Upkeep
+from taskq.testing.crashable import CrashableDisk
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.devices import enrol, groups, set_member
 from taskq_plugins.hub.outbox import asking
 from taskq_plugins.hub.outbox.lines import decode_given
+from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import Line, Synced, sync
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -541,3 +549,51 @@ async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     assert "edge-7 has not taken it yet; edge-7 was never heard of" in capsys.readouterr().out
     place.accept = ("update",)
     assert (await place.sync("edge-7")).taken.jobs == 2
+
+
+async def test_a_job_that_ends_while_its_device_asks_does_not_come_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its device was made again of its log alone, so it does not know what it had taken."""
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync("edge-7")
+    async with place.apps["edge-7"] as app:
+        await app.adopt()
+    shutil.rmtree(place.path / "edge-7" / "inbox")
+    take = asking.take
+
+    async def works_before(*given: Any) -> Any:
+        await place.work("edge-7")
+        return await take(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("taskq_plugins.hub.sync.take", works_before)
+        assert (await place.sync("edge-7")).taken.jobs == 0
+    await place.sync("edge-7")
+    assert await job.result(timeout=1) == "edge-7 has 7.2"
+    assert len(place.ran) == 1
+
+
+def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
+    world = World(config=keeping(min_free_bytes=0, reserve_bytes=0, keep_seconds=1.0))
+    process, key = world.process(), b"hub:12345678-5:0123456789ab"
+    extras = Extras(key=key, headers={NUMBER: "5"}, due_ns=10**6 * SECOND_NS)
+    job = process.enqueue(b"{}", extras)
+    fill_segment(process)
+    fill_segment(process)
+    world.clock.advance(1_000)
+    (first, *_), upkeep = world.segments(), Upkeep(process.committer)
+    for _ in range(3):
+        tend(process, upkeep)
+        world.clock.advance(1_000)
+    assert first not in world.segments()
+    disk, log_id = CrashableDisk(world.machine), process.journal.identity.log_id
+    reading = Reading(disk, world.path, log_id)
+    reading.read()
+    there = There(Identified("12345678", 5, "0123456789ab"), 5)
+    assert reading.live == {job: there}
+    process.ask(Op.CANCEL, job)
+    reading.read()
+    assert not reading.live
+    assert reading.ends[there].kind is Kind.CANCELLED
