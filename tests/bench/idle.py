@@ -6,16 +6,26 @@ Run: ``python -m tests.bench.idle``. See README.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from taskq import TaskQ
 from tests.bench.process import MIB, ROOT, cpu_seconds, rss_bytes
 from tests.bench.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: The worker's app; its directory comes from the command line.
 app = TaskQ()
@@ -31,23 +41,93 @@ def nothing_sync() -> None:
     """Likewise, in a thread."""
 
 
-def idle_worker(table: Table, directory: str, seconds: float) -> None:
-    """Processor time of ``taskq worker`` with an empty log, once it has come to rest."""
-    command = ("taskq", "worker", "tests.bench.idle:app", "-d", directory)
-    worker = subprocess.Popen((sys.executable, "-m", *command), cwd=ROOT, stdout=subprocess.DEVNULL)
+@contextlib.contextmanager
+def program(*words: str, output: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """``taskq`` with these words, until the block is left."""
+    command = (sys.executable, "-m", "taskq", *words)
+    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=output, text=True)
     try:
-        time.sleep(2)
-        assert worker.poll() is None, "the worker did not start"
-        begin, before = time.perf_counter(), cpu_seconds(worker.pid)
-        time.sleep(seconds)
-        share = (cpu_seconds(worker.pid) - before) / (time.perf_counter() - begin) * 100
-        rss = rss_bytes(worker.pid) / MIB
+        yield child
     finally:
-        worker.send_signal(signal.SIGTERM)
-        code = worker.wait(timeout=10)
-    assert code == 0, f"the worker ended with {code}"
-    table.row("idle worker", f"{share:.3f} % of a core", "< 1 %", "yes" if share < 1 else "NO")
+        child.send_signal(signal.SIGTERM)
+        child.wait(timeout=10)
+
+
+def shares(seconds: float, *children: subprocess.Popen[str]) -> list[float]:
+    """Processor time of each, once they have come to rest, in hundredths of a core."""
+    time.sleep(2)
+    assert all(child.poll() is None for child in children), "one did not start"
+    begin, before = time.perf_counter(), [cpu_seconds(child.pid) for child in children]
+    time.sleep(seconds)
+    took = time.perf_counter() - begin
+    spent = [cpu_seconds(child.pid) for child in children]
+    return [(now - then) / took * 100 for now, then in zip(spent, before, strict=True)]
+
+
+def tell(table: Table, what: str, share: float) -> None:
+    """A row of the table."""
+    table.row(what, f"{share:.3f} % of a core", "< 1 %", "yes" if share < 1 else "NO")
+
+
+def idle_worker(table: Table, directory: str, seconds: float) -> None:
+    """A worker with an empty log, alone."""
+    with program("worker", "tests.bench.idle:app", "-d", directory) as worker:
+        (share,) = shares(seconds, worker)
+        rss = rss_bytes(worker.pid) / MIB
+    assert worker.returncode == 0, f"the worker ended with {worker.returncode}"
+    tell(table, "idle worker", share)
     table.row("RSS of the idle worker", f"{rss:.1f} MiB", "", "")
+
+
+def watched_worker(table: Table, directory: str, seconds: float) -> None:
+    """The same while somebody looks: at a page every two seconds, at a terminal, by scrapes."""
+    words = "worker", "tests.bench.idle:app", "-d", directory
+    with program(*words) as worker, program("web", directory, output=subprocess.PIPE) as web:
+        assert web.stdout is not None
+        found = next(filter(None, (re.search(r"http://\S+", line) for line in web.stdout)))
+        with looking(found[0], re.sub(r"(//[^/]+/).*", r"\1", found[0]), 2):
+            share, _ = shares(seconds, worker, web)
+    tell(table, "beside taskq web", share)
+    controller, terminal = pty.openpty()
+    command = (sys.executable, "-m", "taskq", "top", directory)
+    with program(*words) as worker:
+        top = subprocess.Popen(command, stdin=terminal, stdout=terminal, cwd=ROOT, text=True)
+        threading.Thread(target=drain, args=(controller,), daemon=True).start()
+        share, own = shares(seconds, worker, top)
+        top.terminate()
+        top.wait()
+    tell(table, "beside taskq top", share)
+    table.row("taskq top itself", f"{own:.3f} % of a core", "", "")
+    with program(*words, "--metrics-port", "19751") as worker:
+        time.sleep(2)
+        with looking("http://127.0.0.1:19751/metrics", "http://127.0.0.1:19751/metrics", 5):
+            (share,) = shares(seconds, worker)
+    tell(table, "with --metrics-port", share)
+
+
+@contextlib.contextmanager
+def looking(first: str, then: str, seconds: float) -> Iterator[None]:
+    """Ask for a page again and again, as a browser does that keeps its cookies."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    enough = threading.Event()
+
+    def look() -> None:
+        opener.open(first).read()
+        while not enough.wait(seconds):
+            opener.open(then).read()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield
+    enough.set()
+    thread.join()
+
+
+def drain(descriptor: int) -> None:
+    """Read what is drawn on a terminal, and forget it."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 65_536):
+            """Go on."""
 
 
 def main() -> None:
@@ -58,6 +138,7 @@ def main() -> None:
     table = Table("at rest", ("what", "value", "target", "holds"))
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
         idle_worker(table, directory, given.seconds)
+        watched_worker(table, directory, given.seconds)
     table.print()
 
 
