@@ -29,7 +29,7 @@ PART_COLUMN: Final = "part"
 OVER: Final = "over"
 OPEN: Final = "open"
 #: Rows of a file, at most, that a batch may have to write again.
-ROWS_MAX: Final = 20_000
+ROWS_MAX: Final = 5_000
 #: How Hive, Spark and Delta write a null in a directory's name.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -176,6 +176,11 @@ def removed(files: Iterable[DataFile], *, dates: bool) -> list[RemoveAction]:
     ]
 
 
+def named(path: str) -> str:
+    """The path of a file as Delta's log has it."""
+    return unquote(path)
+
+
 def listed(actions: Iterable[Mapping[str, object]]) -> list[DataFile]:
     """The files of one version, as ``get_add_actions`` tells them."""
     return [_listed(action) for action in actions]
@@ -192,7 +197,7 @@ def _listed(action: Mapping[str, object]) -> DataFile:
     nulls = {name[11:]: value for name, value in action.items() if name.startswith("null_count.")}
     rows, size = action["num_records"], action["size_bytes"]
     return DataFile(
-        path=unquote(str(action["path"])),
+        path=named(str(action["path"])),
         rows=rows if isinstance(rows, int) else 0,
         size_bytes=size if isinstance(size, int) else 0,
         date=None if date is None else str(date),

@@ -98,6 +98,23 @@ class Holding(NamedTuple):
     version: int
 
 
+class _Listing(NamedTuple):
+    """The files of one version of a table, by path."""
+
+    version: int
+    files: dict[str, DataFile]
+
+    @classmethod
+    def of(cls, delta: DeltaTable, known: _Listing | None) -> _Listing:
+        """Those of a table as it is open; what a file says of itself is read once."""
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        paths = [files.named(path) for path in actions["path"].to_pylist()]
+        old = known.files if known is not None else {}
+        new = pa.array([path not in old for path in paths], pa.bool_())
+        found = {one.path: one for one in files.listed(actions.filter(new).to_pylist())}
+        return cls(delta.version(), {path: found.get(path) or old[path] for path in paths})
+
+
 class Lake:
     """One lake, for reading; ``writer()`` gives what writes.
 
@@ -105,10 +122,19 @@ class Lake:
         path: its directory.
     """
 
-    def __init__(self, path: Path, versions: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        versions: Mapping[str, int] | None = None,
+        newest: Lake | None = None,
+    ) -> None:
         self.path = path
         #: None: the newest of each table
         self._versions = versions
+        self._newest = newest
+        self._listings: dict[str, _Listing] = {}
+        #: tables that stay open, while this process is the one that writes to them
+        self._open: dict[str, DeltaTable] | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
@@ -174,11 +200,19 @@ class Lake:
             known = ", ".join(self.tables()) or "none yet"
             raise LakeError(f"{self.path}: there is no table {table!r}; there are: {known}")
         try:
-            return DeltaTable(str(where), version=version)
+            if self._open is None or table not in self._open:
+                found = DeltaTable(str(where), version=version)
+                if self._open is not None:
+                    self._open[table] = found
+                return found
+            found = self._open[table]
+            if (where / _LOG / f"{found.version() + 1:020}.json").exists():
+                found.update_incremental()
         except TableNotFoundError as error:
             raise LakeDamaged(where, f"has no log that reads ({error})") from error
         except (DeltaError, OSError) as error:
             raise LakeDamaged(where / _LOG, f"does not read ({error})") from error
+        return found
 
     def schema(self, table: str) -> pa.Schema:
         """A table's columns.
@@ -196,13 +230,21 @@ class Lake:
             LakeDamaged: a file of it is missing.
         """
         delta = self.delta(table)
-        for file in _files(delta):
+        for file in self.data_files(table):
             files.checked(self.path / table, file)
         return delta.to_pyarrow_dataset()
 
     def data_files(self, table: str) -> list[DataFile]:
         """A table's files; none of one that is not there."""
-        return _files(self.delta(table)) if self.has(table) else []
+        if not self.has(table):
+            return []
+        newest, versions = self._newest, self._versions
+        if newest and versions and newest.delta(table).version() == versions[table]:
+            return newest.data_files(table)  # they are at hand
+        delta, known = self.delta(table), self._listings.get(table)
+        if known is None or known.version != delta.version():
+            known = self._listings[table] = _Listing.of(delta, known)
+        return list(known.files.values())
 
     def paths(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> list[str]:
         """Paths of a table's files.
@@ -217,8 +259,7 @@ class Lake:
         """What each table holds."""
         found = []
         for name in self.tables():
-            delta = self.delta(name)
-            there = _files(delta)
+            there, delta = self.data_files(name), self.delta(name)
             rows, size = sum(one.rows for one in there), sum(one.size_bytes for one in there)
             found.append(Holding(name, rows, len(there), size, delta.version()))
         return found
@@ -260,7 +301,8 @@ class Lake:
             number = -1 if last is None else last.number
         there = [*self.tables(), OPEN_RECORDS]
         versions = {one: self.version_at(one, number) for one in there if self.has(one)}
-        return Lake(self.path, {one: version for one, version in versions.items() if version >= 0})
+        known = {one: version for one, version in versions.items() if version >= 0}
+        return Lake(self.path, known, self)
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """A table as it was filled last before a moment; None: it was not, or is so still."""
@@ -280,7 +322,11 @@ class Lake:
         with writer_lock(self.path):
             # Of a run that was killed: nobody else writes here.
             shutil.rmtree(self.path / _STAGING, ignore_errors=True)
-            yield LakeWriter(self)
+            self._open = {}
+            try:
+                yield LakeWriter(self)
+            finally:
+                self._open = None
 
 
 class LakeWriter:
@@ -435,10 +481,6 @@ class LakeWriter:
 
 def _schema(delta: DeltaTable) -> pa.Schema:
     return pa.schema(delta.schema().to_arrow())
-
-
-def _files(delta: DeltaTable) -> list[DataFile]:
-    return files.listed(pa.table(delta.get_add_actions(flatten=True)).to_pylist())
 
 
 def _commits(delta: DeltaTable) -> Iterator[dict[str, Any]]:
