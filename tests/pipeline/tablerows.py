@@ -10,7 +10,7 @@ import pyarrow as pa
 from taskq_plugins.spark.decode import DETAILS
 from taskq_plugins.spark.decode.schema import as_bytes
 from taskq_plugins.spark.tables.batches import rows_of
-from taskq_plugins.spark.tables.device_lag import SEGMENTS
+from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,8 @@ def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> d
 def tables(**rows: Iterable[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
     """DuckDB with tables of these rows; a column that a row does not name is null."""
     made = rows_of(as_bytes(DETAILS).empty_table(), {})
-    schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema, "segments": SEGMENTS}
+    schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema}
+    schemas |= {"segments": SEGMENTS, "read": READ}
     duck = duckdb.connect(":memory:")
     for name, schema in schemas.items():
         duck.register(name, pa.Table.from_pylist(list(rows.get(name, ())), schema))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from taskq_plugins.spark.tables.device_lag import device_lag
-from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables, tried
+from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables
 
 AS_OF = NOON + HOUR
 
@@ -27,8 +27,11 @@ JOB_ROWS = [
     job(4, state="running"),
     job(5, state="dead"),
     job(6, state="succeeded"),
-    job(1, device="unseen", settled_ns=NOON + SECOND, state="succeeded"),
-    job(2, device="unseen", attempts=[tried("retried", 1, ended_ns=NOON + 4 * SECOND)]),
+    job(2, device="unseen"),
+]
+READ_ROWS = [
+    {"device": name, "log_id": f"log-{name}", "lsn": 9, "ts_ns": NOON + 4 * SECOND}
+    for name in ("unseen", "over", "d1")
 ]
 SEGMENT_ROWS = [
     segment(1, "d1", NOON - HOUR, NOON - HOUR + 9 * SECOND),
@@ -48,7 +51,7 @@ SEGMENT_ROWS = [
 
 @pytest.fixture(scope="module")
 def lag() -> dict[str, dict[str, Any]]:
-    found = device_lag(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS), AS_OF)
+    found = device_lag(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS), AS_OF)
     return {row["log_id"]: row for row in found.to_pylist()}
 
 
@@ -91,6 +94,7 @@ def test_the_skew_is_the_least_that_any_segment_proves(lag: dict[str, dict[str, 
         "log-twice": (pytest.approx(0), "ok"),
         "log-empty": (None, None),
         "log-unseen": (None, None),
+        "log-over": (None, None),
     }
 
 
@@ -103,7 +107,11 @@ def test_of_a_reinstalled_device_the_log_that_arrived_last_is_current(
     assert [lag["log-d1"][name] for name in names] == [1, True]
 
 
-def test_a_log_without_segments_is_known_by_its_jobs(lag: dict[str, dict[str, Any]]) -> None:
+def test_a_log_without_segments_is_known_by_what_was_read_of_it(
+    lag: dict[str, dict[str, Any]],
+) -> None:
     assert lag["log-unseen"]["last_record_at"].isoformat() == "2024-05-01T12:00:04+00:00"
+    assert lag["log-over"]["last_record_at"] == lag["log-unseen"]["last_record_at"]
+    assert lag["log-over"]["waiting"] == 0
     assert lag["log-unseen"]["arrival_lag_seconds"] is None
     assert lag["log-empty"]["last_record_at"] is None

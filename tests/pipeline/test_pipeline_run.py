@@ -14,7 +14,7 @@ from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake import Batch, Lake, LakeWriter, files
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
-from taskq_plugins.spark.run import batch
+from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.inprocess import RunOptions, run_here
 from taskq_plugins.spark.run.tablenames import DERIVED
@@ -22,7 +22,7 @@ from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -319,3 +319,38 @@ def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
     assert lake.dataset("attempts").count_rows() == 0
     assert {"number", "outcome"} <= set(lake.schema("attempts").names)
+
+
+def test_failures_and_duplicates_are_computed_again_only_where_something_tells_of_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+
+    def counted(name: str) -> Callable[..., pa.Table]:
+        real = getattr(derived, name)
+
+        def compute(*given: object) -> pa.Table:
+            computed.append(name)
+            return real(*given)
+
+        return compute
+
+    names = ["failures", "duplicates"]
+    for name in names:
+        monkeypatch.setattr(derived, name, counted(name))
+    root = tmp_path / "hub"
+    lake = Lake.open(tmp_path / "lake", create=True)
+    read: dict[str, int] = {}
+    asyncio.run(filled(root / "edge-1", 5))
+    for number, (live_on, wanted) in enumerate(
+        [(unused, names), (unused, []), (worked, ["failures"]), (unused, [])]
+    ):
+        asyncio.run(live_on(root / "edge-1", 2))
+        rows = rows_of(root, read)
+        read = last_lsns(rows)
+        assert fold_rows(lake, rows, number)
+        computed.clear()
+        assert refresh(lake, names, root) == names, "they stand at the batch"
+        assert computed == wanted, number
+    (row,) = lake.dataset("failures").to_table().to_pylist()
+    assert row["failed_attempts"] == 1

@@ -1,8 +1,9 @@
 """Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
 
 Rollups are computed again only for the days that something happened on since they were last
-computed; the files that tell of no such day are not read. The others are small and made of all
-jobs, from the columns that they need.
+computed; the files that tell of no such day are not read. Failures and duplicates are made of all
+jobs, where a file that changed since tells of any; how far devices are, of the jobs that are not
+over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -22,13 +24,14 @@ from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake import OVER, Change
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import DATE, PART_COLUMN, write_rows
+from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
 from taskq_plugins.spark.tables.breaks import breaks
-from taskq_plugins.spark.tables.device_lag import SEGMENTS, device_lag
+from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.rollups import rollup_hour
+from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +47,14 @@ _DAYS_MAX: Final = 400
 _DAY_HOURS: Final = 24
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NS: Final = 86_400 * 1_000_000_000
+#: Which rows of jobs and attempts some tables are made of.
+_TELLING: Final = {
+    "failures": {
+        JOBS: "state = 'dead'",
+        ATTEMPTS: f"outcome IN ({', '.join(map(repr, FAILED_OUTCOMES))})",
+    },
+    "duplicates": {JOBS: "key IS NOT NULL AND first_started_ns IS NOT NULL"},
+}
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 #: What two branches of a log share happened once: it is told of the newer one.
@@ -85,8 +96,12 @@ def refresh_tables(
     behind = stale(lake, names)
     for name in behind:
         on_table(name)
-        days = _touched(lake, name) if name == ROLLUP else None
-        with _opened(writer, days) as duck:
+        changed = _changed(lake, name)
+        if name in _TELLING and changed is not None and not _tells_any(lake, name, changed):
+            writer.commit(name, Change(schema=lake.schema(name)), batch)
+            continue
+        days = _days_of(changed) if name == ROLLUP else None
+        with _opened(writer, name, days) as duck:
             rows = _computed(lake, name, duck, days, journals)
         directory = writer.new_directory(name)
         if name == ROLLUP and since:
@@ -103,14 +118,22 @@ def refresh_tables(
 
 
 @contextmanager
-def _opened(writer: LakeWriter, days: frozenset[int] | None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Jobs and attempts in DuckDB: the files that tell of these days, all if None."""
+def _opened(
+    writer: LakeWriter, name: str, days: frozenset[int] | None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Jobs and attempts in DuckDB, as far as a table needs them: of these days, all if None."""
     lake = writer.lake
+
+    def is_wanted(table: str, file: DataFile) -> bool:
+        if name == "device_lag":
+            return table == JOBS and file.part != OVER
+        return _tells(table, file, days)
+
     with duckdb.connect(":memory:") as duck:
         spill = writer.new_directory("spill")
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
         for table in (JOBS, ATTEMPTS):
-            paths = lake.paths(table, lambda file, table=table: _tells(table, file, days))  # type: ignore[misc]
+            paths = lake.paths(table, partial(is_wanted, table))
             if paths:
                 # DuckDB's own reader takes a third of the time of Arrow's.
                 duck.read_parquet(paths, hive_partitioning=False).create_view(f"all_{table}")
@@ -137,6 +160,8 @@ def _computed(
         return breaks(_broken(lake), _logs(journals))
     if name == "device_lag":
         duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
+        read = [one._asdict() for one in positions(lake).values()]
+        duck.register("read", pa.Table.from_pylist(read, READ))
         return device_lag(duck, time.time_ns())
     hours = None
     if days is not None:
@@ -178,25 +203,43 @@ def _tells(table: str, file: DataFile, days: frozenset[int] | None) -> bool:
     )
 
 
-def _touched(lake: Lake, name: str) -> frozenset[int] | None:
-    """The days whose rows may have changed since the table was computed; None: all of them."""
+def _changed(lake: Lake, name: str) -> list[tuple[str, DataFile]] | None:
+    """The files, by table, that came or went since a table was computed; None: not known."""
     computed = lake.batch(name)
     if computed is None:
         return None
+    found: list[tuple[str, DataFile]] = []
     try:
         then = lake.pinned(computed.number)
-        days: set[int] = set()
         for table in (JOBS, ATTEMPTS):
-            files = {file.path: file for file in (*lake.data_files(table), *then.data_files(table))}
-            now, before = ({file.path for file in one.data_files(table)} for one in (lake, then))
-            for path in now ^ before:
-                for first, last in _spans(table, files[path]):
-                    days.update(range(first, min(last, first + _DAYS_MAX) + 1))
-                if len(days) > _DAYS_MAX:
-                    return None
+            now, before = ({one.path: one for one in at.data_files(table)} for at in (lake, then))
+            found += [(table, (now | before)[path]) for path in now.keys() ^ before.keys()]
     except LakeError:  # its log tells no more of so long ago
         return None
-    return frozenset(days)
+    return found
+
+
+def _days_of(changed: list[tuple[str, DataFile]] | None) -> frozenset[int] | None:
+    """The days whose rows may have changed; None: all of them."""
+    days: set[int] = set()
+    for table, file in changed or ():
+        for first, last in _spans(table, file):
+            days.update(range(first, min(last, first + _DAYS_MAX) + 1))
+        if len(days) > _DAYS_MAX:
+            return None
+    return None if changed is None else frozenset(days)
+
+
+def _tells_any(lake: Lake, name: str, changed: list[tuple[str, DataFile]]) -> bool:
+    """Whether any row of the files that changed is one that a table is made of."""
+    with duckdb.connect(":memory:") as duck:
+        for table, where in _TELLING[name].items():
+            paths = [lake.path / table / file.path for of, file in changed if of == table]
+            if not all(path.exists() for path in paths):
+                return True  # those that went are removed after an hour
+            if paths and duck.read_parquet([*map(str, paths)]).filter(where).limit(1).fetchall():
+                return True
+    return False
 
 
 def _spans(table: str, file: DataFile) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ column                  type    meaning
 device, log_id          string
 logs_of_device          long    logs under this device's name; of a reinstalled one 2 or more
 is_current              bool    whether it is the one of these that arrived last
-last_record_at          time    newest record: of the segments, or else of the jobs; null: none read
+last_record_at          time    newest record: of the segments, or else that was read; null: none
 last_arrival_at         time    when a segment of it was last written on the hub; null: no segment
 record_lag_seconds      double  from the newest record to ``as_of``; negative: it is in the future
 arrival_lag_seconds     double  from the last arrival to ``as_of``
@@ -65,6 +65,8 @@ SEGMENTS: Final = pa.schema(
         ("is_missing", pa.bool_()),
     ]
 )
+#: How far each log was read: its last record.
+READ: Final = pa.schema([("device", _TEXT), ("log_id", _TEXT), ("lsn", _LONG), ("ts_ns", _LONG)])
 _QUERY: Final = f"""
     WITH of_segments AS (
         SELECT device, log_id,
@@ -78,8 +80,6 @@ _QUERY: Final = f"""
         FROM segments GROUP BY device, log_id
     ), of_jobs AS (
         SELECT device, log_id,
-            max(greatest(enqueued_ns, settled_ns, list_max(list_transform(
-                attempts, lambda one: greatest(one.started_ns, one.ended_ns))))) AS job_record_ns,
             count(*) FILTER (state = 'ready') AS waiting,
             count(*) FILTER (state = 'scheduled') AS scheduled,
             count(*) FILTER (state = 'running') AS running,
@@ -87,8 +87,9 @@ _QUERY: Final = f"""
             min(enqueued_ns) FILTER (state = 'ready') AS oldest_ns
         FROM jobs GROUP BY device, log_id
     ), logs AS (
-        SELECT *, coalesce(segment_record_ns, job_record_ns) AS last_record_ns
+        SELECT *, coalesce(segment_record_ns, ts_ns) AS last_record_ns
         FROM of_segments FULL JOIN of_jobs USING (device, log_id)
+            FULL JOIN read USING (device, log_id)
     )
     SELECT device, log_id,
         count(*) OVER (PARTITION BY device) AS logs_of_device,
@@ -120,8 +121,8 @@ def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
     """One row per task log of the fleet (columns: see the module's docstring).
 
     Args:
-        duck: with the tables ``jobs`` and ``segments`` (as ``SEGMENTS``: the segment files on the
-            hub, and the gaps between them).
+        duck: with the tables ``jobs`` (those that are not over), ``read`` (as ``READ``) and
+            ``segments`` (as ``SEGMENTS``: the segment files on the hub, and the gaps between them).
         as_of_ns: the hub's time when it was looked at, in nanoseconds.
     """
     found = duck.sql(_QUERY, params={"now": as_of_ns}).to_arrow_table()
