@@ -51,6 +51,11 @@ class _Later:
         return getattr(owner if instance is None else instance, self._name)
 
 
+def _all_of(made: type) -> Mapping[str, Any]:
+    # A copy: when nobody holds the class any more, the next collection of garbage empties its own.
+    return dict(vars(made))
+
+
 if not TYPE_CHECKING:  # to whom they are the ones that they make up for
 
     def dataclass(
@@ -71,7 +76,7 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
                 # From a copy of its own: two threads may be the first at the same time.
                 one, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
                 if name != "__init__":
-                    return vars(dataclasses.dataclass(slots=True, eq=eq, **given)(one))
+                    return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(one))
                 # Most classes are never used otherwise, and this is half of the work.
                 made = dataclasses.dataclass(eq=False, repr=False, **given)(one)
                 return {name: vars(made)[name]}
@@ -95,7 +100,7 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
 
             def write(asked: str) -> Mapping[str, Any]:
                 del asked  # what there is comes together
-                return vars(types.new_class(name, (typing.NamedTuple,), None, fill))
+                return _all_of(types.new_class(name, (typing.NamedTuple,), None, fill))
 
             def fill(made: dict[str, Any]) -> None:
                 made.update(bare)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 import subprocess
@@ -233,3 +234,22 @@ def test_views_are_loaded_without_a_method_of_theirs_being_written() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["0", "1"], done.stderr
+
+
+def test_what_a_class_is_written_from_is_whole_when_garbage_is_collected_meanwhile() -> None:
+    """What it is copied from is garbage once nobody holds it, and is emptied then."""
+
+    class Pair(values.NamedTuple):
+        left: int
+        right: str = ""
+
+    later = vars(Pair)["__new__"]
+    write = later._write
+
+    def write_and_collect(name: str) -> Any:
+        written = write(name)
+        gc.collect()
+        return written
+
+    later._write = write_and_collect
+    assert Pair(1)._asdict() == {"left": 1, "right": ""}
