@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.reading.record import Record
     from taskq.reading.stream import Stream
+    from taskq.shards.layout import Shards
     from taskq_workers import Worker
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "QueuePolicy",
     "Record",
     "Retry",
+    "Shards",
     "Snooze",
     "SoftTimeout",
     "State",
@@ -106,6 +108,7 @@ _HOMES = {
     "QueuePolicy": "taskq.log.config",
     "Record": "taskq.reading.record",
     "Retry": "taskq.core.retry",
+    "Shards": "taskq.shards.layout",
     "Snooze": "taskq.core.retry",
     "SoftTimeout": "taskq.app.context",
     "State": "taskq.core.model",

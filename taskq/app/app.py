@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.requests import Duplicate
     from taskq.log.store.store import Store
+    from taskq.shards.layout import Shards
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +75,7 @@ class TaskQ(LogHolder):
         include: full names of the modules that hold the app's tasks. Whoever runs its jobs imports
             them, when the app's own module is whole: they may import it.
         settings: used instead of the environment and the files.
+        shards: several logs in place of one, below their root if ``data_dir`` is None.
         options: see ``LogOptions``.
 
     Raises:
@@ -86,8 +88,11 @@ class TaskQ(LogHolder):
         *,
         include: Iterable[str] = (),
         settings: Settings | None = None,
+        shards: Shards | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
+        if shards is not None and data_dir is None:
+            data_dir = os.fspath(shards.root)
         unknown = options.keys() - LogOptions.__annotations__.keys()
         if unknown:
             raise unknown_option(min(unknown))
@@ -115,6 +120,10 @@ class TaskQ(LogHolder):
         #: of an app over another log: the app itself
         self._origin: TaskQ | None = None
         self._router: Router | None = None
+        if shards is not None:
+            from taskq.app.logs import ByKey  # noqa: PLC0415 - few apps have several logs
+
+            self._router = ByKey(self, shards)
 
     @classmethod
     def user_data(cls, app: str, **arguments: Any) -> Self:
@@ -195,11 +204,7 @@ class TaskQ(LogHolder):
     ) -> TaskDecorator:
         """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
 
-        ::
-
-            @app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")
-            @app.task(queue="reports")
-            async def report() -> None: ...
+        ``@app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")``
 
         Each tick is written once, however many workers run with it. Workers tick all schedules of
         their app, whatever queues they serve; one that is to end by itself (burst) ticks none.
@@ -295,12 +300,7 @@ class TaskQ(LogHolder):
     def lifespan(self, function: OneAround) -> OneAround:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
 
-        ::
-
-            @app.lifespan
-            async def database(app: TaskQ) -> AsyncIterator[Database]:
-                async with Database.connect() as database:
-                    yield database
+        ``async def database(app: TaskQ) -> AsyncIterator[Database]`` yields once, what is open.
 
         It is entered before the worker's first claim, and left after its last job. Each worker and
         each child process of ``runs_in="process"`` enters it for itself. What it yields is found by
@@ -364,14 +364,18 @@ class TaskQ(LogHolder):
         answer = connection.send_sync(*item)
         return make_handle(self, call.task, connection.tag, answer)
 
-    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+    async def enqueue_many(
+        self, calls: Iterable[Call[R]], *, atomic: bool = True
+    ) -> list[JobHandle[R]]:
         """Put all calls into the log, or none: they are one transaction.
+
+        With ``atomic=False`` they are one for each shard that they belong to.
 
         Raises:
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
             LogError: the log could not be opened or written.
         """
-        return await self._send(checked_calls(calls))
+        return await self._send(checked_calls(calls), atomic=atomic)
 
     enqueue_many_sync = blocking(enqueue_many)
 
@@ -397,12 +401,7 @@ class TaskQ(LogHolder):
     def transaction(self) -> AppTransaction:
         """Calls enqueued and jobs cancelled together, or not at all.
 
-        ::
-
-            async with app.transaction() as tx:
-                job = tx.enqueue(send.call("a@b.c"))
-                tx.cancel(reminder)
-            print(job.id)
+        ``async with app.transaction() as tx: job = tx.enqueue(send.call("a@b.c"))``
         """
         from taskq.app.transaction import AppTransaction  # noqa: PLC0415 - few programs need it
 
@@ -447,7 +446,7 @@ class TaskQ(LogHolder):
 
         plan = plan_of(flow)
         jobs = await self._send(list(plan.calls)) if plan.calls else []
-        return FlowHandle(self, tuple(jobs), plan.ends, plan.shape)
+        return FlowHandle(jobs[0]._app if jobs else self, tuple(jobs), plan.ends, plan.shape)
 
     enqueue_flow_sync = blocking(enqueue_flow)
 
@@ -460,7 +459,7 @@ class TaskQ(LogHolder):
         """
         from taskq.flows.handle import find_flow  # noqa: PLC0415 - few programs have flows
 
-        return await find_flow(self, flow_id)
+        return await find_flow(self._of(flow_id), flow_id)
 
     flow_sync = blocking(flow)
 
@@ -477,14 +476,20 @@ class TaskQ(LogHolder):
         return self._handle(job, None)
 
     def _handle(self, job: JobId, task: Task[..., R] | None) -> JobHandle[R]:
-        tag, lsn = split_job_id(job)
-        if self._router is not None and (there := self._router.of(tag)) is not self:
+        if (there := self._of(job)) is not self:
             return there._handle(job, task)
+        tag, lsn = split_job_id(job)
         connection = self._connection
         if not tag:
             connection.store()
         connection.check_tag(tag, lsn)
         return JobHandle(self, task, tag or connection.tag, lsn)
+
+    def _of(self, job: JobId) -> TaskQ:
+        return self if self._router is None else self._router.of(split_job_id(job)[0])
+
+    def _connections(self) -> list[Connection]:
+        return [self._connection] if self._router is None else self._router.connections()
 
     def logs(self) -> list[TaskQ]:
         """The app over each of its logs: itself, unless it has shards."""
@@ -500,16 +505,18 @@ class TaskQ(LogHolder):
         Raises:
             LogError: the directory cannot be used.
         """
-        self._connection.reopen()
-        await self._connection.opened()
+        for one in self.logs():
+            one._connection.reopen()
+            await one._connection.opened()
         await off_loop(load_checks, [task.signature for task in self._tasks.values()])
         return self
 
     def open_sync(self) -> Self:
         """Do as ``open``, blocking this thread."""
         refuse_in_loop("open_sync()", "await open()")
-        self._connection.reopen()
-        self._connection.store()
+        for one in self.logs():
+            one._connection.reopen()
+            one._connection.store()
         return self
 
     async def __aenter__(self) -> Self:
@@ -524,10 +531,7 @@ class TaskQ(LogHolder):
     ) -> AppWorker:
         """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
 
-        Args:
-            concurrency: jobs that run at the same time.
-            queues: which queues it reads, or their weights; None for all.
-            options: see ``WorkerOptions``.
+        What it takes is told by ``taskq.Worker``.
 
         Raises:
             UsageError: the worker package is not installed, or an option is wrong.
@@ -539,13 +543,11 @@ class TaskQ(LogHolder):
     def run_worker(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
     ) -> None:
-        """Run a worker and block until it has stopped: for programs without an event loop.
+        """Run a ``worker`` and block until it has stopped: for programs without an event loop.
 
         In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first one
         drains, a second cancels what runs, a third ends the process. In another thread it runs
         until it stops by itself (``burst=True``); ``worker_thread`` is for the others.
-
-        The arguments are those of ``worker``.
 
         Raises:
             UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
@@ -557,12 +559,10 @@ class TaskQ(LogHolder):
     def worker_thread(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
     ) -> AbstractContextManager[Any]:
-        """A worker on a thread of its own: ``with app.worker_thread(): ...``.
+        """A ``worker`` on a thread of its own: ``with app.worker_thread(): ...``.
 
         It claims once the block is entered, and has drained once the block is left. It takes no
         signals. What made it stop early is raised when the block is left.
-
-        The arguments are those of ``worker``.
 
         Raises:
             UsageError: as ``worker``.

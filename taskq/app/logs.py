@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from taskq.app.context import _current
 from taskq.connection import tracing
 from taskq.connection.connection import Connection
+from taskq.core.errors import UsageError, WrongLog
+from taskq.shards.layout import shard_with
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
+    from taskq.app.schedules import Planned, Schedule
     from taskq.calls.call import Call
     from taskq.connection.handle import JobHandle
+    from taskq.connection.packing import Item, Loose, Packer
+    from taskq.log.config import LogConfig
+    from taskq.shards.layout import Shards
 
 R = TypeVar("R")
 
@@ -23,6 +30,10 @@ class Router(Protocol):
 
     def logs(self) -> list[TaskQ]:
         """The app over each of its own logs."""
+        ...
+
+    def connections(self) -> list[Connection]:
+        """Of those of them that may be open."""
         ...
 
     def here(self) -> TaskQ:
@@ -58,6 +69,7 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     app._task_listeners.listen(follow)
     if app._router is None:
         app._router = ByJob(app)
+    app._connection.is_routed = True
     tracing.take_the_long_way()
     return view
 
@@ -83,6 +95,10 @@ class ByJob:
         """See ``Router``."""
         return own_log(self._app) or self._app
 
+    def connections(self) -> list[Connection]:
+        """See ``Router``."""
+        return [self._app._connection]
+
     def of(self, tag: str) -> TaskQ:
         """See ``Router``; an id of another log is refused there."""
         here = self.here()
@@ -92,3 +108,169 @@ class ByJob:
         """See ``Router``."""
         del atomic  # they are one transaction in any case
         return await self.here()._send_here(calls)
+
+
+class ByKey:
+    """What is decided together lies together; see ``taskq.shards.layout``.
+
+    Calls that no key or limit binds go to the log of the job that makes them, else all of a process
+    into one: an fsync of it serves all who wait.
+    """
+
+    def __init__(self, app: TaskQ, shards: Shards) -> None:
+        self._app = app
+        self._shards = shards
+        self._lock = threading.Lock()
+        self._made: list[TaskQ] = []
+        self._made_for: tuple[str, LogConfig] | None = None
+        app._connection.refusal = (
+            f"this app has {shards.count} logs, and this is asked of one: ask each of app.logs(), "
+            f"or of a job by app.job(id)"
+        )
+        app._connection.is_routed = True
+        tracing.take_the_long_way()
+
+    def logs(self) -> list[TaskQ]:
+        """See ``Router``.
+
+        Raises:
+            UsageError: the directory has other shards.
+        """
+        connection = self._app._connection
+        wanted = connection.path, connection.config
+        with self._lock:
+            if self._made_for != wanted:
+                paths = self._shards.settle_in(connection.path)
+                self._made = [self._view(index, path) for index, path in enumerate(paths)]
+                self._made_for = wanted
+            return self._made
+
+    def _view(self, index: int, path: str) -> TaskQ:
+        view = over(self._app, path)
+        connection = view._connection
+        connection.packer = cast("Packer", _OwnCalls(connection.packer, self._shards, index))
+        view._planned = cast("Planned", _OwnSchedules(self._app._planned, self._shards, index))
+        return view
+
+    def connections(self) -> list[Connection]:
+        """See ``Router``."""
+        return [one._connection for one in self._made]
+
+    def here(self) -> TaskQ:
+        """See ``Router``.
+
+        Raises:
+            UsageError: no job runs here, whose log it would be.
+        """
+        own = own_log(self._app)
+        if own is None:
+            raise UsageError(f"a transaction is of one log: {self._app._connection.refusal}")
+        return own
+
+    def of(self, tag: str) -> TaskQ:
+        """See ``Router``.
+
+        Raises:
+            UsageError: a number alone says nothing of the shard.
+            WrongLog: it is of no shard.
+        """
+        if not tag:
+            raise UsageError("give a job's whole id: its number alone does not tell its shard")
+        logs = self.logs()
+        index = shard_with([one._connection.path for one in logs], tag)
+        if index is None:
+            raise WrongLog(f"{self._app._connection.path} has no shard whose jobs begin with {tag}")
+        return logs[index]
+
+    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
+        """See ``Router``.
+
+        Raises:
+            UsageError: they belong to several shards, and are to be all or none.
+        """
+        logs, homes = self.logs(), [self._shards.index_of(call) for call in calls]
+        if len(calls) == 1:
+            index = self._free(logs) if homes[0] is None else homes[0]
+            return [await logs[index].enqueue(calls[0])]
+        bound = sorted({home for home in homes if home is not None})
+        if len(bound) > 1 and (atomic or any(map(_is_of_flow, calls))):
+            tasks = [
+                next(call.name for call, home in zip(calls, homes, strict=True) if home == one)
+                for one in bound[:2]
+            ]
+            raise UsageError(
+                f"calls that are enqueued together belong to {len(bound)} shards, by keys and "
+                f"limits such as those of {' and '.join(tasks)}: no transaction spans two. Write "
+                f"enqueue_many(..., atomic=False); a flow must do with one"
+            )
+        free = bound[0] if len(bound) == 1 else self._free(logs)
+        apart: dict[int, list[int]] = {}
+        for number, home in enumerate(homes):
+            apart.setdefault(free if home is None else home, []).append(number)
+        jobs: dict[int, JobHandle[R]] = {}
+        for index, numbers in apart.items():
+            sent = await logs[index]._send_here([calls[number] for number in numbers])
+            jobs.update(zip(numbers, sent, strict=True))
+        return [jobs[number] for number in range(len(calls))]
+
+    def _free(self, logs: list[TaskQ]) -> int:
+        """Where a call goes that nothing binds."""
+        own = own_log(self._app)
+        return logs.index(own) if own in logs else os.getpid() % len(logs)
+
+
+class _OwnCalls:
+    """The packer of one shard: it refuses calls that belong to another."""
+
+    def __init__(self, packer: Packer, shards: Shards, index: int) -> None:
+        self._packer = packer
+        self._shards = shards
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packer, name)
+
+    def plain_item(self, call: Call[Any]) -> Item | None:
+        self._check(call)
+        return self._packer.plain_item(call)
+
+    def plain_items(self, calls: list[Call[Any]]) -> list[Item] | None:
+        for call in calls:
+            self._check(call)
+        return self._packer.plain_items(calls)
+
+    def loose(self, call: Call[Any]) -> Loose:
+        self._check(call)
+        return self._packer.loose(call)
+
+    def _check(self, call: Call[Any]) -> None:
+        home = self._shards.index_of(call)
+        if home not in {None, self._index}:
+            raise UsageError(
+                f"{call.name}: by its key or its limit this call belongs to shard {home}, and not "
+                f"to shard {self._index}: enqueue it with await {call.name.rpartition('.')[2]}."
+                f"enqueue(...), outside of transactions of other jobs"
+            )
+
+
+class _OwnSchedules:
+    """The schedules of one shard: those whose calls belong to it, else by their names."""
+
+    def __init__(self, planned: Planned, shards: Shards, index: int) -> None:
+        self._shards = shards
+        self._index = index
+        self._planned = planned
+        self.listeners = planned.listeners
+
+    @property
+    def all(self) -> dict[str, Schedule]:
+        planned = self._planned.all.items()
+        return {name: one for name, one in planned if self._home(one) == self._index}
+
+    def _home(self, schedule: Schedule) -> int:
+        home = self._shards.index_of(schedule.call)
+        return self._shards.index_by(schedule.name.encode(), b"") if home is None else home
+
+
+def _is_of_flow(call: Call[Any]) -> bool:
+    return call.extras is not None and call.extras.flow is not None

@@ -47,12 +47,17 @@ class LogHolder:
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice, and before any use."""
-        await self._connection.aclose()
+        for one in self._connections():
+            await one.aclose()
 
     def close_sync(self) -> None:
         """Do as ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
-        self._connection.close()
+        for one in self._connections():
+            one.close()
+
+    def _connections(self) -> list[Connection]:
+        return [self._connection]
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()

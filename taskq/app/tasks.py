@@ -195,25 +195,31 @@ class Enqueuer(Generic[P, R]):
         answer = self._connection.send_sync(*item)
         return make_handle(self._task.app, self._task, self._connection.tag, answer)
 
-    async def enqueue_many(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+    async def enqueue_many(
+        self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
+    ) -> list[JobHandle[R]]:
         """Put one job for each tuple of arguments into the log: all of them or none.
+
+        With ``atomic=False`` that holds for each shard of the app.
 
         Raises:
             InvalidCall: one of them does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
         """
         if self._connection.is_traced():
-            return await self._task.app.enqueue_many(self._calls(calls))
+            return await self._task.app.enqueue_many(self._calls(calls), atomic=atomic)
         items = self._items(calls)
         if self._packing is not None:
             items = await self._connection.pack_many(self._loose(items))
         return self._handles(await self._connection.send_many(items))
 
-    def enqueue_many_sync(self, calls: Iterable[tuple[Any, ...]]) -> list[JobHandle[R]]:
+    def enqueue_many_sync(
+        self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
+    ) -> list[JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
         refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
         if self._connection.is_traced():
-            return self._task.app.enqueue_many_sync(self._calls(calls))
+            return self._task.app.enqueue_many_sync(self._calls(calls), atomic=atomic)
         items = self._items(calls)
         if self._packing is not None:
             items = self._connection.pack_many_sync(self._loose(items))

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 #: Where pytest runs it is loaded, and says so if a test opens a log of production.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
 
+#: A directory that holds this has logs below it, and is none; see ``taskq.shards``.
+SHARDS_FILE: Final = "shards.json"
+
 install()
 
 
@@ -59,6 +62,8 @@ class Connection:
         config: what the store is opened with.
         current: the store, None before the first use; ``usable`` tells whether it still serves.
         packer: packs what goes into the log, and unpacks what comes out.
+        is_routed: calls of its app may go to other logs.
+        refusal: why the directory is no log to open; "" if it is one.
     """
 
     def __init__(self, path: str, config: LogConfig) -> None:
@@ -67,6 +72,8 @@ class Connection:
         self.config = config
         self.current: Store | None = None
         self.packer = Packer(self.path, config)
+        self.refusal = ""
+        self.is_routed = False
         self._closed = False
         self._tag = ""
         self._lock = threading.Lock()
@@ -79,10 +86,10 @@ class Connection:
         return self._tag
 
     def is_traced(self) -> bool:
-        """Whether enqueues are traced or measured."""
+        """Whether enqueues are traced or measured, or may go to another log."""
         if self.current is None:
             tracing.look()
-        return tracing.is_on
+        return tracing.is_traced or self.is_routed
 
     def move(self, path: str) -> None:
         """Use another directory.
@@ -238,12 +245,18 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
+        if self.refusal:
+            raise UsageError(self.refusal)
         if self._closed:
             raise LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
         if not is_told:
             self._tell_tests()
+        if os.path.exists(f"{self.path}/{SHARDS_FILE}"):  # noqa: PTH110 - as above
+            raise UsageError(
+                f"{self.path} has shards: open them with TaskQ(shards=Shards(...)), or one of them"
+            )
         tracing.look()
         from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 

@@ -27,8 +27,9 @@ tracer: Tracer | None = None
 #: What makes instruments; None: nothing is measured.
 meter: Meter | None = None
 #: Whether there is either, or an app with several logs: the hot path looks at this, and at nothing
-#: else. All three are set by ``look``, ``choose`` and ``choose_meter``.
+#: else. All are set by ``look``, ``choose`` and ``choose_meter``.
 is_on = False
+is_traced = False
 _is_routed = False
 _is_chosen = _is_meter_chosen = False
 
@@ -91,15 +92,17 @@ def _real(provider: Any) -> Any:
 
 
 def _set(provider: TracerProvider | None) -> None:
-    global tracer, is_on  # noqa: PLW0603 - as above
+    global tracer, is_traced, is_on  # noqa: PLW0603 - as above
     tracer = None if provider is None else provider.get_tracer(SYSTEM, _version())
-    is_on = tracer is not None or meter is not None or _is_routed
+    is_traced = tracer is not None or meter is not None
+    is_on = is_traced or _is_routed
 
 
 def _set_meter(provider: MeterProvider | None) -> None:
-    global meter, is_on  # noqa: PLW0603 - as above
+    global meter, is_traced, is_on  # noqa: PLW0603 - as above
     meter = None if provider is None else provider.get_meter(SYSTEM, _version())
-    is_on = tracer is not None or meter is not None or _is_routed
+    is_traced = tracer is not None or meter is not None
+    is_on = is_traced or _is_routed
 
 
 def _version() -> str:

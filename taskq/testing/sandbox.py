@@ -63,11 +63,14 @@ class Sandbox:
         self.app = app
         self.clock = clock or FakeClock()
         self._before = app._connection.config, app.data_dir
+        #: a log of an app that has several: one will do
+        self._router, self._refusal = app._router, app._connection.refusal
         self._directory = ""
         self._scheduler: Any = None
 
     def __enter__(self) -> Self:
         connection = self.app._connection
+        self.app._router, connection.refusal = None, ""
         use_clock(self.app, self.clock)
         memory = _MEMORY if _MEMORY.is_dir() else None
         self._directory = tempfile.mkdtemp(prefix=PREFIX, dir=memory)
@@ -97,6 +100,7 @@ class Sandbox:
 
     def _go_back(self) -> None:
         connection = self.app._connection
+        self.app._router, connection.refusal = self._router, self._refusal
         connection.config, self.app.data_dir = self._before
         connection.packer = Packer(connection.path, connection.config)
         connection.reopen()

@@ -95,6 +95,8 @@ def parts_of(
     """
     if logs is None:
         return [LogPart(one, ticks=ticks, syncs=syncs) for one in app.logs()]
+    if len(app.logs()) > 1:
+        raise UsageError("the app has shards, and its workers work all of them: leave logs out")
     weights = logs if isinstance(logs, Mapping) else None
     paths = [os.fspath(one) for one in logs]
     if isinstance(logs, str) or not paths or len(paths) > LOGS_MAX:

@@ -20,6 +20,7 @@ from taskq.cli.many import (
     yes_option,
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
+from taskq.cli.shards import over_shards
 from taskq.core import views as documents
 from taskq.core.errors import command
 from taskq.core.model import State
@@ -88,6 +89,7 @@ def _many_options(command: F) -> F:
     show_default=True,
     help="At most so many.",
 )
+@over_shards
 def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) -> None:
     """List dead letters with their reasons, the latest death first."""
     from taskq.reading.dead import dead_filter  # noqa: PLC0415 - help must not import the log
@@ -119,6 +121,7 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 @click.argument("job_id")
 @data_dir_option
 @json_option
+@over_shards
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log

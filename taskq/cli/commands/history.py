@@ -9,6 +9,7 @@ import click
 from taskq.cli import render
 from taskq.cli.commands.jobs import no_such_job
 from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.shards import over_shards
 from taskq.core import views as documents
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _MILLISECONDS: Final = 23
 @click.argument("job_id")
 @data_dir_option
 @json_option
+@over_shards
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Tell the one reason why a job is not running."""
     with open_reader(data_dir) as reader:
@@ -42,6 +44,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 @click.argument("job_id")
 @data_dir_option
 @json_option
+@over_shards
 def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything that happened to one job, in order."""
     with open_reader(data_dir) as reader:

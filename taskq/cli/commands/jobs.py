@@ -19,6 +19,7 @@ from taskq.cli.options import (
     open_reader,
 )
 from taskq.cli.render import flow_facts, flow_json
+from taskq.cli.shards import over_shards
 from taskq.core import views as documents
 from taskq.core.errors import WORKER, command
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
@@ -58,6 +59,7 @@ _REASON_COLUMNS: Final = 100
     help="At most so many.",
 )
 @at_option
+@over_shards
 def ls(
     data_dir: Path | None,
     as_json: bool,
@@ -113,6 +115,7 @@ def _note(job: JobView, now_ns: int) -> str:
 @data_dir_option
 @json_option
 @at_option
+@over_shards
 def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
     from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
@@ -215,6 +218,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
 @log_argument
 @json_option
 @at_option
+@over_shards
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Count the jobs of each queue by state, and tell how long the oldest ready one waits."""
     with open_reader(data_dir, moment(at_text)) as reader:
@@ -268,6 +272,7 @@ def _plural(count: int, noun: str) -> str:
 @click.command()
 @log_argument
 @json_option
+@over_shards
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
     with open_reader(data_dir) as reader:
@@ -308,6 +313,7 @@ def served(owner: OwnerView) -> str:
 @click.command()
 @log_argument
 @json_option
+@over_shards
 @click.pass_context
 def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """Read the whole log and report damage; exit code 1 when there is some."""
@@ -410,6 +416,7 @@ _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
     help="At most so many.",
 )
 @at_option
+@over_shards
 def peek(
     data_dir: Path | None, as_json: bool, queue: str | None, limit: int, at_text: str | None
 ) -> None:

@@ -12,6 +12,7 @@ from taskq.cli.commands.jobs import damage_json, print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
+from taskq.cli.shards import over_shards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,6 +181,7 @@ def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json:
     is_flag=True,
     help="Only what a restart would mend: a worker that starts or drains is well.",
 )
+@over_shards
 def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.exceptions import Exit
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook, JobFinished
     from taskq_workers.runs.joblogs import Logging
+
+#: Directories that the banner names.
+_TOLD_MAX: Final = 3
 
 
 def run_one(
@@ -256,7 +259,7 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
-        directory=", ".join(one.directories),
+        directory=_told(one),
         is_empty=not stats.queues,
         durability=store.config.durability.value,
         recovered=store.taken_back,
@@ -267,6 +270,11 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
         executor=one.executor,
         settings_files=_settings_files(),
     )
+
+
+def _told(one: Worker) -> str:
+    count = len(one.directories)
+    return ", ".join(one.directories) if count <= _TOLD_MAX else f"{one.app.data_dir}, {count} logs"
 
 
 def _settings_files() -> tuple[str, ...]:

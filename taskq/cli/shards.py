@@ -1,0 +1,67 @@
+"""Read commands on a root of shards: on each of them in turn, or on the one that has the job."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.exceptions import Exit
+
+from taskq.cli import render
+from taskq.cli.errors import Failure
+from taskq.cli.options import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a command take a root of shards for its directory, too."""
+
+    @functools.wraps(command)
+    def run(*args: Any, data_dir: Path | None, **rest: Any) -> Any:
+        root = resolve(data_dir)
+        if not (root / "shards.json").is_file():
+            return command(*args, data_dir=root, **rest)
+        from taskq.shards.layout import read_layout, shard_with  # noqa: PLC0415 - few have shards
+
+        layout = read_layout(root)
+        assert layout is not None
+        paths = [root / name for name in layout.names()]
+        if "job_id" in rest:
+            tag = rest["job_id"].rpartition("-")[0]
+            index = shard_with(list(map(str, paths)), tag) if tag else None
+            if index is None:
+                raise Failure(f"no shard of {root} has job {rest['job_id']}: give its whole id")
+            return command(*args, data_dir=paths[index], **rest)
+        begun = [path for path in paths if (path / "taskq.json").is_file()]
+        return _each(begun, functools.partial(command, *args, **rest), as_json=rest.get("as_json"))
+
+    return run
+
+
+def _each(paths: list[Path], command: Callable[..., Any], *, as_json: bool | None) -> None:
+    """Run it on each; the exit code is the worst of theirs, and JSON is one document."""
+    worst, documents = 0, {}
+    for path in paths:
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(told):
+                command(data_dir=path)
+        except Exit as end:
+            worst = max(worst, end.exit_code)
+        if as_json:
+            documents[path.name] = json.loads(told.getvalue())
+        else:
+            click.echo(f"{path.name}\n{told.getvalue()}")
+    if as_json:
+        render.print_json(documents)
+    if not paths:
+        click.echo("No jobs yet.")
+    if worst:
+        raise Exit(worst)

@@ -1,0 +1,160 @@
+"""The shards of an app: directories ``[prefix].[bits].[index]`` below a root, and ``shards.json``.
+
+What the log decides by a key it decides within one directory, so all calls with the key lie there:
+the index is made of the low bits of BLAKE2b-64 of two texts, each behind its length (16 bits,
+little-endian): of the task's name and the concurrency key (b"" without one) where the task has a
+limit, as that is what the limit counts; else of the queue and the dedup key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.errors import LogError, UsageError, refusal
+from taskq.core.parsing import parse_json, whole
+from taskq.core.values import dataclass
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.ports import write_file
+from taskq.log.segments.identity import read_identity
+
+if TYPE_CHECKING:
+    from taskq.calls.call import Call
+
+#: Says how many shards a root has; written once, before the first of them.
+FILE: Final = "shards.json"
+FORMAT: Final = 1
+BITS_MAX: Final = 10
+_PREFIX: Final = re.compile(r"[a-zA-Z0-9_-]{0,64}")
+_FILE_BYTES_MAX: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """So many logs below a root: ``TaskQ(shards=Shards("data", prefix="jobs", bits=2))`` has four.
+
+    Attributes:
+        root: the directory that they lie in.
+        prefix: how their names begin: letters, digits, ``_`` and ``-``; "" for none.
+        bits: 1 to 10: there are 2 to that power.
+
+    Raises:
+        UsageError: the prefix has other signs in it, or the bits are out of their range.
+    """
+
+    root: str | os.PathLike[str]
+    prefix: str = ""
+    bits: int = 1
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise UsageError(
+                f"the prefix of shards is {self.prefix!r:.80}, it may have up to 64 letters, "
+                f"digits, _ and -"
+            )
+        if not 1 <= whole(self.bits, "bits") <= BITS_MAX:
+            raise UsageError(f"bits of shards is {self.bits}, it must be 1 to {BITS_MAX}")
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 << self.bits
+
+    def names(self) -> list[str]:
+        """Their directories, by index."""
+        head = f"{self.prefix}." if self.prefix else ""
+        return [f"{head}{self.bits:x}.{index:03x}" for index in range(self.count)]
+
+    def index_of(self, call: Call[Any]) -> int | None:
+        """The shard that a call belongs to; None: any will do."""
+        home = _home(call)
+        if home is None:
+            return None
+        return self.index_by(*home)
+
+    def index_by(self, first: bytes, second: bytes) -> int:
+        """The shard of two texts."""
+        told = len(first).to_bytes(2, "little") + first + len(second).to_bytes(2, "little") + second
+        return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") & (self.count - 1)
+
+    def settle_in(self, root: str) -> list[str]:
+        """The paths of the shards below a root, which says from now on that it has these.
+
+        Raises:
+            UsageError: it has others.
+            LogError: the directory cannot be used.
+        """
+        known = read_layout(root)
+        if known is None:
+            self._write(root)
+            known = read_layout(root)
+        if known is not None and (known.prefix, known.bits) != (self.prefix, self.bits):
+            raise UsageError(
+                f"{root} has {known.count} shards, prefix={known.prefix!r} and bits={known.bits}: "
+                f"write Shards(..., prefix={known.prefix!r}, bits={known.bits}). With "
+                f"bits={self.bits} keys would be looked for where they are not; for another number "
+                f"of shards take another root, and let workers empty this one"
+            )
+        return [str(Path(root, name)) for name in self.names()]
+
+    def _write(self, root: str) -> None:
+        document: dict[str, Any] = {"format": FORMAT, "prefix": self.prefix, "bits": self.bits}
+        document["shards"] = dict(enumerate(self.names()))
+        path, disk = Path(root, FILE), LocalDisk()
+        own = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(disk, str(own), json.dumps(document, indent=2).encode() + b"\n")
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(own)  # whoever is first says it for all
+            own.unlink()
+            disk.sync_directory(root)
+        except OSError as error:
+            raise refusal(str(path), error) from error
+
+
+def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
+    """What all that the log decides about this call hangs on; None: nothing but the call itself."""
+    extras, task = call.extras, call.task
+    key = b"" if extras is None else extras.concurrency_key
+    if key or (task is not None and task.limit is not None):
+        return call.name.encode(), key
+    if extras is None or extras.key is None:
+        return None
+    return call.chosen.queue.encode(), extras.key
+
+
+def read_layout(root: str | os.PathLike[str]) -> Shards | None:
+    """The shards that a directory says it has; None if it says nothing.
+
+    Raises:
+        LogError: the file is not readable.
+    """
+    path = Path(root, FILE)
+    try:
+        with path.open("rb") as file:
+            values = parse_json(file.read(_FILE_BYTES_MAX))
+        if values["format"] != FORMAT:
+            raise LogError(f"{path}: format {values['format']!r:.20} is unknown: use a newer taskq")
+        return Shards(os.fspath(root), values["prefix"], values["bits"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise refusal(str(path), error) from error
+    except (ValueError, KeyError, TypeError, UsageError) as error:
+        raise LogError(f"{path}: not readable ({error}); restore it from a backup") from error
+
+
+def shard_with(paths: list[str], tag: str) -> int | None:
+    """The index of the shard whose job ids begin with a tag."""
+    for index, path in enumerate(paths):
+        identity = read_identity(LocalDisk(), path)
+        if identity is not None and identity.tag == tag:
+            return index
+    return None

@@ -1,0 +1,350 @@
+"""``TaskQ(shards=…)``: what is decided by a key lies in one log, whoever enqueues it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import defaultdict
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import Shards, TaskQ, chain, current_job, group
+from taskq.cli.main import main
+from taskq.errors import DuplicateKey, UsageError, WrongLog
+from taskq.shards.layout import FILE, read_layout
+from taskq.testing import Sandbox
+from tests.effort import grows, some
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def sharded(path: Path, bits: int = 2, **options: Any) -> TaskQ:
+    return TaskQ(shards=Shards(path, prefix="jobs", bits=bits), **options)
+
+
+def names_in(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir())
+
+
+async def run_all(app: TaskQ, **options: Any) -> None:
+    async with app.worker(burst=True, **options) as worker:
+        await worker.stopped.wait()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "bits", "first", "last"),
+    [
+        ("", 1, "1.000", "1.001"),
+        ("jobs", 2, "jobs.2.000", "jobs.2.003"),
+        ("a_B-9", 9, "a_B-9.9.000", "a_B-9.9.1ff"),
+        ("", 10, "a.000", "a.3ff"),
+    ],
+)
+def test_directories_are_named_as_the_seed_names_them(
+    prefix: str, bits: int, first: str, last: str
+) -> None:
+    names = Shards("root", prefix=prefix, bits=bits).names()
+    assert (names[0], names[-1], len(names)) == (first, last, 2**bits)
+
+
+@pytest.mark.parametrize("prefix", ["../escaped", "a/b", "a.b", "ä", "a\n", "a\0", "x" * 65])
+def test_a_prefix_that_could_leave_the_root_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError, match="prefix"):
+        Shards("root", prefix=prefix)
+
+
+@pytest.mark.parametrize("bits", [0, 11, -1])
+def test_bits_out_of_their_range_are_refused(bits: int) -> None:
+    with pytest.raises(UsageError, match="bits"):
+        Shards("root", bits=bits)
+
+
+def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
+    """These are on disk: another number would look for keys where they are not."""
+    app = sharded(tmp_path, bits=10)
+
+    @app.task(name="free", queue="mail")
+    async def free(text: str) -> None: ...
+
+    @app.task(name="limited", concurrency=1, concurrency_key=lambda text: text)
+    async def limited(text: str) -> None: ...
+
+    @app.task(name="all", rate="10/s")
+    async def all_of_it(text: str) -> None: ...
+
+    shards = Shards(tmp_path, bits=10)
+    assert shards.index_of(free.call("a")) is None
+    found = [
+        shards.index_of(call)
+        for call in (
+            free.options(key="k").call("a"),
+            free.options(key="k", queue="other").call("a"),
+            limited.call("a"),
+            limited.options(queue="other").call("a"),
+            limited.call("b"),
+            all_of_it.call("a"),
+            all_of_it.options(key="k").call("b"),
+        )
+    ]
+    assert found == [497, 582, 875, 875, 206, 159, 159]
+
+
+async def test_a_wrong_number_of_shards_is_refused_and_says_what_to_write(tmp_path: Path) -> None:
+    async with sharded(tmp_path, bits=2):
+        pass
+    assert read_layout(tmp_path) == Shards(os.fspath(tmp_path), "jobs", 2)
+    assert names_in(tmp_path) == [
+        "jobs.2.000", "jobs.2.001", "jobs.2.002", "jobs.2.003", FILE,
+    ]  # fmt: skip
+    other = sharded(tmp_path, bits=3)
+    async with sharded(tmp_path, bits=2):
+        with pytest.raises(UsageError, match="has shards"):
+            await TaskQ(tmp_path).open()
+    with pytest.raises(UsageError, match=r"write Shards\(..., prefix='jobs', bits=2\)"):
+        await other.open()
+
+
+async def test_a_key_is_held_over_all_shards(tmp_path: Path) -> None:
+    app, other = sharded(tmp_path), sharded(tmp_path)
+
+    async def note(text: str) -> None: ...
+
+    first, second = app.task(name="note")(note), other.task(name="note")(note)
+    homes = set()
+    async with app, other:
+        for number in range(20):
+            one = await first.options(key=f"k{number}").enqueue("a")
+            two = await second.options(key=f"k{number}").enqueue("b")
+            assert (one.duplicate, two.duplicate, two.id) == (False, True, one.id)
+            homes.add(one.id.partition("-")[0])
+            with pytest.raises(DuplicateKey):
+                await second.options(key=f"k{number}", on_conflict="raise").enqueue("c")
+    assert len(homes) == 4
+
+
+async def test_an_id_finds_its_shard(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+
+    @app.task
+    async def double(value: int) -> int:
+        return 2 * value
+
+    jobs = [await double.options(key=f"k{number}").enqueue(number) for number in range(8)]
+    await run_all(app)
+    again = sharded(tmp_path)
+    try:
+        for number, job in enumerate(jobs):
+            assert await job.result(timeout=10) == 2 * number
+            assert await again.job(job.id).result(timeout=10) == 2 * number
+            assert (await again.job(job.id).why()).code
+        with pytest.raises(WrongLog, match="no shard"):
+            again.job("00000000-1")
+        with pytest.raises(UsageError, match="whole id"):
+            again.job(17)
+    finally:
+        await app.close()
+        await again.close()
+
+
+async def test_calls_of_several_shards_are_no_transaction(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+
+    @app.task
+    async def note(text: str) -> str:
+        return text
+
+    calls = [note.options(key=f"k{number}").call(str(number)) for number in range(8)]
+    async with app:
+        with pytest.raises(UsageError, match="atomic=False"):
+            await app.enqueue_many(calls)
+        assert not any([(await one.stats()).queues for one in app.logs()])
+        jobs = await app.enqueue_many(calls, atomic=False)
+        assert [(await job.view()).key for job in jobs] == [call.extras.key for call in calls]  # type: ignore[union-attr]
+        same = await app.enqueue_many([calls[0].options(window="1h"), note.call("free")])
+        assert len({job.id.partition("-")[0] for job in same}) == 1
+        with pytest.raises(UsageError, match="of one log"):
+            app.transaction()
+        with pytest.raises(UsageError, match="4 logs"):
+            await app.stats()
+
+
+async def test_a_flow_lies_in_one_shard_and_one_that_cannot_is_refused(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+
+    @app.task
+    async def one(value: int) -> int:
+        return value + 1
+
+    @app.task(concurrency=1, concurrency_key=str)
+    async def limited(value: int) -> int:
+        return value + 1
+
+    flow = await chain(one.call(1), one.step()).enqueue()
+    tied = await group([limited.call(7), one.call(1)]).enqueue()
+    await run_all(app)
+    assert await flow.result(timeout=10) == 3
+    assert await tied.result(timeout=10) == [8, 2]
+    assert await (await app.flow(flow.id)).result(timeout=10) == 3
+    with pytest.raises(UsageError, match="a flow must do with one"):
+        await group([limited.call(number) for number in range(8)]).enqueue()
+    await app.close()
+
+
+async def test_a_schedule_ticks_in_one_shard(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+    seen: dict[str, set[str]] = defaultdict(set)
+    enough = asyncio.Event()
+
+    async def tick(name: str) -> None:
+        seen[name].add(current_job().id.partition("-")[0])
+        if len(seen) == 6:
+            enough.set()
+
+    task = app.task(tick)
+    for number in range(6):
+        app.schedule(f"s{number}", task.call(f"s{number}"), every="1s")
+    async with app, app.worker():
+        async with asyncio.timeout(20):
+            await enough.wait()
+        known = [{one.name for one in await log.schedules.list()} for log in app.logs()]
+    assert all(len(tags) == 1 for tags in seen.values())
+    assert sorted(name for names in known for name in names) == [f"s{n}" for n in range(6)]
+    assert sum(map(bool, known)) > 1
+
+
+async def test_a_job_may_not_take_a_key_along_that_another_shard_holds(tmp_path: Path) -> None:
+    """Outside of its transaction it may enqueue anything."""
+    app = sharded(tmp_path, bits=3)
+    refused: list[str] = []
+
+    @app.task
+    async def leaf(text: str) -> str:
+        return current_job().id
+
+    @app.task
+    async def root(number: int) -> None:
+        for key in range(8):
+            call = leaf.options(key=f"{number}:{key}").call("x")
+            try:
+                current_job().enqueue(call)
+            except UsageError as error:
+                refused.append(str(error))
+                await leaf.options(key=f"{number}:{key}").enqueue("x")
+        free = await leaf.enqueue("free")
+        assert free.id.partition("-")[0] == current_job().id.partition("-")[0]
+
+    await root.enqueue(1)
+    await run_all(app)
+    assert refused
+    assert "outside of transactions" in refused[0]
+    assert sum([sum(q.succeeded for q in (await log.stats()).queues) for log in app.logs()]) == 10
+    await app.close()
+
+
+async def test_a_sandbox_gives_an_app_with_shards_one_log(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+
+    @app.task
+    async def note(text: str) -> str:
+        return text
+
+    async with Sandbox(app) as box:
+        jobs = [await note.options(key=f"k{number}").enqueue("x") for number in range(8)]
+        await box.drain()
+        assert await jobs[0].result(timeout=1) == "x"
+        box.assert_enqueued(note, "x")
+    assert not (tmp_path / FILE).exists()
+    async with app:
+        assert len(app.logs()) == 4
+
+
+def test_read_commands_take_the_root(tmp_path: Path) -> None:
+    app = sharded(tmp_path)
+
+    @app.task(name="fails", retry=1)
+    async def fails(text: str) -> None:
+        raise ValueError(text)
+
+    jobs = [fails.options(key=f"k{number}").enqueue_sync("x") for number in range(8)]
+    app.run_worker(burst=True)
+    app.close_sync()
+
+    def told(*words: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(main, [*words, "--json"])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)
+
+    root = str(tmp_path)
+    listed = told("ls", root)
+    assert sorted(listed) == [f"jobs.2.00{index}" for index in range(4)]
+    assert {one["id"] for shard in listed.values() for one in shard} == {job.id for job in jobs}
+    assert sum(q["dead"] for shard in told("stats", root).values() for q in shard["queues"]) == 8
+    assert sum(map(len, told("dead", "ls", root).values())) == 8
+    assert len(told("workers", root)) == 4
+    assert len(told("verify", root)) == 4
+    assert len(told("health", root, code=CliRunner().invoke(main, ["health", root]).exit_code)) == 4
+    for job in jobs:
+        assert told("show", job.id, "-d", root)["id"] == job.id
+        assert told("why", job.id, "-d", root)["code"]
+    missing = CliRunner().invoke(main, ["show", "00000000-1", "-d", root])
+    assert missing.exit_code == 1
+    text = CliRunner().invoke(main, ["ls", root]).output
+    assert "jobs.2.001" in text
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(6, 60)))
+async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed: int) -> None:
+    """Of a key one job runs at a time, in the order of their enqueues, and each once.
+
+    Of a dedup key there is one job until it is over. Producers take turns, and a worker leaves.
+    """
+    random = Random(seed)
+    options: dict[str, Any] = {"durability": "os"}
+    apps = [sharded(tmp_path, bits=random.randint(1, 3) if not seed else 2, **options)]
+    apps += [TaskQ(shards=apps[0]._router._shards, **options) for _ in range(2)]  # type: ignore[union-attr]
+    ran: dict[str, list[int]] = defaultdict(list)
+    running: set[str] = set()
+    held: set[str] = set()
+    waits = [random.choice((0, 0, 0.001, 0.003)) for _ in range(50)]
+
+    async def work(key: str, number: int) -> None:
+        assert key not in running, "two of one key at a time"
+        running.add(key)
+        await asyncio.sleep(waits[number % 50])
+        running.discard(key)
+        ran[key].append(number)
+
+    async def once(key: str) -> None:
+        assert key not in held, "two of one dedup key at a time"
+        held.add(key)
+        await asyncio.sleep(0.001)
+        held.discard(key)
+
+    tasks = [
+        (
+            app.task(name="work", concurrency=1, concurrency_key=lambda key: key)(work),
+            app.task(name="once", key=lambda key: key)(once),
+        )
+        for app in apps
+    ]
+    put: dict[str, list[int]] = defaultdict(list)
+    for number in range(120):
+        worked, single = random.choice(tasks)
+        key = f"k{random.randrange(9)}"
+        await worked.enqueue(key, number)
+        put[key].append(number)
+        await single.enqueue(key)
+    async with apps[0].worker(random.randint(1, 8)) as leaves:
+        await asyncio.sleep(random.random() * 0.05)
+        leaves.request_stop()
+        await run_all(apps[1], concurrency=random.randint(2, 8))
+    await run_all(apps[2])
+    assert ran == put
+    for app in apps:
+        await app.close()
