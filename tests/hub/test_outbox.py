@@ -535,6 +535,17 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
         assert done.exit_code == 2 or "not enrolled" in str(done.exception)
 
 
+async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Place) -> None:
+    place.enrol("edge-7")
+    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    words = ["hub", "retire", str(place.hub.path), "edge-7"]
+    done = await asyncio.to_thread(CliRunner().invoke, main, words)
+    assert (done.exit_code, done.output) == (0, "1 jobs for edge-7 cancelled\n")
+    assert await job.status() is State.CANCELLED
+    with pytest.raises(UsageError, match="not enrolled"):
+        place.hub.device("edge-7")
+
+
 async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from click.exceptions import Exit
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option, log_argument, open_reader, resolve
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.outbox.commands import group, put, show
+from taskq_plugins.hub.outbox.commands import cancel_open, group, put, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,8 +71,9 @@ def move(directory: Path, device: str) -> None:
 @_hub_argument
 @click.argument("device")
 def retire(directory: Path, device: str) -> None:
-    """Let no token of a device hold any more; what it sent stays."""
+    """Let no token of a device hold any more; what it sent stays, jobs for it are cancelled."""
     devices.retire(directory, device)
+    cancel_open(directory, device)
 
 
 @hub.command()

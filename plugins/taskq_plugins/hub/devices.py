@@ -138,8 +138,9 @@ def used_bytes(hub: Path, device: str) -> int:
 
 
 def is_enrolled(hub: Path, device: str) -> bool:
-    """Whether a device of that name was ever given a token, and is not retired."""
-    return bool(_DEVICE.match(device) and _device(hub, device).get("tokens"))
+    """Whether a device of that name was given a token or code, and is not retired."""
+    known = _device(hub, device) if _DEVICE.match(device) else {}
+    return bool(known.get("tokens") or known.get("code"))
 
 
 def check_group(name: str) -> str:

@@ -103,6 +103,22 @@ def put(
         click.echo(job.id)
 
 
+def cancel_open(directory: Path, device: str) -> None:
+    """Cancel the jobs that wait for a device."""
+    from taskq_plugins.hub.outbox.handing import OUTBOX, TO  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.outbox.sending import Outbox  # noqa: PLC0415 - as above
+
+    if not (directory / OUTBOX).is_dir():
+        return
+    app = Outbox(directory.absolute())
+    try:
+        swept = app.cancel_many_sync(queue=f"{TO}{device}")
+    finally:
+        app.close_sync()
+    if swept.count:
+        click.echo(f"{swept.count} jobs for {device} cancelled")
+
+
 @click.command()
 @_HUB
 @click.argument("job_id")
