@@ -168,14 +168,23 @@ class Copy:
                 return segment
         return self.at.next_lsn
 
-    def keep(self, before_ns: int, *, dry_run: bool) -> list[Old]:
+    def keep(
+        self, before_ns: int, known: tuple[int, int] = (0, 0), *, dry_run: bool
+    ) -> tuple[list[Old], tuple[int, int]]:
         """Let the oldest segments go, of which the log itself says that all is written again.
 
-        And which arrived before that moment. Returns them; ``dry_run``: and leaves them.
+        And which arrived before that moment.
+
+        Args:
+            before_ns: that moment.
+            known: what was returned beside the segments before, so that no more is read again.
+            dry_run: they stay.
         """
         files, gone = self._files, list[Old]()
         limit = self.safe(before_ns)
-        limit = min(limit, self._floor()) if files.lsns and limit > files.lsns[0] else 0
+        if files.lsns and limit > files.lsns[0]:
+            known = files.lsns[-1], max(known[1], self._floor(known[0]))
+        limit = min(limit, known[1])
         for segment, following in pairwise(list(files.lsns)):
             if following > limit:
                 break
@@ -185,11 +194,11 @@ class Copy:
                 files.remove(segment)
                 sweep_gone(self._disk, f"{self._path}/log")
                 self._disk.sync_directory(f"{self._path}/log")
-        return gone
+        return gone, known
 
-    def _floor(self) -> int:
+    def _floor(self, since: int) -> int:
         """What the newest COMPACTED record says: it is not told before its records are there."""
-        for segment in reversed(self._files.lsns):
+        for segment in reversed([one for one in self._files.lsns if one >= since]):
             scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
             found = [
                 below

@@ -69,6 +69,7 @@ class Hub:
         self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
+        self._floors: dict[tuple[str, UUID], tuple[int, int]] = {}
         self._busy: set[tuple[str, UUID]] = set()
         self._guard = threading.Lock()
         #: the newest session of each device: none of before this process is believed
@@ -183,7 +184,9 @@ class Hub:
         if copy is None:
             return []
         try:
-            return copy.keep(before_ns, dry_run=dry_run)
+            known = self._floors.get((device, log_id), (0, 0))
+            gone, self._floors[(device, log_id)] = copy.keep(before_ns, known, dry_run=dry_run)
+            return gone
         finally:
             self._copies.pop((device, log_id)).close()
 

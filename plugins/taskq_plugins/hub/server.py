@@ -275,10 +275,12 @@ class Server:
                 used = devices.used_bytes(self._path, device)
             if used + len(asked.data) > self._device_bytes:
                 return Refused(Trouble.QUOTA, NOWHERE)
-            self._used[device] = used + len(asked.data)
+            self._used[device] = used
         if isinstance(asked, Declare):  # what is about to be set aside may end jobs
             self._outbox.arrived(device)
         answer = self._hub.answer(device, asked)
+        if isinstance(asked, Append | SpillPart) and not isinstance(answer, Refused):
+            self._used[device] = self._used.get(device, 0) + len(asked.data)
         if isinstance(asked, Append) and isinstance(answer, Stored):
             self._outbox.arrived(device)
         if isinstance(answer, Synced | Stored):
