@@ -1,0 +1,48 @@
+"""Two lakes held against each other, row by row, as pyarrow reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+from taskq_plugins.spark.lake import Lake
+
+#: What tells a row of a table from all others.
+KEYS: Final = {
+    "records": ("log_id", "branch", "epoch", "lsn"),
+    "jobs": ("log_id", "job"),
+    "attempts": ("log_id", "job", "number", "started_ns"),
+    "rollup_hour": ("device", "queue", "task", "hour"),
+    "failures": ("fingerprint",),
+    "duplicates": ("queue", "key"),
+    "device_lag": ("log_id",),
+}
+#: Columns that tell how long ago something was when the table was made.
+_OF_THE_MOMENT: Final = ("record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds")
+
+
+def rows_of_equal_tables(one: Path, other: Path) -> dict[str, int]:
+    """How many rows each table has, in either lake.
+
+    Raises:
+        AssertionError: a row differs, is missing or stands twice.
+    """
+    counts = {}
+    assert set(KEYS) <= set(Lake.open(one).tables()) == set(Lake.open(other).tables())
+    for name, keys in KEYS.items():
+        left, right = (_sorted(Lake.open(path), name, keys) for path in (one, other))
+        assert left.num_rows == right.num_rows, (name, left.num_rows, right.num_rows)
+        assert left.group_by(list(keys)).aggregate([]).num_rows == left.num_rows, name
+        assert left.equals(right), name
+        counts[name] = left.num_rows
+    return counts
+
+
+def _sorted(lake: Lake, name: str, keys: tuple[str, ...]) -> pa.Table:
+    rows: pa.Table = lake.dataset(name).to_table()
+    rows = rows.drop_columns([column for column in _OF_THE_MOMENT if column in rows.column_names])
+    return rows.sort_by([(key, "ascending") for key in keys])
