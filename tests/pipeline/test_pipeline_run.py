@@ -137,7 +137,7 @@ def test_spark_makes_the_tables_that_are_made_here(
 
     monkeypatch.setattr(batch, "SHARE_ROWS", 100)
     root, told = tmp_path / "hub", _Told()
-    options = RunOptions(journals=root, max_bytes=2**20)
+    options = RunOptions(journals=root, max_bytes=2**20, tables=())
     lake = Lake.open(tmp_path / "lake", create=True)
     asyncio.run(live(root / "edge-1", 1, 20))
     with lake.writer() as writer:
@@ -257,6 +257,26 @@ def test_a_crash_between_two_tables_commits_is_made_good(
     assert base_tables(Lake.open(lake.path).pinned()) == at_first
     assert fold_rows(lake, rest, 1)
     assert base_tables(lake) == base_tables(small)
+
+
+def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lake = tmp_path / "journals", tmp_path / "lake"
+    asyncio.run(filled(root / "edge-1", 3))
+    options = RunOptions(journals=root, max_bytes=2**20, tables=())
+
+    def killed(*_args: object, **_options: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crash, Lake.open(lake, create=True).writer() as writer:
+        crash.setattr(LakeWriter, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_here(writer, options, _Told())
+    assert (lake / "records").is_dir()
+    with Lake.open(lake, create=True).writer() as writer:
+        assert run_here(writer, options, _Told()).records
+    assert len(base_tables(Lake.open(lake))[1]) == 3
 
 
 def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(

@@ -157,7 +157,8 @@ class Lake:
                 )
             where.mkdir(parents=True, exist_ok=True)
             others = sorted(one.name for one in where.iterdir() if one.name[0] not in "._")
-            if others and not lake.tables():
+            # A run that was killed before its first commit left files, and its checkpoint.
+            if others and not lake.tables() and not lake.checkpoint.is_dir():
                 raise LakeError(
                     f"{where}: is not empty and holds no lake (there is {others[0]}): "
                     f"name another directory with --lake"
