@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -27,9 +29,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.java import end, find_java, launch, start_error, write_shim
 from taskq_plugins.spark.masters import LOCAL_CLUSTER, check_master, is_local
 from taskq_plugins.spark.workdir import work_dir
@@ -42,6 +46,8 @@ MASTER_DEFAULT: Final = "local[*]"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
+#: Who loses the connection sees that before Java's end is told.
+_END_SECONDS: Final = 1.0
 _LOG_SETTINGS: Final = """\
 status = fatal
 rootLogger.level = warn
@@ -89,9 +95,14 @@ def open_session(
 def close_session(session: SparkSession) -> None:
     """Stop a session that ``open_session`` made, and remove its files; leave any other be."""
     with _guard:
-        folder = _ours.pop(session.sparkContext, None)
+        context = session.sparkContext
+        folder = _ours.pop(context, None)
         if folder is not None:
-            session.stop()
+            if _has_ended(context, 0):
+                context._jsc = None  # there is nobody to be told
+                context.stop()
+            else:
+                session.stop()
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -99,11 +110,22 @@ def close_session(session: SparkSession) -> None:
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """``open_session``; at the end, stop it unless it was there before."""
+    """``open_session``; at the end, stop it unless it was there before.
+
+    Raises:
+        SparkError: Spark did not start, or its Java ended in the midst of all.
+    """
     before = SparkContext._active_spark_context
     session = open_session(name, master=master, conf=conf)
     try:
         yield session
+    except (Py4JError, OSError) as error:
+        if _has_ended(session.sparkContext, _END_SECONDS):
+            raise SparkError(
+                "Spark's Java ended before its work was done: somebody killed it, or there was too "
+                "little memory. What was committed stands: start it again"
+            ) from error
+        raise
     finally:
         if before is None:
             close_session(session)
@@ -173,7 +195,29 @@ def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
         shutil.rmtree(folder, ignore_errors=True)
         raise start_error(error, master, list(lines)) from error
     _ours[context] = folder
+    _mute(context)
     return session
+
+
+def _mute(context: SparkContext) -> None:
+    """Let pyspark print no tracebacks of threads that lose Java: who waits for it is told."""
+    server: Any = context._accumulatorServer
+    server.handle_error = lambda *_: None
+    logging.getLogger().addFilter(_is_not_py4js)
+
+
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
+
+
+def _has_ended(context: SparkContext, seconds: float) -> bool:
+    """Whether the Java of this process has ended, or does within so many seconds."""
+    process = getattr(context._gateway, "proc", None)
+    if process is None:  # started by somebody else
+        return False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.poll() is not None
 
 
 def _variables(master: str, folder: Path) -> dict[str, str]:
