@@ -11,7 +11,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import entries
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import parse_options
-from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts
+from taskq_plugins.spark.sink.uploads import new_upload, upload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,9 +38,8 @@ def sink(
     """Enqueue rows as a data frame's writer does."""
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
-    upload = new_upload("test")
-    parts = write_parts(data_dir, upload, Encoder(checked, known).all_entries([batch]))
-    return finish(data_dir, checked.upload or upload, upload, parts, adopt=checked.adopt)
+    found = Encoder(checked, known).all_entries([batch])
+    return upload(data_dir, checked.upload or new_upload("test"), found, adopt=checked.adopt)
 
 
 def enqueued(data_dir: Path) -> list[bytes]:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
-from taskq_plugins.spark.cli.group import COMMANDS, PipelineCommands
+from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
 from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:

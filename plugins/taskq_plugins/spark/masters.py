@@ -24,16 +24,6 @@ def is_local(master: str) -> bool:
     return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
 
 
-def cores_of(master: str) -> int | None:
-    """How many tasks a ``local[…]`` master runs at a time; None where only Spark knows."""
-    found = re.match(r"local(?:-cluster)?\[\s*(\d+)\s*(?:,\s*(\d+))?", master)
-    if found is None:
-        return 1 if master == "local" else None
-    if master.startswith(LOCAL_CLUSTER):
-        return int(found[1]) * int(found[2])
-    return int(found[1])
-
-
 def check_master(master: str) -> None:
     """Refuse a name that Spark does not know, and a ``spark://`` that does not answer.
 

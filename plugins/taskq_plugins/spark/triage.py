@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _LIMIT_DEFAULT: Final = 10
 _SINCE_DEFAULT: Final = "1d"
 _REASON_CHARACTERS_MAX: Final = 160
+#: What a document has of a kind of failure as the table has it.
+_TOLD: Final = (
+    "fingerprint", "task", "pattern", "failed_attempts", "jobs", "dead_jobs", "poison_jobs",
+    "poison_job_ids", "devices", "workers",
+)  # fmt: skip
 
 
 @click.command()
@@ -110,30 +115,17 @@ def _document(found: Found, lake: Path) -> dict[str, object]:
         "new": found.new,
         "poison": found.poison,
         "failures": [
-            {
-                "fingerprint": one.fingerprint,
-                "task": one.task,
-                "pattern": one.pattern,
+            {name: getattr(one, name) for name in _TOLD}
+            | {
                 "new": one.is_new,
                 "poison": one.poison_jobs > 0,
-                "failed_attempts": one.failed_attempts,
                 "failed_attempts_since": one.grown,
-                "jobs": one.jobs,
-                "dead_jobs": one.dead_jobs,
-                "poison_jobs": one.poison_jobs,
-                "poison_job_ids": list(one.poison_job_ids),
-                "devices": one.devices,
-                "workers": one.workers,
                 "first_seen": documents.moment(one.first_seen_ns),
                 "last_seen": documents.moment(one.last_seen_ns),
                 "example": {
-                    "device": one.example_device,
-                    "job_id": one.example_job_id,
-                    "reason": one.example_reason,
+                    name: getattr(one, f"example_{name}") for name in ("device", "job_id", "reason")
                 },
-                "next": [
-                    {"what": action.what, "command": action.command} for action in one.actions(lake)
-                ],
+                "next": [action._asdict() for action in one.actions(lake)],
             }
             for one in found.findings
         ],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -51,7 +51,7 @@ class Finding:
     example_job_id: str
     example_reason: str
     poison_jobs: int
-    poison_job_ids: tuple[str, ...]
+    poison_job_ids: list[str]
     #: whether it is not in the table as it was then
     is_new: bool
     #: failed attempts since then; None if the lake does not know any more how many there were
@@ -134,52 +134,20 @@ def _known_before(lake: Lake, since_ns: int) -> dict[str, int] | None:
     return dict(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
 
 
-def _finding(row: dict[str, object], before: dict[str, int] | None, since_ns: int) -> Finding:
-    told = _Row(row)
-    fingerprint, failed = told.text("fingerprint"), told.count("failed_attempts")
-    first_seen_ns = told.moment("first_seen")
+def _finding(row: dict[str, Any], before: dict[str, int] | None, since_ns: int) -> Finding:
+    fingerprint, failed = row["fingerprint"], row["failed_attempts"]
+    told = {one.name: row[one.name] for one in fields(Finding) if one.name in row}
+    seen: dict[str, Any] = {
+        f"{name}_ns": moment_ns(row[name], 0) for name in ("first_seen", "last_seen")
+    }
+    first_seen_ns = seen["first_seen_ns"]
+    told["example_reason"] = row["example_reason"] or ""
     return Finding(
-        fingerprint=fingerprint,
-        task=None if row["task"] is None else told.text("task"),
-        pattern=told.text("pattern"),
-        failed_attempts=failed,
-        jobs=told.count("jobs"),
-        dead_jobs=told.count("dead_jobs"),
-        devices=told.count("devices"),
-        workers=told.count("workers"),
-        first_seen_ns=first_seen_ns,
-        last_seen_ns=told.moment("last_seen"),
-        example_device=told.text("example_device"),
-        example_job_id=told.text("example_job_id"),
-        example_reason=told.text("example_reason"),
-        poison_jobs=told.count("poison_jobs"),
-        poison_job_ids=told.texts("poison_job_ids"),
+        **told,
+        **seen,
         is_new=first_seen_ns >= since_ns if before is None else fingerprint not in before,
         grown=None if before is None else max(failed - before.get(fingerprint, 0), 0),
     )
-
-
-class _Row:
-    """One row as pyarrow gives it, with types."""
-
-    def __init__(self, row: dict[str, object]) -> None:
-        self._row = row
-
-    def text(self, name: str) -> str:
-        return str(self._row[name] or "")
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self._row[name]
-        return tuple(map(str, value)) if isinstance(value, list) else ()
-
-    def count(self, name: str) -> int:
-        value = self._row[name]
-        return value if isinstance(value, int) else 0
-
-    def moment(self, name: str) -> int:
-        value = self._row[name]
-        seconds = getattr(value, "timestamp", lambda: 0.0)()
-        return int(seconds * 1_000_000) * 1_000
 
 
 def _rank(one: Finding) -> tuple[bool, bool, int, int, int, str]:

@@ -7,6 +7,7 @@ Sync functions run one after the other, async ones on one loop with a limit. Onc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections import deque
 from contextvars import copy_context
@@ -102,27 +103,14 @@ class _Bench:
             if task.is_async:
                 waiting.append((number, delivery, task))
             elif not self._is_over():
-                copy_context().run(self._run_sync, number, delivery, task)
+                with contextlib.suppress(StopIteration):  # it waits for nothing
+                    copy_context().run(self._run_one(number, delivery, task).send, None)
         if waiting and not self._is_over():
             with asyncio.Runner() as runner:
                 runner.run(self._run_async(waiting))
 
     def _is_over(self) -> bool:
         return self._clock() >= self._until or self._room_bytes <= 0
-
-    def _run_sync(self, number: int, delivery: Shipped, task: Task[..., Any]) -> None:
-        since, called = self._clock(), False
-        job = JobContext(delivery, self._app)
-        _current.set(job)
-        try:
-            args, kwargs = task.decode(delivery.payload)
-            called = True
-            value = task.fn(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - no job may stop its executor
-            seconds = self._clock() - since
-            self._end(failed(number, task, delivery, error, seconds, called=called))
-        else:
-            self._end(succeeded(number, task, job, value, self._clock() - since))
 
     async def _run_async(self, waiting: deque[tuple[int, Shipped, Task[..., Any]]]) -> None:
         async def take_turns() -> None:
@@ -136,13 +124,15 @@ class _Bench:
         since, called = self._clock(), False
         job = JobContext(delivery, self._app)
         _current.set(job)
-        limits = limits_of(task)
+        limits = limits_of(task) if task.is_async else None
         call = task.fn if limits is None else limited(task.fn, limits)
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
-            value = await call(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - as above
+            value = call(*args, **kwargs)
+            if task.is_async:
+                value = await value
+        except BaseException as error:  # noqa: BLE001 - no job may stop its executor
             seconds = self._clock() - since
             self._end(failed(number, task, delivery, error, seconds, called=called))
         else:

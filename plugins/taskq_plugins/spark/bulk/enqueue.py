@@ -15,7 +15,7 @@ from taskq.cli.errors import WrongUsage
 from taskq.cli.many import count_of, dry_run_option
 from taskq.cli.options import json_option
 from taskq.core.model import PRIORITY_MAX
-from taskq_plugins.spark.bulk.telling import progress, tell_rest
+from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,17 +31,7 @@ _AGAIN_BYTES: Final = 4
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--to",
-    "-d",
-    "--data-dir",
-    "data_dir",
-    required=True,
-    envvar="TASKQ_DATA_DIR",
-    show_envvar=True,
-    metavar="DIR",
-    help="The task log's directory; made when it is missing.",
-)
+@where_to
 @click.option("-t", "--task", help="Name of the task that the rows are calls of.")
 @click.option(
     "--app", metavar="MODULE:APP", help="Check arguments with its tasks, and take theirs."
@@ -59,7 +49,6 @@ _AGAIN_BYTES: Final = 4
 @click.option("--text", multiple=True, metavar="COLUMN", help="In CSV: text, not a number or date.")
 @click.option("--name", metavar="NAME", help="Of this upload.  [default: from content and options]")
 @click.option("--again", is_flag=True, help="Enqueue even what was enqueued before.")
-@click.option("--no-adopt", is_flag=True, help="Leave it to running workers to take the jobs up.")
 @dry_run_option
 @json_option
 def enqueue(
@@ -79,6 +68,7 @@ def enqueue(
     an empty cell is null. A second run with the same file and options enqueues nothing.
     """
     from taskq_plugins.spark.bulk.files import digest, open_rows  # noqa: PLC0415 - loads pyarrow
+    from taskq_plugins.spark.sink.options import parse_options  # noqa: PLC0415
 
     options = _options(given)
     before = _version(file)
@@ -86,8 +76,8 @@ def enqueue(
     if again:
         upload = f"{upload}-{secrets.token_hex(_AGAIN_BYTES)}"
     rows = open_rows(file, key=key, as_text=text)
-    sink = _sink_options({**options, "upload": upload})
-    app = _app(sink.app)
+    sink = parse_options({**options, "upload": upload})
+    app = sink.load_app()
     if dry_run:
         count = _count(file, rows, sink, app)
         _tell_dry_run(sink, count, upload, as_json=as_json)
@@ -99,7 +89,7 @@ def enqueue(
 def _options(given: dict[str, Any]) -> dict[str, str]:
     """As the sink takes them: text by name."""
     headers = dict(_header(one) for one in given.pop("headers"))
-    options = {"path": given.pop("data_dir"), "adopt": str(not given.pop("no_adopt"))}
+    options = {"path": str(given.pop("data_dir")), "adopt": str(not given.pop("no_adopt"))}
     options |= {name: str(value) for name, value in given.items() if value is not None}
     if headers:
         options["headers"] = json.dumps(headers)
@@ -111,20 +101,6 @@ def _header(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
     return name, value
-
-
-def _sink_options(options: dict[str, str]) -> SinkOptions:
-    from taskq_plugins.spark.sink.options import parse_options  # noqa: PLC0415
-
-    return parse_options(options)
-
-
-def _app(name: str) -> TaskQ | None:
-    if not name:
-        return None
-    from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
-
-    return load_app(name)
 
 
 def _name(content: str, options: dict[str, str]) -> str:
@@ -162,20 +138,14 @@ def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
 def _enqueue(
     file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
 ) -> Published:
-    from taskq.log.inbox.writer import discard  # noqa: PLC0415
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
-    from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
+    from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415
 
-    own = new_upload("file")
-    try:
-        encoder = Encoder(sink, app=app, place=file.name)
-        with progress(rows.total, "reading rows") as advance:
-            parts = write_parts(sink.data_dir, own, encoder.all_entries(rows.batches), advance)
-        check()
-    except BaseException:
-        discard(sink.data_dir, own)
-        raise
-    return finish(sink.data_dir, sink.upload, own, parts, adopt=sink.adopt)
+    found = Encoder(sink, app=app, place=file.name).all_entries(rows.batches)
+    with progress(rows.total, "reading rows") as advance:
+        return upload(
+            sink.data_dir, sink.upload, found, adopt=sink.adopt, on_rows=advance, check=check
+        )
 
 
 def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import duckdb
 
 from taskq.calls.call import spec_of
 from taskq.core.errors import TaskqError, UsageError
@@ -14,14 +11,13 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, SETTLED_STATES, Extras
 from taskq.core.records import Flag
 from taskq.log.inbox.parts import encode_tail
 from taskq.reading.replay import REPLAY_HEADER
-from taskq_plugins.spark.lake.query import check_condition
+from taskq_plugins.spark.lake.query import opened
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
 
+    import duckdb
     import pyarrow as pa
 
     from taskq_plugins.spark.lake import Lake
@@ -64,10 +60,10 @@ class Problem(NamedTuple):
 
 
 class PastJobs:
-    """The jobs of a lake that a condition chooses, as they were when this was made.
+    """The jobs of a lake that a condition chooses.
 
     Args:
-        lake: where they are.
+        connection: where they are the rows of ``rows``.
         where: a condition in SQL over the columns of the table ``jobs``.
 
     Attributes:
@@ -75,54 +71,26 @@ class PastJobs:
         problem_count: all of it.
     """
 
-    def __init__(self, lake: Lake, where: str) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, where: str) -> None:
+        self._duck = connection
         self._where = where
-        self._columns = lake.schema("jobs").names
         self.problems: list[Problem] = []
         self.problem_count = 0
-        self._spill = tempfile.TemporaryDirectory(prefix="taskq-replay-")
-        self._duck = duckdb.connect(":memory:")
-        self._duck.execute("SET temp_directory = ?", [self._spill.name])
-        self._duck.register("jobs", lake.dataset("jobs"))
-        # A condition reads the table and nothing else of this machine.
-        self._duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._duck.close()
-        self._spill.cleanup()
 
     def counted(self, sample_rows: int) -> Counted:
-        """How many jobs are chosen, and some of them.
-
-        Raises:
-            UsageError: the condition does not read.
-        """
+        """How many jobs are chosen, and some of them."""
         limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
-        with self._readable():
-            states = self._select("state, count(*)", "GROUP BY state ORDER BY state").fetchall()
-            sample = self._select(_SHOWN, limit).to_arrow_table()
+        states = self._select("state, count(*)", "GROUP BY state ORDER BY state").fetchall()
+        sample = self._select(_SHOWN, limit).to_arrow_table()
         known = {state.name.lower() for state in SETTLED_STATES}
         over = {state: count for state, count in states if state in known}
         return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
 
     def entries(self) -> Iterator[Entries]:
-        """The chosen jobs as new ones, the oldest first; those that cannot be are problems.
-
-        Raises:
-            UsageError: the condition does not read.
-        """
-        with self._readable():
-            chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
-            for batch in chosen.to_arrow_reader(_BATCH_ROWS):
-                yield self._entries_of(batch.to_pylist())
+        """The chosen jobs as new ones, the oldest first; those that cannot be are problems."""
+        chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
+        for batch in chosen.to_arrow_reader(_BATCH_ROWS):
+            yield self._entries_of(batch.to_pylist())
 
     def _entries_of(self, rows: list[dict[str, Any]]) -> Entries:
         tails: list[bytes] = []
@@ -142,23 +110,21 @@ class PastJobs:
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem)
 
-    def _select(self, what: str, group: str) -> Any:
+    def _select(self, what: str, group: str) -> duckdb.DuckDBPyRelation:
         # The condition is SQL that the caller gives on purpose; all else is ours.
-        check_condition(self._duck, "jobs", self._where)
-        text = f"SELECT {what} FROM jobs WHERE ({self._where}\n) {group}"  # noqa: S608
-        return self._duck.sql(text)
+        return self._duck.sql(f"SELECT {what} FROM rows WHERE ({self._where}\n) {group}")  # noqa: S608
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Say that the condition does not read, or does not fit the rows that it meets."""
-        try:
-            yield
-        except duckdb.Error as error:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(
-                f"--where {self._where!r:.200}: {reason}. The columns of jobs are: "
-                f"{', '.join(self._columns)}"
-            ) from error
+
+@contextmanager
+def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
+    """The jobs that a condition chooses, as they are now.
+
+    Raises:
+        UsageError: the condition does not read.
+        LakeError: there is no table of jobs.
+    """
+    with opened(lake, "jobs", where) as connection:
+        yield PastJobs(connection, where)
 
 
 def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED
 from taskq.cli.many import count_of, yes_option
 from taskq.cli.options import json_option
-from taskq_plugins.spark.bulk.telling import progress, tell_rest
+from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.bulk.past import Counted, PastJobs
@@ -27,20 +27,8 @@ _PROBLEMS_SHOWN_MAX: Final = 20
 @click.command()
 @click.option("--lake", type=click.Path(path_type=Path), required=True, help="Where tables are.")
 @click.option("--where", required=True, metavar="SQL", help="Which rows of jobs, those over only.")
-@click.option(
-    "--to",
-    "-d",
-    "--data-dir",
-    "data_dir",
-    type=click.Path(path_type=Path),
-    required=True,
-    envvar="TASKQ_DATA_DIR",
-    show_envvar=True,
-    metavar="DIR",
-    help="The task log's directory; made when it is missing.",
-)
+@where_to
 @click.option("--run", "run_name", metavar="NAME", help="What is done once under a name only.")
-@click.option("--no-adopt", is_flag=True, help="Leave it to running workers to take the jobs up.")
 @yes_option
 @json_option
 @click.pass_context
@@ -62,26 +50,19 @@ def replay(
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
     from taskq.log.inbox.manifest import check_upload_name  # noqa: PLC0415
-    from taskq.log.inbox.writer import discard  # noqa: PLC0415 - help must not import the log
-    from taskq_plugins.spark.bulk.past import PastJobs  # noqa: PLC0415 - loads duckdb
+    from taskq_plugins.spark.bulk.past import past_jobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
-    from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts  # noqa: PLC0415
+    from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake, where)
-    opened = Lake.open(lake)
-    with PastJobs(opened, where) as past:
+    with past_jobs(Lake.open(lake), where) as past:
         found = past.counted(_SAMPLE_ROWS)
         if not yes:
             _tell_plan(found, _command(lake, where, data_dir, run), run, as_json=as_json)
             return
-        own = new_upload("replay")
-        try:
-            with progress(found.jobs, "reading jobs") as advance:
-                parts = write_parts(data_dir, own, past.entries(), advance)
-        except BaseException:
-            discard(data_dir, own)
-            raise
-        done = finish(data_dir, f"replay-{run}", own, parts, adopt=not no_adopt)
+        with progress(found.jobs, "reading jobs") as advance:
+            name, adopt = f"replay-{run}", not no_adopt
+            done = upload(data_dir, name, past.entries(), adopt=adopt, on_rows=advance)
     _tell(found, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(EXIT_FAILED)

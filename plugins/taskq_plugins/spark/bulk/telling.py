@@ -1,9 +1,10 @@
-"""What both commands tell: how far they have come, and what became of the jobs."""
+"""What both commands share: where jobs go, how far they have come, and what became of them."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq_plugins.spark.sink.uploads import Published
+
+
+def where_to(command: Callable[..., None]) -> Callable[..., None]:
+    """``--to`` and ``--no-adopt``."""
+    to = click.option(
+        "--to",
+        "-d",
+        "--data-dir",
+        "data_dir",
+        type=click.Path(path_type=Path),
+        required=True,
+        envvar="TASKQ_DATA_DIR",
+        show_envvar=True,
+        metavar="DIR",
+        help="The task log's directory; made when it is missing.",
+    )
+    words = "Leave it to running workers to take the jobs up."
+    return to(click.option("--no-adopt", is_flag=True, help=words)(command))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq_plugins.spark.decode.layout import Ints, Mask
+    from taskq_plugins.spark.decode.options import Options
     from taskq_plugins.spark.decode.rows import Rows
     from taskq_plugins.spark.decode.schema import Piece
 
@@ -96,28 +97,36 @@ def _timestamp(rows: Rows) -> pa.Array:
     return arrays.numbers(rows.time_ns // 1_000, None, DETAILS.field("timestamp").type)
 
 
-def _option_bytes(option: Option) -> Callable[[Rows], pa.Array]:
+def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
+    """The last such option of each row; ``holder`` is the part of the record that has them."""
+
     def build(rows: Rows) -> pa.Array:
-        if not rows.birth_options:
-            return arrays.nothing(_BYTES, len(rows))
-        start, end, valid = _places(rows)
-        rows.birth_options.bytes_of(option, start, end, valid)
+        options: Options = getattr(rows, holder)
+        count = len(rows)
+        if not options:
+            return arrays.nothing(_BYTES, count)
+        start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        valid = np.zeros(count, np.bool_)
+        options.bytes_of(option, start, end, valid)
         return arrays.slices(rows.data, start, end, valid)
 
     return build
 
 
-def _places(rows: Rows) -> tuple[Ints, Ints, Mask]:
-    count = len(rows)
-    return np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.bool_)
+def _option_number(
+    option: Option, holder: str, *, strict: bool = False
+) -> Callable[[Rows], pa.Array]:
+    """Likewise the first number of each row; with ``strict`` none may have another size."""
 
+    def build(rows: Rows) -> pa.Array:
+        options: Options = getattr(rows, holder)
+        if not options:
+            return arrays.nothing(_LONG, len(rows))
+        out = np.zeros(len(rows), np.int64)
+        options.find_numbers(option, out, strict=strict)
+        return arrays.somewhere(out)
 
-def _history(rows: Rows) -> pa.Array:
-    if not rows.carries:
-        return arrays.nothing(_BYTES, len(rows))
-    start, end, valid = _places(rows)
-    rows.carried_options.bytes_of(Option.HISTORY, start, end, valid)
-    return arrays.slices(rows.data, start, end, valid & (end > start))
+    return build
 
 
 def _headers(rows: Rows) -> pa.Array:
@@ -159,7 +168,7 @@ def _attempts_max(rows: Rows) -> pa.Array:
 def _due(rows: Rows) -> tuple[Ints, Mask]:
     """(moment, whether it is wall time)."""
     due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    for step in rows.birth_options.steps(Option.DUE, Option.DUE_WALL):
+    for step in rows.birth_options.each(Option.DUE, Option.DUE_WALL):
         due[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
         is_wall[step.row] |= step.tag == Option.DUE_WALL
     if rows.carries:
@@ -173,7 +182,7 @@ def _due(rows: Rows) -> tuple[Ints, Mask]:
 def _expires(rows: Rows) -> tuple[Ints, Mask]:
     """(moment, whether it is wall time)."""
     expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    for step in rows.birth_options.steps(Option.EXPIRES, Option.EXPIRES_RELATIVE):
+    for step in rows.birth_options.each(Option.EXPIRES, Option.EXPIRES_RELATIVE):
         expires[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
         is_wall[step.row] |= step.tag == Option.EXPIRES
     if rows.carries:
@@ -213,29 +222,18 @@ def _enqueued_ns(rows: Rows) -> pa.Array:
     return arrays.somewhere(np.where(rows.is_carrying, rows.of_job["enqueued_ns"], 0))
 
 
-def _carried_number(option: Option) -> Callable[[Rows], pa.Array]:
-    def build(rows: Rows) -> pa.Array:
-        if not rows.carries:
-            return arrays.nothing(_LONG, len(rows))
-        out = np.zeros(len(rows), np.int64)
-        _carried_only(rows, option, out)
-        return arrays.somewhere(out)
-
-    return build
+def _ended_ns(rows: Rows) -> pa.Array:
+    if not rows.carries:
+        return arrays.nothing(_LONG, len(rows))
+    out = np.zeros(len(rows), np.int64)
+    _carried_only(rows, Option.ENDED, out)
+    return arrays.somewhere(out)
 
 
 def _step_ns(rows: Rows) -> pa.Array:
     if not rows.has(Kind.CLOCK):
         return arrays.nothing(_LONG, len(rows))
     return arrays.numbers(rows.other(layout.OF_CLOCK)["step_ns"], rows.is_kind(Kind.CLOCK))
-
-
-def _key_hash(rows: Rows) -> pa.Array:
-    if not rows.plain_options:
-        return arrays.nothing(_LONG, len(rows))
-    out = np.zeros(len(rows), np.int64)
-    rows.plain_options.find_numbers(Option.KEY_HASH, out, strict=True)
-    return arrays.somewhere(out)
 
 
 def _lease_ns(rows: Rows) -> pa.Array:
@@ -245,14 +243,6 @@ def _lease_ns(rows: Rows) -> pa.Array:
     rows.plain_options.find_numbers(Option.LEASE, out)
     if rows.carries:
         _carried_only(rows, Option.LEASE, out)
-    return arrays.somewhere(out)
-
-
-def _replaces(rows: Rows) -> pa.Array:
-    if not rows.birth_options:
-        return arrays.nothing(_LONG, len(rows))
-    out = np.zeros(len(rows), np.int64)
-    rows.birth_options.find_numbers(Option.REPLACES, out)
     return arrays.somewhere(out)
 
 
@@ -270,7 +260,7 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "queue": _queue,
     "timestamp": _timestamp,
     "ts_ns": lambda rows: arrays.numbers(rows.time_ns),
-    "key": _option_bytes(Option.KEY),
+    "key": _option_bytes(Option.KEY, "birth_options"),
     "attempt": _attempt,
     "priority": _priority,
     "owner": lambda rows: arrays.hexadecimal(rows.owner, rows.owner != 0),
@@ -286,11 +276,11 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "flags": _flags,
     "state": _state,
     "enqueued_ns": _enqueued_ns,
-    "ended_ns": _carried_number(Option.ENDED),
+    "ended_ns": _ended_ns,
     "step_ns": _step_ns,
-    "history": _history,
-    "key_hash": _key_hash,
-    "replaces": _replaces,
-    "concurrency_key": _option_bytes(Option.CONCURRENCY_KEY),
+    "history": _option_bytes(Option.HISTORY, "carried_options"),
+    "key_hash": _option_number(Option.KEY_HASH, "plain_options", strict=True),
+    "replaces": _option_number(Option.REPLACES, "birth_options"),
+    "concurrency_key": _option_bytes(Option.CONCURRENCY_KEY, "birth_options"),
     "lease_ns": _lease_ns,
 }

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Of a longer gap only the beginning is kept as a row; a damaged frame is never as long.
 QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024
+#: The column of bytes that damage stands in, where there is one.
+_RAW: Final = pa.field("value", pa.binary())
 _VALUES: Final = frozenset({"value", "value_bytes", "result", "result_bytes", "problem"})
 
 
@@ -88,34 +90,37 @@ class _Decoder:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All of them."""
-        with PieceReader(self._piece) as reader:
-            for item in reader.items():
-                if isinstance(item, Damage):
-                    if self._corrupt is Corrupt.FAIL:
-                        raise reader.error(item)
-                    if self._corrupt is Corrupt.QUARANTINE:
-                        yield self._damaged(item, reader.raw(item.gap, QUARANTINED_BYTES_MAX))
-                    if item.salvaged is not None:
-                        yield from self._decoded(item.salvaged)
-                else:
-                    yield from self._decoded(item)
+        try:
+            with PieceReader(self._piece) as reader:
+                yield from self._batches(reader)
+        except FormatError as error:
+            path = shown(self._piece.path)
+            raise error if path in str(error) else FormatError(f"{path}: {error}") from error
+
+    def _batches(self, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+        for item in reader.items():
+            if not isinstance(item, Damage):
+                yield from self._decoded(item)
+                continue
+            if self._corrupt is Corrupt.FAIL:
+                raise reader.error(item)
+            if self._corrupt is Corrupt.QUARANTINE:
+                yield self._damaged(item, reader.raw(item.gap, QUARANTINED_BYTES_MAX))
+            if item.salvaged is not None:
+                yield from self._decoded(item.salvaged)
 
     def _decoded(self, found: Found) -> Iterator[pa.RecordBatch]:
         count = len(found.at)
         # Batches of equal size, so that none of a few rows remains of each chunk.
         step = -(-count // -(-count // self._rows_max)) if count else 1
-        try:
-            for first in range(0, count, step):
-                rows = Rows(self._piece, found, first, min(first + step, count))
-                sizes = unpacked_sizes(rows) if self._has_values else None
-                if sizes is None:
-                    yield self._batch(rows)
-                    continue
-                for begin, end in _cut(sizes):
-                    yield self._batch(Rows(self._piece, found, first + begin, first + end))
-        except FormatError as error:
-            path = shown(self._piece.path)
-            raise error if path in str(error) else FormatError(f"{path}: {error}") from error
+        for first in range(0, count, step):
+            rows = Rows(self._piece, found, first, min(first + step, count))
+            sizes = unpacked_sizes(rows) if self._has_values else None
+            if sizes is None:
+                yield self._batch(rows)
+                continue
+            for begin, end in _cut(sizes):
+                yield self._batch(Rows(self._piece, found, first + begin, first + end))
 
     def _batch(self, rows: Rows) -> pa.RecordBatch:
         values = Values(rows, self._bodies, payload=self._payload)
@@ -125,7 +130,7 @@ class _Decoder:
     def _column(self, field: pa.Field, rows: Rows, values: Values) -> pa.Array:
         name, is_text = field.name, pa.types.is_string(field.type)
         if name in _VALUES:
-            array = getattr(values, f"{name}_text" if name in AS_BYTES and is_text else name)
+            array = values.column(name, is_text=is_text)
         elif name in CONSTANTS:
             array = self._constant(name, len(rows))
         elif name == "headers" and not self._headers:
@@ -136,9 +141,6 @@ class _Decoder:
                 text = arrays.whole_text(array)
                 return arrays.shown(array, "backslashreplace") if text is None else text
         return array if array.type == field.type else array.cast(field.type)
-
-    def _type(self, name: str) -> Any:
-        return self._schema.field(name).type if name in self._schema.names else pa.null()
 
     def _constant(self, name: str, count: int) -> pa.Array:
         """The same for every row, so made once."""
@@ -166,9 +168,10 @@ class _Decoder:
             "branch": piece.branch,
             "problem": problem,
         }
-        if pa.types.is_binary(self._type("value")):
-            row["value"] = raw
-        columns = [pa.array([row.get(field.name)], field.type) for field in self._schema]
+        columns = [
+            pa.array([raw if field == _RAW else row.get(field.name)], field.type)
+            for field in self._schema
+        ]
         return _assembled(columns, self._schema, 1)
 
 

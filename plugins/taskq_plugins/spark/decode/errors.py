@@ -25,34 +25,19 @@ class SegmentMissing(LogError):
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"{shown(self.path)}: the segment is missing: compaction took it, or it was not "
-            f"copied; with failOnDataLoss=false it is passed over"
+        super().__init__(
+            f"{shown(path)}: the segment is missing: compaction took it, or it was not copied; "
+            f"with failOnDataLoss=false it is passed over"
         )
+        self.path = path
 
 
 class WrongSegment(LogError):
-    """The file is another segment than its place says; its records must not be taken for ours.
-
-    Attributes:
-        path: of the file.
-        found: what it is.
-        wanted: what it should be.
-    """
+    """The file is another segment than its place says; its records must not be taken for ours."""
 
     def __init__(self, path: str, found: str, wanted: str) -> None:
-        super().__init__(path, found, wanted)
-        self.path = path
-        self.found = found
-        self.wanted = wanted
-
-    def __str__(self) -> str:
-        return (
-            f"{shown(self.path)}: this is {self.found}, where {self.wanted} should be: "
+        super().__init__(
+            f"{shown(path)}: this is {found}, where {wanted} should be: "
             f"put each log into a directory of its own"
         )
 
@@ -64,20 +49,12 @@ class SegmentDamaged(LogDamaged):
         path: of the file.
         offset, resume: from the first bad byte to where a frame may start again.
         lsn: of the first record that is concerned.
-        what: is wrong.
     """
 
     def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
-        super().__init__(path, offset, resume, lsn, what)
-        self.path = path
-        self.offset = offset
-        self.resume = resume
-        self.lsn = lsn
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"{shown(self.path)}: {self.what}, bytes {self.offset} to {self.resume}, from lsn "
-            f"{self.lsn} on: corruptMode=skip reads past them, corruptMode=quarantine keeps them "
-            'as rows of kind "damaged"'
+        super().__init__(
+            f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on: "
+            f"corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of kind "
+            f'"damaged"'
         )
+        self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn

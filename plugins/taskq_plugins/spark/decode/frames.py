@@ -13,7 +13,6 @@ from uuid import UUID
 
 import numpy as np
 
-from taskq.core.errors import FormatError
 from taskq.core.model import TIME_NS_MAX
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap, Scanner
@@ -110,13 +109,6 @@ class PieceReader:
             WrongSegment: it is whole, but another one.
             SegmentUnreadable: the disk refuses.
         """
-        try:
-            yield from self._items()
-        except FormatError as error:
-            path = shown(self.piece.path)
-            raise error if path in str(error) else FormatError(f"{path}: {error}") from error
-
-    def _items(self) -> Iterator[Found | Damage]:
         offset, end = self.piece.start, self.piece.end
         if offset >= end:
             return

@@ -58,17 +58,12 @@ class Options:
         """Whether any row has any."""
         return bool(self._steps)
 
-    def each(self, option: Option) -> Iterator[Step]:
-        """The rows that have the option; those that have it twice come twice, in order."""
+    def each(self, *options: Option) -> Iterator[Step]:
+        """The rows that have one of the options; those that have several come again, in order."""
         for step in self._steps:
-            chosen = step.tag == option
-            if chosen.any():
-                yield Step(step.row[chosen], step.tag[chosen], step.at[chosen], step.size[chosen])
-
-    def steps(self, *options: Option) -> Iterator[Step]:
-        """Do as ``each`` for several options, in the order in which they stand in the records."""
-        for step in self._steps:
-            chosen = np.isin(step.tag, options)
+            chosen = step.tag == options[0]
+            for other in options[1:]:
+                chosen |= step.tag == other
             if chosen.any():
                 yield Step(step.row[chosen], step.tag[chosen], step.at[chosen], step.size[chosen])
 

@@ -63,46 +63,29 @@ class Values:
         self._bodies = bodies
         self._payload = payload
 
-    @property
-    def value(self) -> pa.Array:
-        """Payload, result, reason or description."""
-        return self._value[0]
+    def column(self, name: str, *, is_text: bool) -> pa.Array:
+        """One of the columns; with ``is_text`` null where it is no text.
 
-    @property
-    def result(self) -> pa.Array:
-        """What carried records hold beside their payload."""
-        return self._result[0]
-
-    @property
-    def value_text(self) -> pa.Array:
-        """The value where it is text."""
-        return self._texts_of_value[0]
-
-    @property
-    def value_bytes(self) -> pa.Array:
-        """The value where it is no text."""
-        return self._texts_of_value[1]
-
-    @property
-    def result_text(self) -> pa.Array:
-        """The result where it is text."""
-        return self._texts_of_result[0]
-
-    @property
-    def result_bytes(self) -> pa.Array:
-        """The result where it is no text."""
-        return self._texts_of_result[1]
+        ``value`` is a payload, a result, a reason or a description, ``result`` what carried records
+        hold beside their payload; ``value_bytes`` and ``result_bytes`` have what is no text.
+        """
+        if name == "problem":
+            return self._problem()
+        whole, _, is_rest = name.partition("_")
+        if not is_text and not is_rest:
+            return (self._value if whole == "value" else self._result)[0]
+        parts = self._parts_of_value if whole == "value" else self._parts_of_result
+        return parts[1 if is_rest else 0]
 
     @cached_property
-    def _texts_of_value(self) -> tuple[pa.Array, pa.Array]:
-        return _parted(self.value)
+    def _parts_of_value(self) -> tuple[pa.Array, pa.Array]:
+        return _parted(self._value[0])
 
     @cached_property
-    def _texts_of_result(self) -> tuple[pa.Array, pa.Array]:
-        return _parted(self.result)
+    def _parts_of_result(self) -> tuple[pa.Array, pa.Array]:
+        return _parted(self._result[0])
 
-    @property
-    def problem(self) -> pa.Array:
+    def _problem(self) -> pa.Array:
         """Why a value or a result is missing."""
         of_value, of_result = self._value[1], self._result[1]
         if not of_value and not of_result:

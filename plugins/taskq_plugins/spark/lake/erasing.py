@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from taskq.core.errors import UsageError
 from taskq.core.records import Kind
+from taskq_plugins.spark.lake import query
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
-from taskq_plugins.spark.lake.query import check_condition
 from taskq_plugins.spark.lake.store import OPEN_RECORDS, Change
 
 if TYPE_CHECKING:
@@ -54,17 +52,8 @@ def chosen_jobs(
     """
     found = set(job_ids)
     if where is not None:
-        with duckdb.connect(":memory:") as duck:
-            duck.register("jobs", lake.dataset("jobs"))
-            duck.execute("SET TimeZone = 'UTC'; SET enable_external_access = false")
-            try:
-                # The condition is SQL that the caller gives on purpose.
-                check_condition(duck, "jobs", where)
-                rows = duck.execute(f"SELECT job_id FROM jobs WHERE ({where}\n)").fetchall()  # noqa: S608
-            except duckdb.Error as error:
-                reason = str(error).partition("\n")[0]
-                raise UsageError(f"--where {where!r:.200}: {reason}") from error
-        found.update(row[0] for row in rows)
+        chosen = query.rows(lake, query.Query("jobs", (_JOB_ID,), where))
+        found.update(chosen[_JOB_ID].to_pylist())
     if purged:
         is_purged = pc.field("kind") == Kind.PURGED.name.lower()
         gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)

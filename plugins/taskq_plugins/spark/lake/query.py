@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
@@ -9,7 +11,7 @@ import duckdb
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -75,34 +77,38 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
     text += f" GROUP BY {group}" if group else ""
     text += f" ORDER BY {order}" if order else ""
     text += f" LIMIT {query.limit}" if query.limit is not None else ""
-    connection = duckdb.connect(":memory:")
-    try:
-        connection.register("rows", lake.dataset(query.table))
-        # A condition reads the table and nothing else of this machine.
-        connection.execute("SET TimeZone='UTC'; SET enable_external_access=false")
-        if query.where is not None:
-            check_condition(connection, "rows", query.where)
+    with opened(lake, query.table, query.where) as connection:
         return connection.sql(text).to_arrow_table()
-    except duckdb.Error as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"--where {query.where!r:.200}: {reason}. The columns of {query.table} are: "
-            f"{', '.join(lake.schema(query.table).names)}"
-        ) from error
-    finally:
-        connection.close()
 
 
-def check_condition(connection: duckdb.DuckDBPyConnection, table: str, where: str) -> None:
-    """Let nothing pass but one condition over the rows of a table that the connection has.
+@contextmanager
+def opened(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with the table as ``rows``, for what the condition chooses of it.
 
-    Brackets of its own could end the place that it is put in and begin something else there: a
-    further choice of rows, or a statement.
+    Let pass nothing but one condition over these rows: brackets of its own could end the place that
+    it is put in and begin something else there, a further choice of rows or a statement.
 
     Raises:
-        duckdb.Error: it does not read.
+        UsageError: the condition does not read, or does not fit the rows that it meets.
+        LakeError: there is no such table.
     """
-    connection.table(table).filter(where)
+    rows = lake.dataset(table)
+    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
+        try:
+            connection.register("rows", rows)
+            connection.execute("SET TimeZone='UTC'")
+            connection.execute("SET temp_directory = ?", [spill])
+            # It reads the table and nothing else of this machine.
+            connection.execute("SET enable_external_access=false")
+            if where is not None:
+                connection.table("rows").filter(where)
+            yield connection
+        except duckdb.Error as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(
+                f"--where {where!r:.200}: {reason}. The columns of {table} are: "
+                f"{', '.join(lake.schema(table).names)}"
+            ) from error
 
 
 def _default(table: str) -> list[str]:

@@ -17,6 +17,7 @@ from taskq.log.inbox.manifest import check_upload_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from taskq.app.app import TaskQ
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
 _NUMBERS: Final = ("priority", "attempts")
@@ -52,6 +53,18 @@ class SinkOptions:
     app: str = ""
     adopt: bool = True
     upload: str = ""
+
+    def load_app(self) -> TaskQ | None:
+        """The app, if one is named.
+
+        Raises:
+            UsageError: it cannot be imported.
+        """
+        if not self.app:
+            return None
+        from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
+
+        return load_app(self.app)
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:

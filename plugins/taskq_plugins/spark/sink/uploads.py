@@ -87,6 +87,38 @@ def write_parts(
     return parts
 
 
+def upload(
+    data_dir: Path,
+    name: str,
+    found: Iterable[Entries],
+    *,
+    adopt: bool,
+    on_rows: Callable[[int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Published:
+    """Write entries into parts and publish them as ``finish`` does, from one process.
+
+    Args:
+        data_dir: of the task log.
+        name: by which a second one of the same is known.
+        found: the entries, some at a time.
+        adopt: whether they are adopted.
+        on_rows: told how many were written since it was last told.
+        check: called before they are published; if it raises, nothing is left of them.
+
+    Raises:
+        TaskqError: nothing was published.
+    """
+    own = new_upload("own")
+    try:
+        parts = write_parts(data_dir, own, found, on_rows)
+        check()
+    except BaseException:
+        discard(data_dir, own)
+        raise
+    return finish(data_dir, name, own, parts, adopt=adopt)
+
+
 def finish(
     data_dir: Path, name: str, upload: str, parts: Sequence[Part], *, adopt: bool
 ) -> Published:

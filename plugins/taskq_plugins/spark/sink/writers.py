@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from taskq.app.app import TaskQ
     from taskq_plugins.spark.sink.uploads import Published
 
 #: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.
@@ -171,8 +170,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
         )
     checked = parse_options(options)
     shape_of(_arrow_schema(schema), task=checked.task)
-    if checked.app:
-        _load(checked.app)  # here as well, so that a wrong name fails before any row is read
+    checked.load_app()  # here as well, so that a wrong name fails before any row is read
     return checked
 
 
@@ -184,15 +182,9 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
 def _write(
     options: SinkOptions, upload: str, stream: str, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    encoder = Encoder(options, _load(options.app) if options.app else None)
+    encoder = Encoder(options, options.load_app())
     parts = write_parts(options.data_dir, upload, encoder.all_entries(batches))
     return Written(upload, stream, tuple((*part,) for part in parts))
-
-
-def _load(app: str) -> TaskQ:
-    from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
-
-    return load_app(app)
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:

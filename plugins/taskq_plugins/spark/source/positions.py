@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
@@ -97,10 +97,8 @@ def parse_bound(text: str) -> Bound:
         ValueError: it is neither a word nor JSON of places.
     """
     word = text.strip().lower()
-    if word == "earliest":
-        return "earliest"
-    if word == "latest":
-        return "latest"
+    if word in get_args(Edge):
+        return cast("Edge", word)
     values = parse_json(text)
     if not isinstance(values, dict) or len(values) > _LOGS_MAX:
         raise ValueError("no object")
@@ -108,10 +106,8 @@ def parse_bound(text: str) -> Bound:
 
 
 def _given(value: object) -> Given:
-    if value == "earliest":
-        return "earliest"
-    if value == "latest":
-        return "latest"
+    if value in get_args(Edge):
+        return cast("Edge", value)
     if not isinstance(value, dict):
         raise TypeError(f"{value!r} is no place")
     if set(value) == {"lsn"}:

@@ -7,7 +7,7 @@ applied in full, so that Spark need not look again.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -67,7 +67,7 @@ class Term(NamedTuple):
             return pc.is_in(column, value_set=values, skip_nulls=True)
         return getattr(pc, self.compare)(column, values[0])
 
-    def may_hold(self, low: int | str, high: int | str) -> bool:
+    def may_hold(self, low: Any, high: Any) -> bool:
         """Whether any value from ``low`` to ``high`` fits; both count."""
         bound: Any = next(iter(self.values), None)
         match self.compare:
@@ -94,13 +94,18 @@ def term_of(given: Filter) -> Term | None:
     if isinstance(given, IsNotNull):
         return Term(column, "valid", ())
     if isinstance(given, In):
-        values = tuple(value for value in given.value if value is not None)
+        values = tuple(_aware(value) for value in given.value if value is not None)
         return Term(column, "in", values)
     compare = _COMPARE.get(type(given))
     value = getattr(given, "value", None)
     if compare is None or value is None:
         return None
-    return Term(column, compare, (value,))
+    return Term(column, compare, (_aware(value),))
+
+
+def _aware(value: Any) -> Any:
+    """A moment of Spark's, which may lack its zone."""
+    return value.astimezone() if isinstance(value, datetime) and value.tzinfo is None else value
 
 
 class PushingReader(BatchReader):
@@ -188,23 +193,10 @@ def _cut(piece: Piece, terms: list[Term]) -> Iterator[Piece]:
 
 
 def _fits(header: FrameHeader, terms: list[Term]) -> bool:
-    time_us = header.time_ns // 1000
-    for term in terms:
-        if term.column == "lsn":
-            fits = term.may_hold(header.first_lsn, header.next_lsn - 1)
-        elif term.column == "ts_ns":
-            fits = term.may_hold(header.time_ns, header.time_ns)
-        else:
-            fits = _in_microseconds(term).may_hold(time_us, time_us)
-        if not fits:
-            return False
-    return True
-
-
-def _in_microseconds(term: Term) -> Term:
-    return term._replace(values=tuple(_microseconds(value) for value in term.values))
-
-
-def _microseconds(value: datetime) -> int:
-    since = (value if value.tzinfo is not None else value.astimezone()) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    time = _EPOCH + timedelta(microseconds=header.time_ns // 1000)
+    spans: dict[str, tuple[Any, Any]] = {
+        "lsn": (header.first_lsn, header.next_lsn - 1),
+        "ts_ns": (header.time_ns, header.time_ns),
+        "timestamp": (time, time),
+    }
+    return all(term.may_hold(*spans[term.column]) for term in terms)
