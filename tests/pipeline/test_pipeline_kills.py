@@ -126,15 +126,16 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
     hub = Hub(tmp_path, 3 * KILLS)
     began = time.monotonic()
     with hub.run(*BY_SPARK) as process:
-        batch_seconds = hub.batch(process)
+        hub.batch(process)
         start_seconds = time.monotonic() - began
     for number in range(KILLS):
         with hub.run(*BY_SPARK) as process:
             if number % 4:
-                batch_seconds = hub.batch(process)
-                time.sleep(draw.uniform(0, 2 * batch_seconds))
+                seconds = draw.uniform(0, 2 * hub.batch(process))
             else:  # while Spark starts, or in the first steps
-                time.sleep(draw.uniform(0.2, start_seconds))
+                seconds = draw.uniform(0.2, start_seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
             assert process.poll() is None, "it ended before it was killed: take more batches"
             everybody = family(process.pid)
             only_java = java_of(everybody) if number % 4 == 1 else []

@@ -279,6 +279,16 @@ def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
     assert len(base_tables(Lake.open(lake))[1]) == 3
 
 
+def test_logs_without_a_record_are_no_error(tmp_path: Path) -> None:
+    root = tmp_path / "journals"
+    root.mkdir()
+    options = RunOptions(journals=root, max_bytes=2**20)
+    with Lake.open(tmp_path / "lake", create=True).writer() as writer:
+        assert run_here(writer, options, _Told())[:3] == (0, 0, ())
+        asyncio.run(filled(root / "edge-1", 3))
+        assert run_here(writer, options, _Told()).refreshed == DERIVED
+
+
 def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

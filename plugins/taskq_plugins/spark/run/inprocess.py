@@ -128,6 +128,8 @@ def run_here(writer: LakeWriter, options: RunOptions, listener: Listener) -> Sum
 
 def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list[str]:
     """Refresh the derived tables, and keep the lake in order; returns which were refreshed."""
+    if not writer.lake.has(JOBS):  # no log has a record yet
+        return []
     # What the rollups were made of may be gone: they stay as they are.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table, since)
