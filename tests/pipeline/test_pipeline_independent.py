@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -11,9 +13,13 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
+from taskq import Put, TaskLog
 from taskq_plugins.spark.lake import Lake, LakeWriter
 from tests.cli.helpers import taskq
+from tests.fleet.made_logs import MadeLog, damage
+from tests.pipeline.jobstories import world_of
 from tests.pipeline.rowmaking import live
+from tests.pipeline.rows_of_log import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,25 +33,92 @@ _FOLD = """
         count(*) FILTER (kind = 'claimed') AS attempts
     FROM records WHERE kind IN ('enqueued', 'claimed', 'succeeded', 'retried', 'dead', 'released',
         'cancelled', 'expired', 'requeued', 'purged')
-    GROUP BY job_id HAVING arg_max(kind, lsn) <> 'purged'
+    GROUP BY job_id HAVING arg_max(kind, lsn) <> 'purged' AND bool_or(kind = 'enqueued')
 """
+#: Attempts that failed of jobs that are there: what their process took with it as well.
+_FAILED = """
+    SELECT count(*) FROM records
+    WHERE (kind IN ('retried', 'dead') OR (kind = 'released' AND cause = 'owner_lost'))
+    AND job_id NOT IN (SELECT job_id FROM records WHERE kind = 'purged')
+"""
+_TWICE = """
+    SELECT queue, count(DISTINCT device), count(*) FROM records
+    WHERE kind = 'enqueued' AND key IS NOT NULL
+    AND job_id IN (SELECT job_id FROM records WHERE kind = 'claimed')
+    GROUP BY queue, key HAVING count(DISTINCT device) > 1
+"""
+_KEY = ["log_id", "epoch", "lsn", "kind"]
 _WAITS = {"ready": "waits", "scheduled": "waits"}
 
 
+class Made(NamedTuple):
+    """A lake, and its logs' records as ``taskq export`` has them: now, and as they were left."""
+
+    lake: Path
+    records: pd.DataFrame
+    left: pd.DataFrame
+
+
+async def same(path: Path) -> None:
+    """A job with a key that another device has, too."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.put(b"once", queue="twice", key=b"same")
+        for delivery in await log.claim(1, queues=["twice"]):
+            await log.ack(delivery)
+
+
+async def begun(path: Path) -> None:
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.put_many([Put(payload=b"x") for _ in range(6)])
+        for delivery in await log.claim(2):
+            await log.ack(delivery)
+
+
+async def gone_on(path: Path, more: int, ends: int) -> None:
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.put_many([Put(payload=b"x") for _ in range(more)])
+        for number, delivery in enumerate(await log.claim(3)):
+            if number < ends:
+                await log.ack(delivery)
+
+
+def exported(root: Path, *names: str) -> pd.DataFrame:
+    parts = []
+    for name in names:
+        target = root / f"{name}.parquet"
+        done = taskq("export", "-d", root / "hub" / name, "--records", "-o", target)
+        assert target.exists(), done.output
+        parts.append(pd.read_parquet(target))
+    return pd.concat(parts)
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
-    """A lake of logs, one of which came late, behind a run that was killed; and their records."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Devices that came late, set their clocks, lost bytes or were restored; a run was killed."""
     root = tmp_path_factory.mktemp("independent")
     hub, lake = root / "hub", root / "lake"
 
     def run() -> int:
-        words = ("pipeline", "run", "--journals", hub, "--lake", lake)
+        words = ("pipeline", "run", "--journals", hub, "--lake", lake, "--corrupt", "skip")
         return int(taskq(*words).exit_code)
 
     asyncio.run(live(hub / "edge-1", 1, 20))
+    asyncio.run(begun(hub / "restored"))
+    shutil.copytree(hub / "restored", root / "backup")
+    asyncio.run(gone_on(hub / "restored", 2, 1))
     assert run() == 0
+    left = exported(root, "restored")
+    shutil.rmtree(hub / "restored")
+    shutil.copytree(root / "backup", hub / "restored")
+    asyncio.run(gone_on(hub / "restored", 3, 2))
     asyncio.run(live(hub / "edge-1", 2, 10))
     asyncio.run(live(hub / "edge-2", 3, 20))
+    for name in ("edge-1", "edge-2"):
+        asyncio.run(same(hub / name))
+    save(world_of("clocks_that_are_set").machine, hub / "stepped")
+    hurt = MadeLog(hub / "hurt")
+    frames = [hurt.enqueue(3) for _ in range(3)]
+    damage(frames[1])
     real = LakeWriter.commit
 
     def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
@@ -57,27 +130,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
         crash.setattr(LakeWriter, "commit", killed)
         assert run() != 0
     assert run() == 0
-    parts = []
-    for name in ("edge-1", "edge-2"):
-        target = root / f"{name}.parquet"
-        done = taskq("export", "-d", hub / name, "--records", "-o", target)
-        assert done.exit_code == 0, done.output
-        parts.append(pd.read_parquet(target))
-    return lake, pd.concat(parts)
+    names = ("edge-1", "edge-2", "restored", "stepped", "hurt")
+    return Made(lake, exported(root, *names), left)
 
 
-def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: tuple[Path, pd.DataFrame]) -> None:
-    lake, records = made
-    assert len(records)
+def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
+    lake, records, _ = made
     duck = duckdb.connect()
     duck.register("records", records)
     wanted = sorted(duck.execute(_FOLD).fetchall())
-    jobs = pl.read_delta(str(lake / "jobs")).to_dicts()
-    attempts = DeltaTable(str(lake / "attempts")).to_pyarrow_table(columns=["job_id"])
-    counts = attempts["job_id"].value_counts().to_pylist()
-    by_job = {one["values"]: one["counts"] for one in counts}
+    newest = pl.read_delta(str(lake / "jobs")).sort("branch").unique("job_id", keep="last")
+    jobs = newest.filter(pl.col("job_id").is_in(set(records["job_id"].dropna()))).to_dicts()
+    attempts = DeltaTable(str(lake / "attempts")).to_pandas(columns=["job_id", "branch"])
+    counts = Counter(zip(attempts["job_id"], attempts["branch"], strict=True))
     told = sorted(
-        (one["job_id"], _WAITS.get(one["state"], one["state"]), by_job.get(one["job_id"], 0))
+        (
+            one["job_id"],
+            _WAITS.get(one["state"], one["state"]),
+            counts[one["job_id"], one["branch"]],
+        )
         for one in jobs
     )
     assert told == wanted
@@ -85,28 +156,62 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: tuple[Path, pd.DataF
     assert {"waits", "succeeded", "dead", "cancelled", "running"} <= states
 
 
-def test_records_and_rollups_are_those_of_a_fold_in_pandas(
-    made: tuple[Path, pd.DataFrame],
-) -> None:
-    lake, records = made
-    own = DeltaTable(str(lake / "records")).to_pandas(columns=["log_id", "epoch", "lsn", "kind"])
-    keys = ["log_id", "epoch", "lsn", "kind"]
-    assert sorted(map(tuple, own[keys].values)) == sorted(map(tuple, records[keys].values))
-    purged = set(records[records["kind"] == "purged"]["job_id"])
-    of_jobs = records[~records["job_id"].isin(purged)]
+def test_what_a_restored_device_had_done_before_is_told_of_its_other_branch(made: Made) -> None:
+    """Folded in SQL from what its log held then: what was not over is lost."""
+    lake, records, left = made
+    duck = duckdb.connect()
+    duck.register("records", left)
+    shared = set(map(tuple, records[_KEY].values))
+    gone = left[[one not in shared for one in map(tuple, left[_KEY].values)]]
+    over = {job: state for job, state, _ in duck.execute(_FOLD).fetchall() if state == "succeeded"}
+    wanted = {(job, over.get(job, "lost")) for job in gone["job_id"].dropna()}
+    jobs = pl.read_delta(str(lake / "jobs")).filter(pl.col("log_id") == left["log_id"].iloc[0])
+    told = {(one["job_id"], one["state"]) for one in jobs.to_dicts() if one["branch"] == 0}
+    ended = {job for job, state in told if state == "succeeded"}
+    assert {one for one in told if one[0] in set(gone["job_id"])} == wanted
+    assert {state for _, state in told} == {"succeeded", "lost"}
+    assert ended == set(over)
+    (row,) = DeltaTable(str(lake / "breaks")).to_pandas().to_dict("records")
+    assert (row["device"], row["kind"], row["is_declared"]) == ("restored", "fork", False)
+    assert row["lsn"] == gone["lsn"].min()
+
+
+def test_records_and_rollups_are_those_of_a_fold_in_pandas(made: Made) -> None:
+    lake, records, left = made
+    own = DeltaTable(str(lake / "records")).to_pandas(columns=[*_KEY, "branch"])
+    own = own[own["kind"] != "break"]
+    every = pd.concat([records, left]).drop_duplicates(_KEY)
+    assert sorted(map(tuple, own[_KEY].values)) == sorted(map(tuple, every[_KEY].values))
+    purged = set(every[every["kind"] == "purged"]["job_id"])
+    of_jobs = every[~every["job_id"].isin(purged)]
+    kinds = Counter(of_jobs["kind"])
     rollup = pl.read_delta(str(lake / "rollup_hour"))
-    assert rollup["enqueued"].sum() == (of_jobs["kind"] == "enqueued").sum()
-    assert rollup["attempts_retried"].sum() == (of_jobs["kind"] == "retried").sum()
-    assert rollup["succeeded"].sum() == (of_jobs["kind"] == "succeeded").sum()
-    last = of_jobs.sort_values("lsn").groupby("job_id")["kind"].last()
+    assert rollup["enqueued"].sum() == kinds["enqueued"]
+    assert rollup["attempts_retried"].sum() == kinds["retried"]
+    assert rollup["succeeded"].sum() == kinds["succeeded"]
+    last = records[~records["job_id"].isin(purged)].sort_values("lsn").groupby("job_id")["kind"]
     lag = DeltaTable(str(lake / "device_lag")).to_pandas()
-    assert lag["dead"].sum() == (last == "dead").sum()
+    assert lag["dead"].sum() == (last.last() == "dead").sum()
+    assert set(lag["device"]) == {"edge-1", "edge-2", "restored", "stepped", "hurt"}
+
+
+def test_failures_and_duplicates_are_those_of_a_fold_in_sql(made: Made) -> None:
+    lake, records, _ = made
+    duck = duckdb.connect()
+    duck.register("records", records)
+    failed = duck.execute(_FAILED).fetchall()
+    failures = pl.read_delta(str(lake / "failures"))
+    assert failures["failed_attempts"].sum() == failed[0][0]
+    twice = duck.execute(_TWICE).fetchall()
+    duplicates = pl.read_delta(str(lake / "duplicates"))
+    assert [(one["queue"], one["devices"], one["jobs"]) for one in duplicates.to_dicts()] == twice
+    assert twice == [("twice", 2, 2)]
 
 
 def test_the_files_of_the_version_hold_what_every_reader_counts(
-    made: tuple[Path, pd.DataFrame],
+    made: Made,
 ) -> None:
-    lake, _ = made
+    lake = made.lake
     opened = Lake.open(lake)
     for name in opened.tables():
         paths = opened.paths(name)

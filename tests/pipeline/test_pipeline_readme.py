@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import polars as pl
 import pytest
 
 from taskq import TaskLog
@@ -42,6 +43,17 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
     assert len(read["dead"]) == 2
     assert dict(read["states"]) == states
     assert len(read["frame"]) == read["by_spark"].count() == 5
+
+
+def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path: Path) -> None:
+    """When it does without, the page may be shorter."""
+    lake = fill(tmp_path / "the lake", jobs=[{"job_id": "1"}])
+    (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
+    assert words == "use_pyarrow=True"
+    path = str(lake.path / "jobs")
+    assert len(pl.scan_delta(path, use_pyarrow=True).collect()) == 1
+    with pytest.raises(FileNotFoundError, match="the%20lake"):
+        pl.scan_delta(path).collect()
 
 
 @pytest.mark.slow
