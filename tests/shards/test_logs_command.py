@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,11 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq import TaskQ
+from taskq.app.logs import over
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+LOGS = ("a", "b", "c")
+TAKEOVER_SECONDS = 1.0
 APP = """
 import time
 from pathlib import Path
@@ -95,26 +100,38 @@ def test_the_command_works_several_logs(tmp_path: Path, guard: list[str]) -> Non
     assert not (tmp_path / "own").exists()
 
 
-def test_jobs_of_all_logs_of_a_killed_worker_run_again_within_a_second() -> None:
-    command = [sys.executable, "-m", "taskq", "worker", "many_logs_app:app"]
-    command += ["-d", "a", "-d", "b", "-d", "c"]
-    for log in "abc":
-        put(log, "hang", f"begun-{log}")
-    began = [f"begun-{log}" for log in "abc"]
-    workers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+def start_worker() -> subprocess.Popen[bytes]:
+    words = ["worker", "many_logs_app:app", *(word for log in LOGS for word in ("-d", log))]
+    return subprocess.Popen([sys.executable, "-m", "taskq", *words], stdout=subprocess.DEVNULL)
+
+
+async def test_jobs_of_all_logs_of_a_killed_worker_run_again_within_a_second(
+    tmp_path: Path,
+) -> None:
+    """By the next worker over these logs, which claims already."""
+    app = TaskQ(tmp_path / "own")
+    again: dict[str, float] = {}
+    all_again = asyncio.Event()
+
+    @app.task(name="many_logs_app.hang")
+    async def hang(text: str) -> None:
+        again[text] = time.monotonic()
+        if len(again) == len(LOGS):
+            all_again.set()
+
+    began = {log: str(tmp_path / f"begun-{log}") for log in LOGS}
+    for log in LOGS:
+        async with over(app, tmp_path / log) as one:
+            await one._send_here([hang.call(began[log])])
+    killed = start_worker()
     try:
-        eventually(lambda: all(map(os.path.exists, began)))
-        # Each may have jobs of any log: first one, then the other, so that all are taken back.
-        workers[0].send_signal(signal.SIGKILL)
-        workers[0].wait()
-        killed = time.monotonic()
-        third = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        workers.append(third)
-        workers[1].send_signal(signal.SIGKILL)
-        workers[1].wait()
-        eventually(lambda: all(states(log) == [("hang", "succeeded")] for log in "abc"))
-        assert time.monotonic() - killed < 15
+        await asyncio.to_thread(eventually, lambda: all(map(os.path.exists, began.values())))
+        async with app.worker(logs=[tmp_path / log for log in LOGS]):
+            killed.send_signal(signal.SIGKILL)
+            moment = time.monotonic()
+            async with asyncio.timeout(20):
+                await all_again.wait()
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        killed.kill()
+        killed.wait()
+    assert max(again.values()) - moment < TAKEOVER_SECONDS
