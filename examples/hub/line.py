@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 64 * 1024
 _LOOK_SECONDS: Final = 0.05
-_PATIENCE_SECONDS: Final = 60
+_PATIENCE_SECONDS: Final = 120
 
 
 def free_port() -> int:
@@ -49,6 +49,8 @@ class HubProcess:
         )
         async with asyncio.timeout(_PATIENCE_SECONDS), httpx.AsyncClient(trust_env=False) as line:
             while True:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"the hub ended by itself: {self._process.returncode}")
                 with contextlib.suppress(httpx.HTTPError):
                     await line.get(f"http://127.0.0.1:{self.port}/healthz")
                     return
