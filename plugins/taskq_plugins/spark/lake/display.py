@@ -13,7 +13,7 @@ import click
 from taskq.cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -104,8 +104,3 @@ def print_bars(title: str, bars: Sequence[Bar]) -> None:
 def _bar(eighths: int) -> str:
     whole, rest = divmod(max(eighths, 0), 8)
     return _FULL * whole + (_EIGHTHS[rest] if rest else "")
-
-
-def print_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of text."""
-    render.print_table(columns, rows)

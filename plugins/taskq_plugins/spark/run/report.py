@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from taskq.cli import render
+from taskq_plugins.spark.run.inprocess import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +22,11 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.run.inprocess import Summary
 
 
-class Report(Protocol):
-    """Who is told of a run; ``on_batch`` and ``on_table`` are called from another thread."""
+class Report(Listener, Protocol):
+    """Who is told of a run."""
 
     def starting(self) -> None:
         """Spark is about to start, which takes seconds."""
-        ...
-
-    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """A micro-batch was committed."""
-        ...
-
-    def on_table(self, name: str) -> None:
-        """A derived table is about to be computed."""
         ...
 
     def nothing_new(self, lake: Lake) -> None:
