@@ -375,6 +375,16 @@ class Hold:
     #: wall time
     since_ns: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return {
+            "kind": "breaker" if self.is_breaker else "condition",
+            "text": self.text,
+            "since": moment(self.since_ns),
+            "queues": None if self.queues is None else sorted(self.queues),
+            "tasks": None if self.tasks is None else sorted(self.tasks),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
@@ -394,6 +404,41 @@ class Serving:
             "tasks": None if self.tasks is None else sorted(self.tasks),
             "slots": self.slots or None,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One file of the log, in bytes; it began at a wall time, 0 if it is empty."""
+
+    name: str
+    size: int
+    begun_ns: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return {"segment": self.name, "size_bytes": self.size, "begun_at": moment(self.begun_ns)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitView:
+    """A limit of a task, or of one of its concurrency keys, and what is used of it."""
+
+    task: str
+    #: b"" for none
+    key: bytes
+    #: jobs that may run at a time, 0 for any number
+    concurrency: int
+    running: int
+    #: as people write it, "" for none
+    rate: str
+    #: claims that the rate allows now
+    room: int
+    #: ready jobs
+    waiting: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return asdict(self) | {"key": self.key.decode(errors="backslashreplace")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

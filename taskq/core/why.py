@@ -12,6 +12,7 @@ from taskq.core.errors import WORKER, command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
 from taskq.core.values import NamedTuple, dataclass
+from taskq.core.views import LimitView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -443,6 +444,31 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | Non
         return None
     free_ns = group.times.free_at(moment, limit.rate) + agenda.times.shift_ns
     return UsedUp(task=lane.task, key=key, rate=str(limit.rate), next_ns=free_ns)
+
+
+def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> list[LimitView]:
+    """What is used of these limits, by task and concurrency key; of keys only those with jobs."""
+    keyed = {lane.task for lane in agenda.lanes if lane.concurrency_key}
+    counts = {(task, b""): [0, 0] for task in limits if task not in keyed}
+    for lane in agenda.lanes:
+        if lane.task in limits and (lane.running or lane.ready):
+            count = counts.setdefault((lane.task, lane.concurrency_key), [0, 0])
+            count[0] += lane.running
+            count[1] += lane.ready
+    moment = max(now_ns - agenda.times.shift_ns, agenda.moment)
+    views = []
+    for (task, key), (running, ready) in sorted(counts.items()):
+        limit, group = limits[task], agenda.groups.get(task, key)
+        times = None if group is None else group.times
+        rate = limit.rate
+        room = 0 if rate is None else rate.count if times is None else times.room(moment, rate)
+        views.append(
+            LimitView(
+                task=task, key=key, concurrency=limit.concurrency, running=running,
+                rate="" if rate is None else str(rate), room=room, waiting=ready,
+            )
+        )  # fmt: skip
+    return views
 
 
 def _is_of(agenda: Agenda, job: int, task: str, key: bytes) -> bool:

@@ -38,6 +38,7 @@ async def look(
     *,
     follow: bool,
     body_bytes_max: int | None = None,
+    until: Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
     """The latest ``count`` records that the choice wants; then, if so asked, what is written.
@@ -51,6 +52,7 @@ async def look(
         follow: wait for more, for ever.
         body_bytes_max: payloads and results that are packed and larger are left out; 0: all packed
             ones, without a word.
+        until: as if the log ended there; None: where it ends.
         on_pause: called whenever there is nothing more to show yet; may raise to end.
 
     Raises:
@@ -63,7 +65,7 @@ async def look(
         files = await asyncio.to_thread(open_files, path, journal.identity.log_id)
         if not await _begun(files, follow=follow, on_pause=on_pause):
             return
-        extent = onlooker.look()
+        extent = until or onlooker.look()
         cursor, lsn = await asyncio.to_thread(_find, files, extent, count, choice)
         records = RecordReader(
             FrameReader(files, cursor, "", gap_handler(files, "skip")),

@@ -168,6 +168,37 @@ async def test_dead_letters_are_requeued_and_purged_and_queues_paused(data: Path
             assert (await post(client, f"queues/{name}/resume"))["changed"] is True
 
 
+async def test_all_is_told_as_it_was(whole: Path) -> None:
+    async with program(whole) as client:
+        assert await get(client, "failures", at="1") == []
+        assert (await get(client, "stats", at="1"))["queues"][0]["dead"] == 0
+        (job,) = (await get(client, "jobs", q="7001", at="1"))["jobs"]
+        then = await get(client, f"jobs/{job['id']}", at="1")
+        assert (then["state"], then["attempts"], then["why"]) == ("ready", [], None)
+        assert len(then["timeline"]) == 1
+        assert (await get(client, f"jobs/{job['id']}"))["state"] == "dead"
+        assert await get(client, "workers", at="1") == []
+        assert (await get(client, "segments"))[0]["size_bytes"] > 0
+
+
+async def test_many_are_counted_then_done(data: Path) -> None:
+    async with program(data, allow_actions=True) as client:
+        (failure,) = await get(client, "failures")
+        asked: dict[str, Any] = {
+            "act": "purge",
+            "q": f"state:dead fingerprint:{failure['fingerprint']}",
+        }
+        assert (await post(client, "many", **asked, dry_run=True))["count"] == 2
+        assert len(await get(client, "failures")) == 1
+        assert (await post(client, "many", **asked))["done"] == 2
+        assert await get(client, "failures") == []
+        told = await post(client, "many", act="cancel", q="state:ready")
+        assert (told["count"], told["done"], told["more"]) == (1, 1, False)
+        assert (await post(client, "schedules/hourly/pause"))["changed"] is True
+        assert (await post(client, "schedules/hourly/resume"))["changed"] is True
+        await post(client, "schedules/none/pause", 422)
+
+
 async def test_a_key_is_held_and_a_duplicate_told(data: Path) -> None:
     async with program(data, allow_actions=True) as client:
         first = await post(client, "jobs", task="a", key="k")
@@ -264,7 +295,7 @@ async def test_the_document_tells_of_every_endpoint_and_its_limits(whole: Path) 
         document = await get(client, "openapi.json")
     assert document["openapi"] == "3.1.0"
     operations = [one for path in document["paths"].values() for one in path.values()]
-    assert len({one["operationId"] for one in operations}) == len(operations) == 19
+    assert len({one["operationId"] for one in operations}) == len(operations) == 24
     (wait,) = [
         one
         for one in document["paths"]["/api/jobs/{id}/result"]["get"]["parameters"]

@@ -29,7 +29,7 @@ CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") o
 AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.min.js"))
 #: A page on another machine, as the browser sees it.
 EVIL_HOST: Final = "evil.example"
-PAGES: Final = ("/", "/jobs", "/failures", "/schedules", "/log")
+PAGES: Final = ("/", "/jobs", "/failures", "/schedules", "/limits", "/log", "/?at=1")
 WIDTHS: Final = (400, 1_400)
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
@@ -158,6 +158,23 @@ async def test_a_queue_is_paused_and_resumed(app: TaskQ, visit: Visit) -> None:
     await visit.open("/")
     await page.get_by_role("button", name="Resume").click()
     assert await waits.result(timeout=30) == "b"
+
+
+async def test_the_slider_shows_each_page_as_it_was(app: TaskQ, visit: Visit) -> None:
+    job = await enqueue(app, "mail.send", to="ada")
+    await ended(job)
+    page, expect = await visit.open(f"/jobs/{job.id}"), api.expect
+    await expect(page.locator("h1")).to_contain_text("dead")
+    await page.get_by_role("slider").focus()
+    await page.keyboard.press("Home")
+    await page.wait_for_url("**?at=1")
+    await expect(page.locator("h1")).to_contain_text("ready")
+    await expect(page.locator(".past")).to_contain_text("As it was")
+    await expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+    await page.get_by_role("link", name="Failures").click()
+    await expect(page.locator("main")).to_contain_text("No dead letters")
+    await page.get_by_role("link", name="Back to now").click()
+    await expect(page.locator("main")).to_contain_text("the mail server is away")
 
 
 async def test_jobs_are_found_by_keyboard_alone(app: TaskQ, visit: Visit) -> None:

@@ -6,15 +6,17 @@ import html
 import re
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import anyio
 import pytest
 
-from taskq import TaskQ, progress
+from taskq import TaskQ, chord, progress
+from taskq.conditions import condition
 from taskq.core.errors import JobFailed, command
 from taskq_plugins.web.pages import _inside
 from tests.web.browser import ORIGIN, browser, program
-from tests.web.test_web_api import made
+from tests.web.test_web_api import get, made
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
 EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\x1b[31m"
-PAGES = ("/", "/jobs", "/failures", "/schedules", "/log")
+PAGES = ("/", "/jobs", "/failures", "/schedules", "/limits", "/log")
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ async def test_a_page_is_fit_for_keyboards_readers_and_narrow_screens(data: Path
             assert all("scope" in head for head in page.named("th"))
             labelled = {label["for"] for label in page.named("label")}
             fields = [one for one in page.named("input") if one.get("type") != "hidden"]
-            assert {field["id"] for field in fields} == labelled
+            assert {one["id"] for one in fields if "aria-label" not in one} == labelled
             assert all("aria-label" in picture for picture in page.named("svg"))
             assert "viewport" in {one.get("name") for one in page.named("meta")}
 
@@ -154,7 +156,8 @@ async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
         (kind,) = forms(await shown(client, "/failures"))
         assert (await send_form(client, kind)).headers["location"] == "/failures"
         assert "No dead letters" in await shown(client, "/failures")
-        assert (await send_form(client, kind)).status_code == 404
+        assert kind["q"].startswith("state:dead fingerprint:")
+        assert (await send_form(client, kind)).status_code == 303  # there is none left
         for q, action in (("7001", "cancel"), ("7002", "cancel")):
             (job,) = set(re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q=q)))
             (form,) = forms(await shown(client, job))
@@ -229,6 +232,106 @@ async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: 
         assert forms(await shown(client, "/failures")) == [kind]
     async with program(data) as client:
         assert (await send_form(client, kind)).status_code == 403
+
+
+async def test_every_page_tells_of_the_log_as_it_was(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        job = re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q="7002"))[0]
+        page = await shown(client, job, at="1")
+        assert "as it was" in page.casefold()
+        assert '<small class="state ready">ready</small>' in page
+        assert "Attempts" not in page
+        for path in PAGES:
+            page = await shown(client, path, at="1")
+            assert forms(page) == []
+            assert "data-live" not in page
+            (links, _) = (re.findall(r'<a href="(/[^"]*)"', page), page)
+            assert all("at=1" in link for link in links if not page.count(f'"{link}">Back'))
+        assert "No dead letters" in await shown(client, "/failures", at="1")
+        assert "7002" not in await shown(client, "/", at="1")
+        (moment,) = set(re.findall(r"/jobs\?at=([^&\"]+)", await shown(client, "/", at="0s")))
+        assert "ValueError" in await shown(client, "/failures", at=unquote(moment))
+        for at, status in (("1d", 200), ("99999", 422), ("soon", 422), ("2999-01-01", 422)):
+            answer = await client.get("/jobs", params={"at": at})
+            assert answer.status_code == status, answer.text
+
+
+async def test_many_jobs_are_counted_before_anything_is_done_to_them(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        page = await shown(client, "/jobs", q="state:dead")
+        requeue, purge = (html.unescape(one) for one in re.findall(r'href="(/many[^"]+)"', page))
+        asked = await shown(client, requeue)
+        assert "Requeue 2 jobs?" in asked
+        assert "Purge 2 jobs?" in await shown(client, purge)
+        (form,) = forms(asked)
+        assert (await send_form(client, form)).status_code == 303
+        assert "No dead letters" in await shown(client, "/failures")
+        (form,) = forms(await shown(client, "/many", act="cancel", q="queue:mail"))
+        assert (await send_form(client, form)).status_code == 303
+        assert "Cancel 0 jobs?" in await shown(client, "/many", act="cancel", q="queue:mail")
+        assert (await client.get("/many?act=erase&q=x")).status_code == 422
+    async with browser(data) as client:
+        assert "/many" not in await shown(client, "/jobs", q="state:dead")
+
+
+async def test_a_schedule_is_paused_and_resumed(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        for said, action in (("active", "pause_schedule"), ("paused", "resume_schedule")):
+            page = await shown(client, "/schedules")
+            assert f">{said}</span>" in page
+            (form,) = forms(page)
+            assert form["action"] == f"/act/{action}"
+            await send_form(client, form)
+
+
+async def test_limits_and_what_workers_wait_for_are_shown(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, upkeep=False)
+    running, done = anyio.Event(), anyio.Event()
+
+    @app.task(name="resize", concurrency=1, rate="5/min", concurrency_key=lambda user: user)
+    async def resize(user: str) -> None:
+        running.set()
+        await done.wait()
+
+    @app.task(name="sync", requires=[condition(lambda: False, name="the VPN is up")])
+    async def sync() -> None: ...
+
+    async with app, app.worker(), browser(tmp_path) as client, program(tmp_path) as other:
+        await resize.enqueue_many([("ada",), ("ada",)])
+        await sync.enqueue()
+        await running.wait()
+        page = ""
+        with anyio.fail_after(30):
+            while "the VPN is up" not in page:
+                page = await shown(client, "/limits")
+        assert "it waits for the VPN is up, which does not hold" in page
+        (limit,) = (await get(other, "limits"))["limits"]
+        facts = {"task": "resize", "key": "ada", "concurrency": 1, "running": 1, "waiting": 1}
+        assert facts.items() <= limit.items()
+        assert (limit["rate"], limit["room"]) == ("5/min", 4)
+        assert re.search(r'class="number paused"[^>]*>1</td>', page)
+        done.set()
+
+
+async def test_a_flow_is_drawn(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, durability="os")
+
+    @app.task(name="fetch")
+    async def fetch(url: str) -> str:
+        return url
+
+    @app.task(name="count")
+    async def count(pages: list[str]) -> int:
+        return len(pages)
+
+    async with app:
+        flow = await chord([fetch.call("a"), fetch.call("b")], count.step()).enqueue()
+        async with browser(tmp_path) as client:
+            page = await shown(client, f"/jobs/{flow.id}")
+            assert (page.count("<text"), page.count("<path")) == (6, 2)
+            assert page.count(' aria-current="true"') == 1
+            for job in set(re.findall(r'<a href="(/jobs/[^"]+)"', page)):
+                assert (await shown(client, job)).count("<path") == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ from taskq.app.app import TaskQ
 from taskq.app.tasklog import TaskLog
 from taskq.core import views as documents
 from taskq.core.errors import StaleDelivery, UsageError
+from taskq.core.model import State
+from taskq.log.read.selection import WAITING
+from taskq_plugins.web.asked import MANY_MAX
 from taskq_plugins.web.problems import Problem
+from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
@@ -22,12 +26,14 @@ if TYPE_CHECKING:
         Claim,
         Enqueue,
         Extend,
+        Many,
         Nack,
         OneClaim,
         OneJob,
-        OneQueue,
+        OneName,
         Release,
     )
+    from taskq_plugins.web.looks import Looks
 
 #: Jobs that are claimed through the API at a time.
 _HELD_MAX: Final = 10_000
@@ -37,26 +43,30 @@ class Acts:
     """What may be done to the log, for programs and for the forms of the pages.
 
     Args:
-        path: directory of the log.
+        looks: reads the log.
+        app: has it open; None: this opens it.
     """
 
-    def __init__(self, path: str) -> None:
-        self._app = TaskQ(path, upkeep=False, name="taskq web")
-        self._log = TaskLog(self._app._connection)
+    def __init__(self, looks: Looks, app: TaskQ | None) -> None:
+        self._looks = looks
+        self._is_own = app is None
+        self.app = app or TaskQ(looks.path, upkeep=False, name="taskq web")
+        self._log = TaskLog(self.app._connection)
         #: token -> (claim, when its lease ends as told last, by the steady clock)
         self._held: dict[str, tuple[Delivery, float]] = {}
 
     async def close(self) -> None:
         """Finish what was asked for and close the log; its claims go back to others."""
-        await self._app.close()
+        if self._is_own:
+            await self.app.close()
 
     async def enqueue(self, asked: Enqueue) -> dict[str, Any]:
         """Enqueue a call, or bytes; it is as durable as the log says when this returns."""
         if (asked.task is None) == (asked.payload is None):
             raise UsageError("give a task with its arguments, or a payload: one of the two")
         if asked.task is not None:
-            call = self._app.call_by_name(asked.task, **asked.arguments)
-            job = await self._app.enqueue(call.options(**asked.options()))
+            call = self.app.call_by_name(asked.task, **asked.arguments)
+            job = await self.app.enqueue(call.options(**asked.options()))
             return {"id": job.id, "duplicate": job.duplicate}
         assert asked.payload is not None
         if asked.arguments:
@@ -72,20 +82,49 @@ class Acts:
         await self._log.dead.requeue(asked.id)
         return {"id": asked.id, "requeued": True}
 
-    async def requeue_many(self, jobs: list[str]) -> int:
-        """The same for many; how many it was done to."""
-        return (await self._log.dead.requeue_many(jobs)).count
-
     async def purge(self, asked: OneJob) -> dict[str, Any]:
         """Forget a dead letter."""
         await self._log.dead.purge(asked.id)
         return {"id": asked.id, "purged": True}
 
-    async def pause(self, asked: OneQueue) -> dict[str, Any]:
+    async def many(self, asked: Many) -> dict[str, Any]:
+        """Do one of the three to all jobs that fit, or count them: each for itself."""
+        search = Search.parse(asked.q)
+        found = await self._looks.read(
+            lambda reader: find_jobs(reader, search, MANY_MAX, asked.before)
+        )
+        states = WAITING | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
+        jobs = [job.job_id for job in found.jobs if job.state in states]
+        told = {"act": asked.act, "count": len(jobs), "more": bool(found.following), "done": 0}
+        if asked.dry_run or not jobs:
+            return told
+        if asked.act != "cancel":
+            act = getattr(self._log.dead, f"{asked.act}_many")
+            return told | {"done": (await act(jobs)).count}
+        # Side by side, so that a few fsyncs serve them all.
+        done: list[bool] = []
+
+        async def cancel(job: str) -> None:
+            done.append(await self._log.cancel(job))
+
+        async with anyio.create_task_group() as tasks:
+            for job in jobs:
+                tasks.start_soon(cancel, job)
+        return told | {"done": sum(done)}
+
+    async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
+        """Let a schedule tick no more."""
+        return {"schedule": asked.name, "changed": await self.app.schedules.pause(asked.name)}
+
+    async def resume_schedule(self, asked: OneName) -> dict[str, Any]:
+        """Let it tick again."""
+        return {"schedule": asked.name, "changed": await self.app.schedules.resume(asked.name)}
+
+    async def pause(self, asked: OneName) -> dict[str, Any]:
         """Let no worker claim from a queue."""
         return {"queue": asked.name, "changed": await self._log.pause(asked.name)}
 
-    async def resume(self, asked: OneQueue) -> dict[str, Any]:
+    async def resume(self, asked: OneName) -> dict[str, Any]:
         """Let workers claim from it again."""
         return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
 

@@ -21,7 +21,14 @@ from taskq.core.views import body_document, job_head
 from taskq.log.read.reader import LogReader
 from taskq_plugins.web import asked as asking
 from taskq_plugins.web.describing import describe
-from taskq_plugins.web.looks import failures_of, job_of, log_document, only_job, schedules_of
+from taskq_plugins.web.looks import (
+    failures_of,
+    hurdles_of,
+    job_of,
+    log_document,
+    only_job,
+    schedules_of,
+)
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -96,7 +103,9 @@ class Api:
     def __init__(self, looks: Looks, acts: Acts) -> None:
         self._looks = looks
         self._waits = 0
-        self.endpoints = (*self._questions(), *_orders(acts))
+        #: what may be done, by name
+        self.acts = {one.name: one for one in _orders(acts)}
+        self.endpoints = (*self._questions(), *self.acts.values())
 
     def routes(self) -> list[Route]:
         """Every endpoint, and what tells of them."""
@@ -114,7 +123,7 @@ class Api:
         ask, looks = asking, self._looks
 
         def look(work: Callable[[LogReader], Any]) -> Callable[[Any], Coroutine[Any, Any, Any]]:
-            return lambda _: looks.read(work)
+            return lambda asked: looks.read(work, asked.at)
 
         def look_at(
             work: Callable[[LogReader], list[Any]],
@@ -123,19 +132,23 @@ class Api:
 
         return (
             Endpoint("GET", "/api/stats", "stats", "The log as a whole, and its queues.",
-                     ask.Asked, look(log_document)),
+                     ask.Past, look(log_document)),
             Endpoint("GET", "/api/queues", "queues", "Jobs of each queue by state.",
-                     ask.Asked, look(lambda reader: log_document(reader)["queues"])),
+                     ask.Past, look(lambda reader: log_document(reader)["queues"])),
             Endpoint("GET", "/api/workers", "workers", "Processes that have the log open.",
-                     ask.Asked, look_at(LogReader.owners)),
+                     ask.Past, look_at(LogReader.owners)),
             Endpoint("GET", "/api/schedules", "schedules", "What ticks by the clock.",
-                     ask.Asked, look_at(schedules_of)),
+                     ask.Past, look_at(schedules_of)),
+            Endpoint("GET", "/api/limits", "limits", "Limits, conditions and breakers.",
+                     ask.Past, look(lambda reader: hurdles_of(reader).as_dict())),
+            Endpoint("GET", "/api/segments", "segments", "Files of the log.",
+                     ask.Past, look_at(LogReader.segments)),
             Endpoint("GET", "/api/failures", "failures", "Newest dead letters by what they share.",
-                     ask.Asked, look_at(failures_of)),
+                     ask.Past, look_at(failures_of)),
             Endpoint("GET", "/api/jobs", "jobs", "Jobs that fit, the newest first.",
                      ask.Jobs, self._jobs),
             Endpoint("GET", "/api/jobs/{id}", "job", "All of one job, and why it does not run.",
-                     ask.OneJob, self._job),
+                     ask.PastJob, self._job),
             Endpoint("GET", "/api/jobs/{id}/result", "result", "What a job returned.",
                      ask.Result, self._result),
         )  # fmt: skip
@@ -143,7 +156,7 @@ class Api:
     async def _jobs(self, asked: asking.Jobs) -> dict[str, Any]:
         search = Search.parse(asked.q)
         found = await self._looks.read(
-            lambda reader: find_jobs(reader, search, asked.limit, asked.before)
+            lambda reader: find_jobs(reader, search, asked.limit, asked.before), asked.at
         )
         return {
             "jobs": [job_head(job) for job in found.jobs],
@@ -151,8 +164,8 @@ class Api:
             "looked_at": found.looked_at,
         }
 
-    async def _job(self, asked: asking.OneJob) -> dict[str, Any]:
-        seen = await self._looks.read(lambda reader: job_of(reader, asked.id))
+    async def _job(self, asked: asking.PastJob) -> dict[str, Any]:
+        seen = await self._looks.read(lambda reader: job_of(reader, asked.id), asked.at)
         return {
             **seen.job.as_dict(),
             **render.flow_json(seen.ties, seen.tag),
@@ -195,10 +208,16 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.OneJob, acts.requeue),
         Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",
                  ask.OneJob, acts.purge),
+        Endpoint("POST", "/api/many", "many", "Do one thing to all jobs that fit, or count them.",
+                 ask.Many, acts.many),
+        Endpoint("POST", "/api/schedules/{name}/pause", "pause_schedule", "Let it tick no more.",
+                 ask.OneName, acts.pause_schedule),
+        Endpoint("POST", "/api/schedules/{name}/resume", "resume_schedule", "Let it tick again.",
+                 ask.OneName, acts.resume_schedule),
         Endpoint("POST", "/api/queues/{name}/pause", "pause", "Let no worker claim from a queue.",
-                 ask.OneQueue, acts.pause),
+                 ask.OneName, acts.pause),
         Endpoint("POST", "/api/queues/{name}/resume", "resume", "Let workers claim from it again.",
-                 ask.OneQueue, acts.resume),
+                 ask.OneName, acts.resume),
         Endpoint("POST", "/api/claims", "claim", "Take jobs to run, with a lease.",
                  ask.Claim, acts.claim),
         Endpoint("POST", f"{claims}/extend", "extend", "Let a claim last longer.",

@@ -14,6 +14,7 @@ from taskq.core.errors import UsageError
 #: Longest wait for a result or for a job to claim: a proxy or a client gives up soon after.
 WAIT_SECONDS_MAX: Final = 60
 JOBS_MAX: Final = 200
+MANY_MAX: Final = 1_000
 CLAIMS_MAX: Final = 100
 LEASE_SECONDS_MAX: Final = 3_600
 _TEXT_MAX: Final = 500
@@ -26,13 +27,27 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Past(Asked):
+    """Now, or a moment of the past."""
+
+    at: str = Field(
+        "",
+        max_length=_TEXT_MAX,
+        description="As it was then: a span back (`2h`), a time with its zone, or an lsn.",
+    )
+
+
 class OneJob(Asked):
     """A job by its id, or by the beginning of its number."""
 
     id: str = Field(max_length=_TEXT_MAX)
 
 
-class Jobs(Asked):
+class PastJob(OneJob, Past):
+    """The same, now or then."""
+
+
+class Jobs(Past):
     """Which jobs, the newest first."""
 
     q: str = Field(
@@ -54,8 +69,17 @@ class Result(OneJob):
     )
 
 
-class OneQueue(Asked):
-    """A queue by its name."""
+class Many(Asked):
+    """What to do to all jobs that a search finds, the newest MANY_MAX of them."""
+
+    act: Literal["cancel", "requeue", "purge"]
+    q: str = Field(min_length=1, max_length=_TEXT_MAX, description="As for `jobs`.")
+    before: int = Field(0, ge=0, lt=2**63, description="Only jobs before this number.")
+    dry_run: bool = Field(False, description="Only count them.")
+
+
+class OneName(Asked):
+    """A queue or a schedule by its name."""
 
     name: str = Field(max_length=_TEXT_MAX)
 

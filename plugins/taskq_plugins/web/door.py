@@ -56,6 +56,17 @@ _HEADERS: Final = {
 }
 
 
+def root_of(scope: Scope) -> str:
+    """Where an app that this one is mounted in has put it; "" if it stands alone."""
+    root: str = scope.get("root_path", "")
+    return root
+
+
+def path_of(scope: Scope) -> str:
+    """The path that is asked for, below that."""
+    return scope["path"].removeprefix(root_of(scope)) or "/"
+
+
 def same(given: str, key: str) -> bool:
     """Whether it is that key, told in a time that says nothing of it; an empty key fits nothing."""
     fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
@@ -194,7 +205,7 @@ class Door:
         name = self._place.cookie
         if any(key == name and same(value, self._keys.session) for key, _, value in cookies):
             return "person"
-        if scope["path"] == ENTRY:
+        if path_of(scope) == ENTRY:
             return ""
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
@@ -212,7 +223,7 @@ class Door:
             )
         if by == "program":
             return
-        if scope["path"].startswith(API):
+        if path_of(scope).startswith(API):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "a cookie changes nothing through the API: send Authorization: Bearer and what "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -16,16 +16,17 @@ from taskq.core.errors import JobNotFound, LogError
 from taskq.core.fingerprints import failure_of
 from taskq.core.model import State
 from taskq.core.values import dataclass
-from taskq.core.why import serves
+from taskq.core.why import strays_of
 from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import DeadFilter
+from taskq.log.read.timetravel import Moment
 from taskq.log.segments.bodystore import LISTED_BYTES_MAX
 from taskq.schedules.view import NEXT_COUNT, views_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.core.views import JobView
+    from taskq.core.views import Hold, JobView, LimitView, OwnerView
     from taskq.core.why import Reason
     from taskq.log.format.flows import Takes
     from taskq.log.machine.progress import Told
@@ -37,8 +38,17 @@ T = TypeVar("T")
 #: Dead letters that are told apart by what they share, the newest: each takes two milliseconds to
 #: look up, and nobody else is answered meanwhile.
 DEAD_MAX: Final = 250
+#: Moments at which the log is kept in memory: now, and those that were asked for last.
+_READERS_MAX: Final = 3
 #: Jobs that run now of which is told how far they are.
 _RUNNING_MAX: Final = 20
+#: Limits of tasks, or of concurrency keys, that are told.
+HURDLES_MAX: Final = 100
+#: Jobs of one flow that are drawn, and how far apart.
+NODES_MAX: Final = 40
+_BOX: Final = 200
+_COLUMN: Final = 250
+_ROW: Final = 48
 _MATTERING: Final = frozenset({"ready", "running", "dead"})
 
 
@@ -55,24 +65,31 @@ class Looks:
     def __init__(self, path: str) -> None:
         self.path = path
         self._turn = anyio.CapacityLimiter(1)
-        self._reader: LogReader | None = None
+        #: by the moment that they tell of, "" for now; the one used last stands last
+        self._readers: dict[str, LogReader] = {}
 
-    async def read(self, work: Callable[[LogReader], T]) -> T:
-        """What ``work`` makes of the log.
+    async def read(self, work: Callable[[LogReader], T], at: str = "") -> T:
+        """What ``work`` makes of the log, or of the log as it was at a moment.
 
         Raises:
             LogError: the log could not be read.
+            UsageError: that is no moment, or one to come.
+            MomentGone: compaction removed what would tell it.
         """
-        return await anyio.to_thread.run_sync(self.read_now, work, limiter=self._turn)
+        return await anyio.to_thread.run_sync(self._read, work, at, limiter=self._turn)
 
-    def read_now(self, work: Callable[[LogReader], T]) -> T:
-        """The same on this thread, while nobody else asks."""
-        reader = self._reader
+    def _read(self, work: Callable[[LogReader], T], at: str) -> T:
+        readers = self._readers
         try:
+            reader = readers.pop(at, None)
             if reader is None:
-                reader = self._reader = LogReader.open(self.path)
-            else:
-                reader.refresh()
+                moment = Moment.parse(at, time.time_ns(), "at") if at else None
+                reader = LogReader.open(self.path, at=moment)
+            readers[at] = reader
+            reader.refresh()
+            if len(readers) > _READERS_MAX:
+                oldest = next(one for one in readers if one)
+                readers.pop(oldest).close()
             return work(reader)
         except (LogError, OSError):
             self.close()  # it may have been moved or replaced: the next question begins anew
@@ -80,9 +97,8 @@ class Looks:
 
     def close(self) -> None:
         """Close the files. Legal twice."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        while self._readers:
+            self._readers.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +111,7 @@ class Seen:
     progress: Told | None
     why: Reason | None
     timeline: tuple[JobEvent, ...]
+    graph: Graph | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +164,7 @@ def job_of(reader: LogReader, text: str) -> Seen:
         progress=reader.progress(job.lsn),
         why=reader.why(job.lsn),
         timeline=reader.timeline(job.lsn),
+        graph=graph_of(reader, job.lsn),
     )
 
 
@@ -158,16 +176,12 @@ def now_of(reader: LogReader) -> dict[str, Any]:
     stats, owners = reader.stats(), reader.owners()
     totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
     serving = [one for owner in owners if owner.alive for one in owner.serves]
-    stranded: Counter[str] = Counter()
-    for (queue, task), count in reader.ready_jobs().items():
-        if serving and not any(serves(one, queue, task) for one in serving):
-            stranded[task] += count
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
     return {
         "stats": stats,
         "totals": totals,
         "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
-        "stranded": stranded,
+        "strays": strays_of(reader.ready_jobs(), serving) if serving else None,
         "running": [(job, reader.progress(job.lsn)) for job in running],
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
@@ -197,7 +211,91 @@ def failures_of(reader: LogReader) -> list[Failure]:
 
 def schedules_of(reader: LogReader) -> list[ScheduleView]:
     """The schedules that the log knows."""
-    return views_of(reader.schedules(), time.time_ns(), NEXT_COUNT)
+    return views_of(reader.schedules(), reader.now_ns, NEXT_COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hurdles:
+    """What keeps jobs back: limits of tasks, and what workers wait for, as they tell it."""
+
+    limits: tuple[LimitView, ...]
+    #: with the process that keeps them
+    holds: tuple[tuple[OwnerView, Hold], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a document of JSON."""
+        return {
+            "limits": [one.as_dict() for one in self.limits],
+            "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
+        }
+
+
+def hurdles_of(reader: LogReader) -> Hurdles:
+    """What keeps jobs back: at most HURDLES_MAX limits, those that are used first."""
+    serving = [(owner, one) for owner in reader.owners() if owner.alive for one in owner.serves]
+    told = {task: limit for _, one in serving for task, limit in (one.limits or {}).items()}
+    limits = sorted(reader.limits(told), key=lambda one: -one.running - one.waiting)
+    return Hurdles(
+        limits=tuple(limits[:HURDLES_MAX]),
+        holds=tuple((owner, hold) for owner, one in serving for hold in one.holds),
+    )
+
+
+class Node(NamedTuple):
+    """A job of a flow, and where it stands in the picture."""
+
+    job: JobView
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Jobs that wait for each other, from left to right; ``lines`` are (x, y, x, y)."""
+
+    nodes: tuple[Node, ...]
+    lines: tuple[tuple[int, int, int, int], ...]
+    width: int
+    height: int
+
+
+def graph_of(reader: LogReader, job: int) -> Graph | None:
+    """The flow of a job, NODES_MAX of its jobs at most; None of one that stands alone."""
+    inputs: dict[int, tuple[int, ...]] = {}
+    left = deque([job])
+    while left and len(inputs) < NODES_MAX:
+        one = left.popleft()
+        ties = None if one in inputs else reader.ties(one)
+        if ties is not None:
+            inputs[one] = ties.inputs
+            left += (*ties.inputs, *ties.unlocks)
+    jobs = {one: reader.job(one, body_bytes_max=0) for one in sorted(inputs)}
+    views = {one: view for one, view in jobs.items() if view is not None}
+    if len(views) <= 1:
+        return None
+    columns: dict[int, int] = {}
+    for _ in views:  # as often as the longest way may be long
+        for one in views:
+            before = (columns.get(first, 0) + 1 for first in inputs[one] if first in views)
+            columns[one] = max(before, default=0)
+    rows: Counter[int] = Counter()
+    nodes = {}
+    for one, view in views.items():
+        column = columns[one]
+        nodes[one] = Node(view, column * _COLUMN, rows[column] * _ROW)
+        rows[column] += 1
+    lines = tuple(
+        (nodes[first].x + _BOX, nodes[first].y + _ROW // 2, node.x, node.y + _ROW // 2)
+        for one, node in nodes.items()
+        for first in inputs[one]
+        if first in nodes
+    )
+    return Graph(
+        nodes=tuple(nodes.values()),
+        lines=lines,
+        width=max(columns.values()) * _COLUMN + _BOX,
+        height=max(rows.values()) * _ROW,
+    )
 
 
 def log_document(reader: LogReader) -> dict[str, Any]:

@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from pydantic import ValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from taskq.cli import render
 from taskq.cli.commands.jobs import served
-from taskq.core.errors import JobNotFound, command
-from taskq.core.model import LIVE_STATES
+from taskq.core.errors import command
+from taskq.core.model import LIVE_STATES, State
 from taskq.core.views import moment
-from taskq.reading.looking import look
+from taskq.log.read.timetravel import Moment
+from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
-from taskq_plugins.web.asked import Jobs, OneJob, OneQueue
-from taskq_plugins.web.door import ENTRY, same
-from taskq_plugins.web.looks import DEAD_MAX, failures_of, job_of, now_of, schedules_of
+from taskq_plugins.web.asked import Jobs, Many, OneJob
+from taskq_plugins.web.door import ENTRY, root_of, same
+from taskq_plugins.web.looks import (
+    DEAD_MAX,
+    failures_of,
+    hurdles_of,
+    job_of,
+    now_of,
+    schedules_of,
+)
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from jinja2.runtime import Context
     from starlette.requests import Request
 
+    from taskq import TaskQ
     from taskq.core.views import JobView
     from taskq.log.read.reader import LogReader
     from taskq.reading.record import Record
-    from taskq_plugins.web.acts import Acts
+    from taskq_plugins.web.api import Endpoint
     from taskq_plugins.web.asked import Asked
     from taskq_plugins.web.door import Keys, Place
     from taskq_plugins.web.looks import Looks
+
+    Respond = Callable[[Request], Awaitable[Response]]
+    Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
 
 _HERE: Final = Path(__file__).parent
 _STATIC: Final = {
@@ -49,6 +65,7 @@ _PAGES: Final = (
     ("/jobs", "Jobs"),
     ("/failures", "Failures"),
     ("/schedules", "Schedules"),
+    ("/limits", "Limits"),
     ("/log", "Log"),
 )
 #: Pages that are shown anew every two seconds; the others may take long to make.
@@ -61,6 +78,8 @@ _EVENTS_MAX: Final = 200
 _BARS_MAX: Final = 30
 _BAR_UNITS: Final = 1_000
 _RECORDS_MAX: Final = 50
+_SEGMENTS_MAX: Final = 50
+_AT_CHARACTERS_MAX: Final = 60
 #: Records among which the last ends are looked for, and ends that are shown.
 _LOOKED_MAX: Final = 1_000
 _ENDS_MAX: Final = 15
@@ -77,21 +96,38 @@ class Bar(NamedTuple):
     title: str
 
 
+class Look(NamedTuple):
+    """A question of one page: what it asks for, and how to read the log as of its moment."""
+
+    request: Request
+    at: str
+    read: Read
+
+
 class Pages:
     """Makes pages of what the log says.
 
     Args:
         looks: reads the log.
-        acts: changes it.
+        acts: what forms may ask for, by name.
         place: where the pages are found.
         keys: what shows who asks.
+        app: the one whose page it is, if it has one.
     """
 
-    def __init__(self, looks: Looks, acts: Acts, place: Place, keys: Keys) -> None:
+    def __init__(
+        self,
+        looks: Looks,
+        acts: Mapping[str, Endpoint],
+        place: Place,
+        keys: Keys,
+        app: TaskQ | None = None,
+    ) -> None:
         self._looks = looks
         self._acts = acts
         self._place = place
         self._keys = keys
+        self._app = app
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             # All that a log holds was written by others: nothing is a page's own but the template.
@@ -101,7 +137,8 @@ class Pages:
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "ago": lambda moment_ns: render.when(moment_ns, time.time_ns()),
+            "ago": _ago,
+            "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
             "size": render.size,
             "plain": render.printable,
@@ -117,19 +154,21 @@ class Pages:
         """Every page there is."""
         return [
             Route(ENTRY, self._enter),
-            Route("/", self._now),
-            Route("/jobs", self._jobs),
-            Route("/jobs/{id}", self._job),
-            Route("/failures", self._failures),
-            Route("/schedules", self._schedules),
-            Route("/log", self._log),
+            Route("/", self._page("now.html", self._now)),
+            Route("/jobs", self._page("jobs.html", self._jobs)),
+            Route("/jobs/{id}", self._page("job.html", self._job)),
+            Route("/many", self._page("many.html", self._many)),
+            Route("/failures", self._page("failures.html", self._failures)),
+            Route("/schedules", self._page("schedules.html", self._schedules)),
+            Route("/limits", self._page("limits.html", self._limits)),
+            Route("/log", self._page("log.html", self._log)),
             Route("/act/{name}", self._act, methods=["POST"]),
             Route("/static/{name}", self._file),
         ]
 
-    def refusal(self, problem: Problem) -> Response:
+    def refusal(self, problem: Problem, root: str) -> Response:
         """A page that says what is wrong."""
-        return self._render("problem.html", problem.status, is_live=False, problem=problem)
+        return self._render("problem.html", root, problem.status, problem=problem)
 
     async def _enter(self, request: Request) -> Response:
         if not self._keys.enter(request.query_params.get("token", "")):
@@ -139,7 +178,7 @@ class Pages:
                 "again for a new one",
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.
-        response = self._render("entered.html", HTTPStatus.OK, is_live=False)
+        response = self._render("entered.html", root_of(request.scope))
         response.headers["Set-Cookie"] = self._place.cookie_header(self._keys.session)
         return response
 
@@ -149,8 +188,8 @@ class Pages:
             raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
         return Response(self._files[name], media_type=_STATIC[name])
 
-    async def _now(self, request: Request) -> Response:
-        records = await self._records(_LOOKED_MAX, Choice())
+    async def _now(self, look: Look) -> dict[str, Any]:
+        records = await self._records(look, _LOOKED_MAX, Choice())
         ended = [record for record in records if record.kind in _ENDS][-_ENDS_MAX:]
 
         def work(reader: LogReader) -> dict[str, Any]:
@@ -159,54 +198,71 @@ class Pages:
                 **now_of(reader),
             }
 
-        return self._page(request, "now.html", **await self._looks.read(work))
+        told: dict[str, Any] = await look.read(work)
+        return told
 
-    async def _jobs(self, request: Request) -> Response:
-        asked = _checked(Jobs, dict(request.query_params))
+    async def _jobs(self, look: Look) -> dict[str, Any]:
+        asked = _checked(Jobs, dict(look.request.query_params))
         search = Search.parse(asked.q)
-        found = await self._looks.read(
-            lambda reader: find_jobs(reader, search, asked.limit, asked.before)
-        )
-        return self._page(request, "jobs.html", q=asked.q, limit=asked.limit, found=found)
+        found = await look.read(lambda reader: find_jobs(reader, search, asked.limit, asked.before))
+        acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
+        fitting = [act for act, state in acts.items() if state in (search.states or {state})]
+        return {"q": asked.q, "limit": asked.limit, "found": found, "acts": fitting}
 
-    async def _job(self, request: Request) -> Response:
-        asked = _checked(OneJob, request.path_params)
-        seen = await self._looks.read(lambda reader: job_of(reader, asked.id))
+    async def _many(self, look: Look) -> dict[str, Any]:
+        """How many jobs an act would be done to, and the button that does it."""
+        before = await look.read(lambda reader: reader.extent.lsn)
+        given = {"before": before, **look.request.query_params, "dry_run": True}
+        asked = _checked(Many, given)
+        return {"asked": asked, **await self._acts["many"].answer(asked)}
+
+    async def _job(self, look: Look) -> dict[str, Any]:
+        asked = _checked(OneJob, look.request.path_params)
+        seen, now_ns = await look.read(lambda reader: (job_of(reader, asked.id), reader.now_ns))
         job, flow = seen.job, render.flow_json(seen.ties, seen.tag)
-        return self._page(
-            request,
-            "job.html",
-            seen=seen,
-            events=seen.timeline[-_EVENTS_MAX:],
-            is_open=job.state in LIVE_STATES,
-            bars=_bars(job, time.time_ns()),
-            command=command(self._looks.path, "show", job.job_id),
-            flow=[(name.replace("_", " "), ids[:_FIELDS_MAX]) for name, ids in flow.items() if ids],
-        )
+        return {
+            "seen": seen,
+            "events": seen.timeline[-_EVENTS_MAX:],
+            "is_open": job.state in LIVE_STATES,
+            "bars": _bars(job, now_ns),
+            "command": command(self._looks.path, "show", job.job_id),
+            "flow": [(name.replace("_", " "), ids[:_FIELDS_MAX]) for name, ids in flow.items()],
+        }
 
-    async def _failures(self, request: Request) -> Response:
-        failures = await self._looks.read(failures_of)
-        return self._page(request, "failures.html", failures=failures, dead_max=DEAD_MAX)
+    async def _failures(self, look: Look) -> dict[str, Any]:
+        return {"failures": await look.read(failures_of), "dead_max": DEAD_MAX}
 
-    async def _schedules(self, request: Request) -> Response:
-        schedules = await self._looks.read(schedules_of)
-        return self._page(request, "schedules.html", schedules=schedules)
+    async def _schedules(self, look: Look) -> dict[str, Any]:
+        return {"schedules": await look.read(schedules_of)}
 
-    async def _log(self, request: Request) -> Response:
+    async def _limits(self, look: Look) -> dict[str, Any]:
+        return {"hurdles": await look.read(hurdles_of)}
+
+    async def _log(self, look: Look) -> dict[str, Any]:
         def work(reader: LogReader) -> dict[str, Any]:
             return {
                 "stats": reader.stats(),
                 "log_id": reader.log_id,
                 "created_at": reader.created_at,
-                "readers": look_at_readers(reader.path),
+                "segments": reader.segments()[-_SEGMENTS_MAX:],
+                "readers": [] if look.at else look_at_readers(reader.path),
             }
 
-        told = await self._looks.read(work)
-        records = await self._records(_RECORDS_MAX, Choice(name_all=True))
-        return self._page(request, "log.html", records=records, **told)
+        told = await look.read(work)
+        records = await self._records(look, _RECORDS_MAX, Choice(name_all=True))
+        app = None if look.at else self._app
+        return {
+            **told,
+            "records": records,
+            "engine": None if app is None else (await app.stats()).engine,
+            "settings": None if app is None else app.settings,
+            "command": command(self._looks.path, "compact", "--dry-run"),
+        }
 
-    async def _records(self, count: int, choice: Choice) -> list[Record]:
-        found = look(self._looks.path, count, choice, follow=False, body_bytes_max=0)
+    async def _records(self, look: Look, count: int, choice: Choice) -> list[Record]:
+        until = await look.read(lambda reader: reader.extent) if look.at else None
+        path = self._looks.path
+        found = records_of(path, count, choice, follow=False, body_bytes_max=0, until=until)
         return [record async for record in found]
 
     # -- acts --------------------------------------------------------------------------------------
@@ -218,48 +274,74 @@ class Pages:
                 HTTPStatus.FORBIDDEN,
                 "this form is not of a page that is open here: load the page again, then repeat it",
             )
-        back, name = form.pop("back", "/"), request.path_params["name"]
-        if name == "requeue_kind":
-            await self._requeue_kind(form.get("fingerprint", ""))
-        elif name in {"cancel", "requeue", "purge"}:
-            await getattr(self._acts, name)(_checked(OneJob, form))
-        elif name in {"pause", "resume"}:
-            await getattr(self._acts, name)(_checked(OneQueue, form))
-        else:
-            raise Problem(HTTPStatus.NOT_FOUND, f"there is no act {name!r:.80}")
+        back, act = form.pop("back", "/"), self._acts.get(request.path_params["name"])
+        if act is None:
+            raise Problem(HTTPStatus.NOT_FOUND, "there is no such act")
+        await act.answer(_checked(act.asked, form))
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
-
-    async def _requeue_kind(self, fingerprint: str) -> None:
-        failures = await self._looks.read(failures_of)
-        jobs = [job for one in failures if one.fingerprint == fingerprint for job in one.jobs]
-        if not jobs:
-            raise JobNotFound(
-                f"no dead letter has the fingerprint {fingerprint!r:.40} any more: load the page "
-                f"of failures again"
-            )
-        await self._acts.requeue_many(jobs)
 
     # -- how they look -----------------------------------------------------------------------------
 
-    def _page(self, request: Request, template: str, **told: Any) -> HTMLResponse:
-        query = f"?{request.url.query}" if request.url.query else ""
-        is_live, here = template in _LIVE, f"{request.url.path}{query}"
-        return self._render(template, HTTPStatus.OK, is_live=is_live, here_now=here, **told)
+    def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
+        async def respond(request: Request) -> Response:
+            at, root = _moment(request.query_params.get("at", "")), root_of(request.scope)
+            told = await tell(Look(request, at, partial(self._looks.read, at=at)))
+            told["last"] = await self._looks.read(_last)
+            if at:
+                told["now_ns"], told["lsn"] = await self._looks.read(_now_and_last, at)
+            is_live = template in _LIVE and not at
+            told["kept"] = [one for one in request.query_params.multi_items() if one[0] != "at"]
+            query = urlencode(told["kept"])
+            told["here_now"] = f"{request.url.path}?{query}" if query else request.url.path
+            return self._render(template, root, at=at, is_live=is_live, **told)
+
+        return respond
 
     def _render(
-        self, template: str, status: HTTPStatus, *, is_live: bool, **told: Any
+        self, template: str, root: str, status: HTTPStatus = HTTPStatus.OK, **told: Any
     ) -> HTMLResponse:
+        at = told.setdefault("at", "")
+        told.setdefault("now_ns", time.time_ns())
+
+        def to(path: str, **query: Any) -> str:
+            """The address of a page, at the same moment."""
+            given = query | ({"at": at} if at and not path.startswith("/static") else {})
+            return f"{root}{path}?{urlencode(given)}" if given else root + path
+
         text = self._templates.get_template(template).render(
             directory=self._looks.path,
-            allow_actions=self._place.allow_actions,
+            allow_actions=self._place.allow_actions and not at,
             form_token=self._keys.form,
-            now_ns=time.time_ns(),
             pages=_PAGES,
-            to=_to,
-            is_live=is_live,
-            **told,
+            to=to,
+            **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **told},
         )
         return HTMLResponse(text, status)
+
+
+@pass_context
+def _ago(context: Context, moment_ns: int) -> str:
+    return render.when(moment_ns, context["now_ns"])
+
+
+def _last(reader: LogReader) -> int:
+    return reader.extent.lsn - 1
+
+
+def _now_and_last(reader: LogReader) -> tuple[int, int]:
+    return reader.now_ns, _last(reader)
+
+
+def _moment(text: str) -> str:
+    """A moment as it stays the same while pages are walked through: a span back would not.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not text:
+        return ""
+    at = Moment.parse(text[:_AT_CHARACTERS_MAX], time.time_ns(), "at")
+    return str(at.lsn) if at.time_ns is None else moment(at.time_ns) or "0"
 
 
 def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
@@ -271,11 +353,6 @@ def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}: mend the address",
         ) from None
-
-
-def _to(path: str, **query: Any) -> str:
-    """The address of a page."""
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _form(body: bytes) -> dict[str, str]:

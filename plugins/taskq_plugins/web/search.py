@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.cli.commands.jobs import STATES
 from taskq.core.durations import nanoseconds
 from taskq.core.errors import UsageError
+from taskq.core.fingerprints import failure_of
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import rather
 from taskq.core.values import dataclass
@@ -22,6 +23,7 @@ LOOKED_MAX: Final = 2_000
 _SLICE: Final = 200
 #: Characters of a payload or result that text is looked for in.
 _BODY_BYTES_MAX: Final = 16_384
+_NAMES: Final = frozenset({"state", "queue", "task", "since", "fingerprint"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class Search:
     queue: str | None = None
     task: str | None = None
     since_ns: int = 0
+    fingerprint: str | None = None
     words: tuple[str, ...] = ()
 
     @classmethod
@@ -45,7 +48,7 @@ class Search:
         states, words = set(), []
         for word in text.split():
             name, colon, value = word.partition(":")
-            if not colon or not value or name not in {"state", "queue", "task", "since"}:
+            if not colon or not value or name not in _NAMES:
                 words.append(word.casefold())
             elif name != "state":
                 named[name] = value
@@ -61,11 +64,19 @@ class Search:
             queue=named.get("queue"),
             task=named.get("task"),
             since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
+            fingerprint=named.get("fingerprint"),
             words=tuple(words),
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the log itself finds what fits, and nothing else need be read."""
+        return not (self.words or self.fingerprint)
+
     def fits(self, job: JobView) -> bool:
-        """Whether the words are found in what the job says of itself."""
+        """Whether it failed like that, and the words are found in what the job says of itself."""
+        if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
+            return False
         if not self.words:
             return True
         bodies = (body[:_BODY_BYTES_MAX] for body in (job.payload, job.result, job.key) if body)
@@ -99,7 +110,7 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Fou
     looked = 0
     states = None if search.states is None else set(search.states)
     while looked < LOOKED_MAX:
-        count = limit + 1 - len(found) if not search.words else _SLICE
+        count = limit + 1 - len(found) if search.is_plain else _SLICE
         jobs = reader.jobs(states, search.queue, search.task, count, before=before or TIME_NS_MAX)
         for job in jobs:
             if job.enqueued_ns < search.since_ns:

@@ -14,7 +14,7 @@ from taskq.core.errors import TaskqError
 from taskq.log.read.reader import LogReader
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api
-from taskq_plugins.web.door import API, Door
+from taskq_plugins.web.door import API, Door, path_of, root_of
 from taskq_plugins.web.looks import Looks
 from taskq_plugins.web.pages import Pages
 from taskq_plugins.web.problems import Problem, problem_of
@@ -26,23 +26,27 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Scope
 
+    from taskq import TaskQ
     from taskq_plugins.web.door import Keys, Place
 
 
-def make_site(path: str, place: Place, keys: Keys) -> Door:
+def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> Door:
     """The page of the log in a directory, as an ASGI app.
 
     Args:
         path: the directory.
         place: where the page is found.
         keys: what shows who asks.
+        app: the app that has it open, if it is this program's own.
     """
-    looks, acts = Looks(path), Acts(path)
-    pages = Pages(looks, acts, place, keys)
+    looks = Looks(path)
+    acts = Acts(looks, app)
+    api = Api(looks, acts)
+    pages = Pages(looks, api.acts, place, keys, app)
 
     def refuse(scope: Scope, problem: Problem) -> Response:
-        if not scope["path"].startswith(API):
-            return pages.refusal(problem)
+        if not path_of(scope).startswith(API):
+            return pages.refusal(problem, root_of(scope))
         return JSONResponse(
             problem.as_dict(), problem.status, problem.headers, "application/problem+json"
         )
@@ -61,7 +65,7 @@ def make_site(path: str, place: Place, keys: Keys) -> Door:
             looks.close()
 
     inner = Starlette(
-        routes=[*pages.routes(), *Api(looks, acts).routes()],
+        routes=[*pages.routes(), *api.routes()],
         exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
         lifespan=life,
     )

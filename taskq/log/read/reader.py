@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
 from taskq.core.parsing import split_id
-from taskq.core.views import LogStats
-from taskq.core.why import Why, ready_jobs, why
+from taskq.core.views import LogStats, SegmentView
+from taskq.core.why import Why, limits_in_use, ready_jobs, why
 from taskq.log.config import LogConfig
-from taskq.log.format.codec import LSN_MAX
-from taskq.log.format.frames import segment_lsn
+from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
+from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
@@ -31,7 +31,7 @@ from taskq.log.read.walks import Chosen, each_job
 from taskq.log.read.why import decide, facts_of, find_progress, live_workers
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import read_identity
-from taskq.log.segments.segments import SegmentGone
+from taskq.log.segments.segments import Extent, SegmentGone, hop
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
 from taskq.log.state.story import is_job, tell
@@ -39,11 +39,12 @@ from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from taskq.core.model import State
+    from taskq.core.rates import Limit
     from taskq.core.schedules import ScheduleState
-    from taskq.core.views import AttemptView, JobView, OwnerView, VerifyReport
+    from taskq.core.views import AttemptView, JobView, LimitView, OwnerView, VerifyReport
     from taskq.core.why import Facts, Reason
     from taskq.log.format.flows import Takes
     from taskq.log.machine.ports import Clock
@@ -271,6 +272,34 @@ class LogReader:
             return ready_jobs(agenda)
 
         return self._told(read)
+
+    def limits(self, limits: Mapping[str, Limit]) -> list[LimitView]:
+        """What is used of limits, by the names of their tasks: those that workers tell of."""
+        return self._told(
+            lambda _, facets, now_ns: limits_in_use(facets.need_agenda(), limits, now_ns)
+        )
+
+    def segments(self) -> list[SegmentView]:
+        """The files of the log, the oldest first."""
+
+        def view(journal: Journal, lsn: int) -> SegmentView:
+            files, end = journal.files, journal.end()
+            size = end.offset if lsn == end.segment else files.size(lsn)
+            first = next(hop(files, lsn, SEGMENT_HEADER.size, size), None)
+            begun_ns = 0 if first is None else first[1].time_ns
+            return SegmentView(name=segment_name(lsn), size=size, begun_ns=begun_ns)
+
+        return self._told(
+            lambda journal, _, __: [
+                view(journal, lsn) for lsn in journal.files.lsns if lsn <= journal.end().segment
+            ]
+        )
+
+    @property
+    def extent(self) -> Extent:
+        """Up to where it looks."""
+        end = self._journal.end()
+        return Extent(end.segment, end.offset, end.next_lsn)
 
     def schedules(self) -> dict[str, ScheduleState]:
         """What the log knows of schedules, by their names."""

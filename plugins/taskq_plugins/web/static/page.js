@@ -28,6 +28,7 @@ document.addEventListener("keydown", (event) => {
   const field = document.getElementById("q");
   if (field) field.focus(); else location.href = document.querySelector("nav a[href$='/jobs']").href;
 });
+document.querySelector("[data-slide]")?.addEventListener("change", (event) => event.target.form.submit());
 main.addEventListener("click", async (event) => {
   if (!event.target.matches("[data-copy]")) return;
   await navigator.clipboard.writeText(event.target.previousElementSibling.textContent);
