@@ -43,15 +43,14 @@ async def look(
 ) -> AsyncGenerator[Record, None]:
     """The latest ``count`` records that the choice wants; then, if so asked, what is written.
 
-    What was written is shown, on disk or not. Damage is passed over with a warning.
+    On disk or not. Damage is passed over with a warning.
 
     Args:
         path: directory of the log.
         count: how many of those that are there already.
         choice: which.
         follow: wait for more, for ever.
-        body_bytes_max: payloads and results that are packed and larger are left out; 0: all packed
-            ones, without a word.
+        body_bytes_max: larger packed bodies are left out; 0: all of them, without a word.
         until: as if the log ended there; None: where it ends.
         on_pause: called whenever there is nothing more to show yet; may raise to end.
 

@@ -92,7 +92,7 @@ async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
 
 async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
     place = Place(scheme="https", hosts=("a.example:9",), allow_actions=False)
-    assert place.cookie_header("x").endswith("; HttpOnly; SameSite=Strict; Secure")
+    assert place.cookie_header("x", "https").endswith("; HttpOnly; SameSite=Strict; Secure")
 
 
 # -- other names and other pages -------------------------------------------------------------------

@@ -103,6 +103,9 @@ def life_options(command: F) -> F:
             help="Answer Prometheus at 127.0.0.1:N; with --processes each at the next port.",
         ),
         click.option("--sync", is_flag=True, help="Send the log to the hub of the settings."),
+        click.option(
+            "--web", is_flag=True, help="Show the app's page here, with buttons and forms."
+        ),
         click.option("--place", type=int, default=1, hidden=True),
         click.option("--leash", type=int, hidden=True),
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from taskq_plugins.web.asked import (
         Ack,
         Claim,
+        Edit,
         Enqueue,
         Extend,
         Many,
@@ -76,6 +77,11 @@ class Acts:
     async def cancel(self, asked: OneJob) -> dict[str, Any]:
         """Withdraw a job that waits, ask for the end of one that runs."""
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
+
+    async def edit(self, asked: Edit) -> dict[str, Any]:
+        """Let a job that waits be due at another time, or wait elsewhere."""
+        changes = asked.model_dump(exclude={"id"}, exclude_none=True)
+        return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
 
     async def requeue(self, asked: OneJob) -> dict[str, Any]:
         """Make a dead letter ready again."""

@@ -204,6 +204,8 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.Enqueue, acts.enqueue),
         Endpoint("POST", f"{jobs}/cancel", "cancel", "Cancel a job, also while it runs.",
                  ask.OneJob, acts.cancel),
+        Endpoint("POST", f"{jobs}/edit", "edit", "Let a job that waits be due or wait elsewhere.",
+                 ask.Edit, acts.edit),
         Endpoint("POST", f"{jobs}/requeue", "requeue", "Make a dead letter ready again.",
                  ask.OneJob, acts.requeue),
         Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",

@@ -69,6 +69,15 @@ class Result(OneJob):
     )
 
 
+class Edit(OneJob):
+    """What changes of a job that waits."""
+
+    run_now: bool = Field(False, description="It is ready at once.")
+    delay: _Span | None = Field(None, description="It is due so long from now.")
+    priority: int | None = None
+    queue: str | None = None
+
+
 class Many(Asked):
     """What to do to all jobs that a search finds, the newest MANY_MAX of them."""
 

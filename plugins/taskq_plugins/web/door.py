@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 
 from taskq.core.values import dataclass
 from taskq_plugins.web.problems import Problem
@@ -108,13 +109,16 @@ class Place:
 
     Attributes:
         scheme: "https" with TLS.
-        hosts: what ``Host`` may say, the printed one first.
+        hosts: what ``Host`` may say, the printed one first; none: the app that this one is mounted
+            in sees to it.
         allow_actions: whether anything may be changed.
+        allows: whether who asks may look, by a login of that app; None: by our keys.
     """
 
     scheme: Literal["http", "https"]
     hosts: tuple[str, ...]
     allow_actions: bool
+    allows: Callable[[Request], bool] | None = None
 
     @property
     def address(self) -> str:
@@ -124,11 +128,11 @@ class Place:
     @property
     def cookie(self) -> str:
         """Name of the cookie. A browser does not tell ports apart: two pages must not share one."""
-        return f"taskq_{self.hosts[0].rpartition(':')[2]}"
+        return f"taskq_{self.hosts[0].rpartition(':')[2]}" if self.hosts else "taskq"
 
-    def cookie_header(self, value: str) -> str:
+    def cookie_header(self, value: str, scheme: str) -> str:
         """What sets it, until the browser ends."""
-        secure = "; Secure" if self.scheme == "https" else ""
+        secure = "; Secure" if scheme == "https" else ""
         return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
@@ -180,17 +184,19 @@ class Door:
         headers = Headers(scope=scope)
         _check_sizes(scope, headers)
         host = ",".join(headers.getlist("host")).lower()
-        if host not in self._place.hosts:
+        if self._place.hosts and host not in self._place.hosts:
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"nothing is served by the name {host!r:.80}: open {self._place.address}, or give "
                 f"the name with --name at the start",
             )
         origin = headers.get("origin")
-        if origin is not None and origin != f"{self._place.scheme}://{host}":
+        # Of a mounted app only a proxy may know the scheme.
+        scheme = self._place.scheme if self._place.hosts else (origin or "").partition(":")[0]
+        if origin is not None and origin != f"{scheme}://{host}":
             raise Problem(
                 HTTPStatus.FORBIDDEN,
-                f"a page of {origin!r:.80} may not ask here: open {self._place.address} itself",
+                f"a page of {origin!r:.80} may not ask here: open http://{host} itself",
             )
         is_act = scope["method"] not in _SAFE
         by = self._who(scope, headers)
@@ -201,6 +207,10 @@ class Door:
     def _who(self, scope: Scope, headers: Headers) -> str:
         if self._keys.is_secret(headers.get("authorization", "")):
             return "program"
+        if self._place.allows is not None:
+            if self._place.allows(Request(scope)):
+                return "person"
+            raise Problem(HTTPStatus.FORBIDDEN, "you may not look here: ask who runs this app")
         cookies = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         name = self._place.cookie
         if any(key == name and same(value, self._keys.session) for key, _, value in cookies):
@@ -232,7 +242,7 @@ class Door:
         if origin is None:
             raise Problem(
                 HTTPStatus.FORBIDDEN,
-                f"a form of no known origin changes nothing: open {self._place.address}",
+                "a form of no known origin changes nothing: open the page itself",
             )
 
 

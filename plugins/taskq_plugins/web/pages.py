@@ -25,6 +25,7 @@ from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
 from taskq_plugins.web.asked import Jobs, Many, OneJob
 from taskq_plugins.web.door import ENTRY, root_of, same
+from taskq_plugins.web.forms import call_of, fields_of
 from taskq_plugins.web.looks import (
     DEAD_MAX,
     failures_of,
@@ -162,6 +163,7 @@ class Pages:
             Route("/schedules", self._page("schedules.html", self._schedules)),
             Route("/limits", self._page("limits.html", self._limits)),
             Route("/log", self._page("log.html", self._log)),
+            Route("/enqueue", self._page("enqueue.html", self._enqueue)),
             Route("/act/{name}", self._act, methods=["POST"]),
             Route("/static/{name}", self._file),
         ]
@@ -179,7 +181,9 @@ class Pages:
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.
         response = self._render("entered.html", root_of(request.scope))
-        response.headers["Set-Cookie"] = self._place.cookie_header(self._keys.session)
+        response.headers["Set-Cookie"] = self._place.cookie_header(
+            self._keys.session, request.url.scheme
+        )
         return response
 
     async def _file(self, request: Request) -> Response:
@@ -259,6 +263,13 @@ class Pages:
             "command": command(self._looks.path, "compact", "--dry-run"),
         }
 
+    async def _enqueue(self, look: Look) -> dict[str, Any]:
+        tasks = dict(self._app._tasks) if self._app is not None else {}
+        name = look.request.query_params.get("task", "")
+        if name and name not in tasks:
+            raise Problem(HTTPStatus.NOT_FOUND, f"this program has no task {name!r:.80}")
+        return {"tasks": sorted(tasks), "task": name, "fields": fields_of(tasks.get(name))}
+
     async def _records(self, look: Look, count: int, choice: Choice) -> list[Record]:
         until = await look.read(lambda reader: reader.extent) if look.at else None
         path = self._looks.path
@@ -277,7 +288,13 @@ class Pages:
         back, act = form.pop("back", "/"), self._acts.get(request.path_params["name"])
         if act is None:
             raise Problem(HTTPStatus.NOT_FOUND, "there is no such act")
-        await act.answer(_checked(act.asked, form))
+        form = {name: value for name, value in form.items() if value}
+        if act.name != "enqueue":
+            await act.answer(_checked(act.asked, form))
+        elif self._app is not None:
+            call = call_of(self._app._tasks.get(form.pop("task", "")), form)
+            job = await self._app.enqueue(call)
+            back = f"{root_of(request.scope)}/jobs/{job.id}"
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
 
     # -- how they look -----------------------------------------------------------------------------
@@ -312,7 +329,7 @@ class Pages:
             directory=self._looks.path,
             allow_actions=self._place.allow_actions and not at,
             form_token=self._keys.form,
-            pages=_PAGES,
+            pages=_PAGES if self._app is None else (*_PAGES, ("/enqueue", "Enqueue")),
             to=to,
             **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **told},
         )

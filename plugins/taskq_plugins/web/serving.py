@@ -50,6 +50,18 @@ def serve(
         tls: files of certificate and key.
         ready: called before the first answer.
     """
+    server = server_of(site, tls)
+    ready()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
+    """What answers with a site; certificate and key as for ``serve``.
+
+    Raises:
+        TaskqError: those are of no use.
+    """
     cert, key = tls or (None, None)
     config = uvicorn.Config(
         site,
@@ -74,6 +86,4 @@ def serve(
             f"certificate {cert} and key {key} are of no use: {error.strerror or error}. Give both "
             f"as PEM files"
         ) from error
-    ready()
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)

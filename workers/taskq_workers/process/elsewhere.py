@@ -43,6 +43,7 @@ class Order:
         drain_timeout: seconds that running jobs get to finish at a stop.
         on_event: called with each job that ended.
         metrics_port: where Prometheus asks; None for nowhere.
+        web: whether it shows the app's page.
         sync: send the log to the hub of the settings; of several workers, one does.
     """
 
@@ -63,6 +64,7 @@ class Order:
     drain_timeout: float
     on_event: Hook | None
     metrics_port: int | None = None
+    web: bool = False
     sync: bool = False
 
 

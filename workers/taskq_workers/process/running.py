@@ -118,6 +118,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         if order.metrics_port is not None:
             order = stack.enter_context(_measured(app, order, reporter))
+        if order.web and order.warns:  # of several one does
+            page = find_plugin("taskq.plugins", "web", "web")(app)
+            reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         one = stack.enter_context(executed)
 

@@ -1,0 +1,161 @@
+"""An app's own page: within a web app of its program, and beside a worker in development."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import urllib.request
+from datetime import date  # noqa: TC003 - read by the task
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from taskq import TaskQ
+from taskq_plugins.web.mount import taskq_web, worker_page
+from tests.processes.harness import Child
+from tests.web.test_web_pages import forms, send_form
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+HOST: Final = "http://shop.example"
+APP: Final = """
+from taskq import TaskQ
+
+app = TaskQ("data")
+
+
+@app.task(name="greet")
+async def greet(name: str) -> str:
+    return name
+"""
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
+    app = TaskQ(tmp_path, durability="os")
+
+    @app.task(name="report", queue="reports")
+    async def report(day: date, title: str, pages: int = 3, parts: list[str] | None = None) -> None:
+        """It is only enqueued."""
+
+    async with app:
+        yield app
+
+
+def outside(app: TaskQ, **how: bool) -> httpx.AsyncClient:
+    web = Starlette(routes=[Mount("/taskq", taskq_web(app, allows=lambda _: True, **how))])
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=web), base_url=HOST)
+
+
+async def test_a_mounted_page_lets_in_whom_the_told_address_was_given(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "taskq"):
+        web = Starlette(routes=[Mount("/taskq", taskq_web(app))])
+    entry = re.search(r"/enter\?token=\S+(?=,)", caplog.text)
+    assert entry is not None
+    transport = httpx.ASGITransport(app=web)
+    async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+        assert (await client.get("/taskq/")).status_code == 401
+        assert (await client.get("/taskq/api/stats")).status_code == 401
+        assert (await client.get(f"/taskq{entry[0]}")).status_code == 200
+        page = (await client.get("/taskq/")).text
+        links = set(re.findall(r'(?:href|src)="([^"]+)"', page)) - {"#main"}
+        assert links
+        for link in links:
+            assert (await client.get(link)).status_code == 200, link
+        assert (await client.get("/taskq/api/stats")).status_code == 200
+        assert (await client.get("/taskq/nowhere")).status_code == 404
+
+
+async def test_a_mounted_page_leaves_it_to_the_apps_own_login(app: TaskQ) -> None:
+    def knows(request: Request) -> bool:
+        return request.cookies.get("user") == "ada"
+
+    web = Starlette(routes=[Mount("/taskq", taskq_web(app, allow_actions=True, allows=knows))])
+    transport = httpx.ASGITransport(app=web)
+    async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+        assert (await client.get("/taskq/")).status_code == 403
+        client.cookies.set("user", "ada")
+        await app.enqueue_by_name("a")
+        (pause,) = forms((await client.get("/taskq/")).text)
+        assert (await send_form(client, pause)).status_code == 403  # of no known origin
+        client.headers["Origin"] = "http://evil.example"
+        assert (await send_form(client, pause)).status_code == 403
+        client.headers["Origin"] = HOST
+        answer = await send_form(client, pause)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/taskq/")
+        assert (await app.stats()).queues[0].paused
+
+
+async def test_a_call_is_enqueued_by_a_form_that_is_made_from_its_annotations(app: TaskQ) -> None:
+    async with outside(app, allow_actions=True) as client:
+        client.headers["Origin"] = HOST
+        page = (await client.get("/taskq/enqueue", params={"task": "report"})).text
+        kinds = dict(re.findall(r'id="field-(\w+)" name="\w+" (?:type="(\w+)")?', page))
+        assert kinds == {"day": "", "title": "text", "pages": "number", "parts": ""}
+        (form,) = forms(page)
+        form |= {"day": "2026-11-23", "title": "5", "pages": "", "parts": '["a"]'}
+        answer = await send_form(client, form)
+        assert answer.status_code == 303, answer.text
+        job = await app.job(answer.headers["location"].removeprefix("/taskq/jobs/")).view()
+        assert job.queue == "reports"
+        expected = {"day": "2026-11-23", "title": "5", "parts": ["a"]}
+        assert job.arguments is not None
+        assert expected.items() <= job.arguments.items()
+        wrong = await send_form(client, form | {"day": "someday"})
+        assert wrong.status_code == 422
+        assert "day" in wrong.text
+        assert (await client.get("/taskq/enqueue?task=none")).status_code == 404
+        assert 'task=report">report</a>' in (await client.get("/taskq/enqueue")).text
+
+
+async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
+    later = await app.enqueue(app.call_by_name("a").options(delay="1h"))
+    async with outside(app, allow_actions=True) as client:
+        client.headers["Origin"] = HOST
+        page = (await client.get(f"/taskq/jobs/{later.id}")).text
+        run_now, change = [one for one in forms(page) if one["action"] == "/taskq/act/edit"]
+        change |= {"priority": "9", "queue": "other", "delay": ""}
+        assert (await send_form(client, change)).status_code == 303
+        view = await later.view()
+        assert (view.priority, view.queue, str(view.state)) == (9, "other", "scheduled")
+        assert (await send_form(client, run_now)).status_code == 303
+        assert str(await later.status()) == "ready"
+        assert (await client.get(f"/taskq/jobs/{later.id}")).text.count("Run now") == 0
+
+
+async def test_the_log_page_of_an_app_tells_of_its_fsyncs(app: TaskQ) -> None:
+    async with outside(app) as client:
+        page = (await client.get("/taskq/log")).text
+        assert "<dt>fsync</dt>" in page
+        assert "Finished jobs are kept for" in page
+
+
+def test_a_worker_shows_its_page_until_it_ends(tmp_path: Path) -> None:
+    with TaskQ(tmp_path / "data", durability="os") as app:
+        with worker_page(app) as address, urllib.request.urlopen(address) as answer:  # noqa: S310 - our own
+            assert b"This browser is known now" in answer.read()
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(address)  # noqa: S310 - likewise
+
+
+def test_the_option_of_a_worker_says_where_its_page_is(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    command = (sys.executable, "-m", "taskq", "worker", "shop:app", "--web", "--quiet")
+    with Child(*command, cwd=tmp_path) as worker:
+        address = worker.expect("page at")
+        with urllib.request.urlopen(address) as answer:  # noqa: S310 - our own
+            cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        home = address.partition("/enter")[0]
+        asked = urllib.request.Request(f"{home}/enqueue", headers={"Cookie": cookie})  # noqa: S310
+        with urllib.request.urlopen(asked) as answer:  # noqa: S310 - likewise
+            assert "greet" in answer.read().decode()
