@@ -150,7 +150,7 @@ def test_a_worker_shows_its_page_until_it_ends(tmp_path: Path) -> None:
 
 def test_the_option_of_a_worker_says_where_its_page_is(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    command = (sys.executable, "-m", "taskq", "worker", "shop:app", "--web", "--quiet")
+    command = (sys.executable, "-m", "taskq", "worker", "shop:app", "--web")
     with Child(*command, cwd=tmp_path) as worker:
         address = worker.expect("page at")
         with urllib.request.urlopen(address) as answer:  # noqa: S310 - our own

@@ -56,8 +56,10 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
-        # The first look folds the whole log: better before the first page is asked for.
-        await looks.read(LogReader.stats)
+        # The first look folds the whole log: better before the first page is asked for. Of an app
+        # that has not opened it yet there may be none.
+        with contextlib.suppress(TaskqError):
+            await looks.read(LogReader.stats)
         try:
             yield
         finally:
