@@ -41,9 +41,9 @@ async def look(
     until: Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
-    """The latest ``count`` records that the choice wants; then, if so asked, what is written.
+    """The latest ``count`` records that the choice wants; then what is written, on disk or not.
 
-    On disk or not. Damage is passed over with a warning.
+    Damage is passed over with a warning.
 
     Args:
         path: directory of the log.
@@ -60,8 +60,7 @@ async def look(
     onlooker = await asyncio.to_thread(lambda: Onlooker(open_journal(path)))
     records: RecordReader | None = None
     try:
-        journal = onlooker.journal
-        files = await asyncio.to_thread(open_files, path, journal.identity.log_id)
+        files = await asyncio.to_thread(open_files, path, onlooker.journal.identity.log_id)
         if not await _begun(files, follow=follow, on_pause=on_pause):
             return
         extent = until or onlooker.look()
@@ -69,7 +68,7 @@ async def look(
         records = RecordReader(
             FrameReader(files, cursor, "", gap_handler(files, "skip")),
             choice,
-            journal.tag,
+            onlooker.journal.tag,
             BodyStore(path, LogConfig()),
             Position(cursor.segment, lsn),
             body_bytes_max=body_bytes_max,

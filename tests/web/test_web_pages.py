@@ -160,7 +160,7 @@ async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
         assert (await send_form(client, kind)).status_code == 303  # there is none left
         for q, action in (("7001", "cancel"), ("7002", "cancel")):
             (job,) = set(re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q=q)))
-            (form,) = forms(await shown(client, job))
+            form = forms(await shown(client, job))[0]
             assert form["action"] == f"/act/{action}"
             assert (await send_form(client, form)).headers["location"] == job
             assert forms(await shown(client, job)) == []
