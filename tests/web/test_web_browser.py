@@ -314,6 +314,30 @@ async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit
         assert await evil.evaluate(asked, visit.home + path) == "TypeError"
 
 
+@pytest.mark.slow
+async def test_a_million_jobs_are_shown_within_a_second(tmp_path: Path, chromium: Any) -> None:
+    app = TaskQ(tmp_path / "million", durability="os")
+
+    @app.task(name="mail.send", queue="mail")
+    async def send(to: str, number: int) -> None:
+        """It is only enqueued."""
+
+    async with app:
+        for part in range(100):
+            rows = range(part * 10_000, part * 10_000 + 10_000)
+            await send.enqueue_many([("ada@example.org", number) for number in rows])
+    async with visited(chromium, app.data_dir) as visit:
+        for path, seconds in (("/", 1), ("/jobs", 0.3), ("/jobs?q=state:ready", 0.3)):
+            page, took = visit.page, []
+            for _ in range(3):
+                await visit.open(path)
+                paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+                await page.wait_for_function(paint)
+                took.append(await page.evaluate(paint) / 1_000)
+            assert min(took) < seconds, path
+        await api.expect(page.locator("tbody tr")).to_have_count(50)
+
+
 async def test_another_name_for_this_machine_shows_nothing(visit: Visit) -> None:
     evil = await visit.context.new_page()
     answer = await evil.goto(f"http://{EVIL_HOST}:{visit.home.rpartition(':')[2]}/")

@@ -176,12 +176,15 @@ def now_of(reader: LogReader) -> dict[str, Any]:
     stats, owners = reader.stats(), reader.owners()
     totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
     serving = [one for owner in owners if owner.alive for one in owner.serves]
+    # Where nobody works at all that is to be told, and not of each task.
+    strays = strays_of(reader.ready_jobs() if serving else {}, serving)
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
     return {
         "stats": stats,
         "totals": totals,
         "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
-        "strays": strays_of(reader.ready_jobs(), serving) if serving else None,
+        "stranded": strays.by_task,
+        "unserved": strays.by_queue,
         "running": [(job, reader.progress(job.lsn)) for job in running],
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),

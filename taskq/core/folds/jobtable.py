@@ -264,6 +264,14 @@ class JobTable:
                 if metas[index]:
                     yield chunk, index
 
+    def below(self, job: int) -> Iterator[tuple[Chunk, int]]:
+        """The same of lower ids, the highest first."""
+        for number in range(bisect_left(self._firsts, job) - 1, -1, -1):
+            chunk = self._chunks[number]
+            for index in range(bisect_left(chunk.ids, job, 0, chunk.used) - 1, -1, -1):
+                if chunk.metas[index]:
+                    yield chunk, index
+
     def _open_chunk(self, job: int) -> Chunk:
         full = self._last
         if full.used and not full.live:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
 from heapq import nlargest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
@@ -215,18 +215,13 @@ def _last(
     table: JobTable, wanted: Wanted, lanes: frozenset[int], states: frozenset[int] | None
 ) -> list[int]:
     """The last jobs of a table that are in these lanes and states."""
-    return list(
-        deque(
-            (
-                chunk.ids[index]
-                for chunk, index in table
-                if chunk.lanes[index] in lanes
-                and chunk.ids[index] < wanted.before
-                and (states is None or chunk.metas[index] & STATE_MASK in states)
-            ),
-            wanted.limit,
-        )
+    fits = (
+        chunk.ids[index]
+        for chunk, index in table.below(wanted.before)
+        if chunk.lanes[index] in lanes
+        and (states is None or chunk.metas[index] & STATE_MASK in states)
     )
+    return list(islice(fits, wanted.limit))
 
 
 class _Backwards:

@@ -1,0 +1,97 @@
+"""Makes the pictures that the documents show: ``python -m tests.web.pictures``.
+
+A shop's jobs are enqueued, a worker runs some of them, and Chromium looks at the page and at what
+``taskq top`` prints. It needs what the tests in a browser need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+from tests.processes.harness import Child
+from tests.web.test_web_browser import CHROMIUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE: Final = Path(__file__).parent
+FOLDER: Final = HERE / "pictures"
+COLORS: Final = 128
+SIZE: Final[Any] = {"width": 1_200, "height": 760}
+TOP_COLUMNS: Final = 110
+
+
+def save(name: str, png: bytes) -> None:
+    """Write a picture with few colours, which such pages have anyway."""
+    FOLDER.mkdir(exist_ok=True)
+    few = (
+        Image.open(BytesIO(png))
+        .convert("RGB")
+        .quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    )
+    few.save(FOLDER / f"{name}.png", optimize=True)
+
+
+def shown(text: str) -> str:
+    """What a terminal printed, as a page."""
+    console = Console(record=True, width=TOP_COLUMNS, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    console.print(Text.from_ansi(text))
+    return console.export_html(inline_styles=True)
+
+
+def main() -> None:
+    """Make them all."""
+    with contextlib.ExitStack() as stack:
+        # It is seen in the pictures, and whoever made them is not.
+        folder = Path(tempfile.gettempdir()) / "shop"
+        folder.mkdir()
+        stack.callback(shutil.rmtree, folder)
+        shutil.copy(HERE / "shop.py", folder)
+        data = folder / "data"
+        os.environ["TASKQ_DATA_DIR"] = str(data)
+        run: Callable[..., Any] = subprocess.run
+        run([sys.executable, "shop.py"], check=True, cwd=folder)
+        words = (sys.executable, "-m", "taskq")
+        with (
+            Child(*words, "worker", "shop:app", "-c", 6, cwd=folder) as worker,
+            Child(*words, "web", data, "--allow-actions") as web,
+            sync_playwright() as playwright,
+        ):
+            worker.expect("  ready")
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = browser.new_page(viewport=SIZE)
+            page.goto(web.line())
+            page.wait_for_url("**/")
+            page.wait_for_selector(r"text=/row \d+ of 600/", timeout=60_000)
+            save("now", page.screenshot())
+            page.emulate_media(color_scheme="dark")
+            page.goto(f"{page.url}jobs?q=task:orders.import+state:dead")
+            page.locator("tbody a").first.click()
+            page.wait_for_selector("h1")
+            save("job", page.screenshot())
+            top = run(
+                [*words, "top", data, "--once"], check=True, capture_output=True, text=True,
+                env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(TOP_COLUMNS)},
+            )  # fmt: skip
+            terminal = browser.new_page(viewport={"width": 960, "height": 540})
+            terminal.emulate_media(color_scheme="light")
+            terminal.set_content(shown(top.stdout))
+            save("top", terminal.locator("body").screenshot())
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
