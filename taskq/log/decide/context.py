@@ -74,15 +74,15 @@ class Context:
         self.recent = Recent(journal.files)
         self.owner = owner
         self.tag = journal.tag
-        self._edits: list[tuple[object, int]] = []
+        self._edits: tuple[object, ...] = ()
 
     def caught_up(self) -> None:
         """Let go of records that are too many, or that others may have written otherwise since.
 
         Before anything of a batch is among them.
         """
-        folds = self.facets.agenda, self.facets.dedup
-        edits: list[tuple[object, int]] = [(fold, fold.edits) for fold in folds if fold is not None]
+        agenda, dedup = self.facets.agenda, self.facets.dedup
+        edits = agenda, dedup, agenda and agenda.edits, dedup and dedup.edits
         if edits != self._edits:
             self._edits = edits
             self.recent.clear()
