@@ -158,6 +158,8 @@ def edit(
         "priority": priority,
         "queue": queue,
     }
+    if all(value is None or value is False for value in wish.values()):
+        raise WrongUsage("give at least one of --run-now, --delay, --eta, --priority and --queue")
     swept = with_app(data_dir, lambda app: _edit_each(app, job_ids, wish))
     print_swept(swept, "edited", dry_run=False, as_json=as_json)
     exit_if_refused(context, swept)

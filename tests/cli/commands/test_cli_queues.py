@@ -130,7 +130,7 @@ def test_edit_refuses_what_does_not_wait_and_wishes_that_contradict(
     assert (result.exit_code, result.stdout) == (1, "edited 1 job\n")
     assert f"job {ids['done']} does not wait: it is succeeded" in result.stderr
     for wish, message in (
-        ((), "give at least one"),
+        ((), "give at least one of --run-now"),
         (("--run-now", "--delay", "1h"), "one due time"),
         (("--eta", "2h"), "give a time"),
         (("--delay", "soon"), "soon"),
