@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
+_REST_SECONDS: Final = 60
 
 
 def run(
@@ -98,12 +99,29 @@ class _Sink:
         self._drops = drops
         self.batches = self.records = 0
         self.error: BaseException | None = None
-        self.stopped = threading.Event()
+        self._stopped = threading.Event()
+        self._works = threading.Lock()
+
+    def stop(self) -> None:
+        """Take no further batch."""
+        self._stopped.set()
+
+    def rest(self) -> None:
+        """Wait for the batch that is at work: it needs the writer, and an interpreter that lives.
+
+        Nobody else waits for it when Java is gone, and what it has begun it can mostly finish.
+        """
+        if self._works.acquire(timeout=_REST_SECONDS):
+            self._works.release()
 
     def __call__(self, rows: DataFrame, number: int) -> None:
-        if self.stopped.is_set():
-            # Of a batch whose function returns Spark notes that it ran.
-            raise _Stopped
+        with self._works:
+            if self._stopped.is_set():
+                # Of a batch whose function returns Spark notes that it ran.
+                raise _Stopped
+            self._take(rows, number)
+
+    def _take(self, rows: DataFrame, number: int) -> None:
         began = time.monotonic()
         try:
             batch = batch_of(self._writer.lake, number)
@@ -141,9 +159,12 @@ def _follow(
 
 
 def _stop(query: StreamingQuery, sink: _Sink) -> None:
-    sink.stopped.set()
-    if query.isActive:
-        query.stop()
+    sink.stop()
+    try:
+        if query.isActive:
+            query.stop()
+    finally:
+        sink.rest()
 
 
 def _reason(sink: _Sink, error: PySparkException) -> TaskqError:
