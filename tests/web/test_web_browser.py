@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -31,6 +32,11 @@ AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.mi
 EVIL_HOST: Final = "evil.example"
 PAGES: Final = ("/", "/jobs", "/failures", "/schedules", "/limits", "/log", "/?at=1")
 WIDTHS: Final = (400, 1_400)
+#: When a page showed its first content, in milliseconds; a page's policy allows no ``eval``, by
+#: which playwright would wait for it.
+PAINTED_AT: Final = """() => new Promise(tell => new PerformanceObserver(seen => seen.getEntries()
+    .filter(one => one.name === 'first-contentful-paint').forEach(one => tell(one.startTime)))
+    .observe({type: 'paint', buffered: true}))"""
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
 
@@ -168,7 +174,8 @@ async def test_the_slider_shows_each_page_as_it_was(app: TaskQ, visit: Visit) ->
     await page.get_by_role("slider").focus()
     await page.keyboard.press("Home")
     await page.wait_for_url("**?at=1")
-    await expect(page.locator("h1")).to_contain_text("ready")
+    # A frame is one moment, and the claim may stand in that of the enqueue.
+    await expect(page.locator("h1")).to_contain_text(re.compile("ready|running"))
     await expect(page.locator(".past")).to_contain_text("As it was")
     await expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
     await page.get_by_role("link", name="Failures").click()
@@ -268,7 +275,8 @@ async def test_who_shows_no_token_is_refused_and_a_token_is_good_once(
         await enqueue(app, "nobody.knows")
         await visit.open("/")
         await api.expect(visit.page.get_by_role("row", name="nobody").first).to_be_visible()
-        assert await visit.page.get_by_role("button").count() == 0
+        assert await visit.page.locator("form.time").count() == 1
+        assert await visit.page.locator("form:not(.time)").count() == 0
 
 
 async def test_script_in_names_and_payloads_is_inert(tmp_path: Path, chromium: Any) -> None:
@@ -331,9 +339,7 @@ async def test_a_million_jobs_are_shown_within_a_second(tmp_path: Path, chromium
             page, took = visit.page, []
             for _ in range(3):
                 await visit.open(path)
-                paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-                await page.wait_for_function(paint)
-                took.append(await page.evaluate(paint) / 1_000)
+                took.append(await page.evaluate(PAINTED_AT) / 1_000)
             assert min(took) < seconds, path
         await api.expect(page.locator("tbody tr")).to_have_count(50)
 
