@@ -123,7 +123,7 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
 ) -> None:
     print("seed", SEED)  # noqa: T201 - pytest shows it with a failure
     draw = random.Random(SEED)
-    hub = Hub(tmp_path, 3 * KILLS)
+    hub = Hub(tmp_path, 8 * KILLS)
     began = time.monotonic()
     with hub.run(*BY_SPARK) as process:
         hub.batch(process)
@@ -131,6 +131,7 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
     for number in range(KILLS):
         with hub.run(*BY_SPARK) as process:
             if number % 4:
+                hub.batch(process)  # takes many times as long as those behind it
                 seconds = draw.uniform(0, 2 * hub.batch(process))
             else:  # while Spark starts, or in the first steps
                 seconds = draw.uniform(0.2, start_seconds)
