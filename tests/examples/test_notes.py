@@ -117,7 +117,7 @@ def _order_all(device: Device, hub: HubProcess, queue: str) -> None:
         "TASKQ_HUB_URL": f"http://127.0.0.1:{hub.port}", "TASKQ_HUB_TOKEN": token,
         "TASKQ_HUB_ACCEPT": '["notes.*"]',
     }  # fmt: skip
-    assert "1 jobs came" in device.run("taskq", "sync", queue, **settings)
+    assert "1 job came" in device.run("taskq", "sync", queue, **settings)
     device.work()
     device.run("taskq", "sync", queue, **settings)
     assert job.result_sync(timeout=5) == 1

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli.many import count_of
 from taskq.cli.options import json_option, log_argument, open_reader, resolve
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.outbox.commands import cancel_open, group, put, show
@@ -98,7 +100,7 @@ def serve(directory: Path, bind: str, keep: str) -> None:
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     with _alone(directory):
-        click.echo(f"hub {directory} at http://{bind}", err=True)
+        click.echo(f"serving {directory} at http://{bind}", err=True)
         # One process and one loop: each copy has one writer.
         uvicorn.run(
             server.Server(directory.absolute(), _seconds(keep)).app,
@@ -266,12 +268,16 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
     words = ", ".join(one.value for one in done.verdicts)
     if given["dry_run"]:
-        click.echo(f"{path}: {done.behind_bytes} B are missing there ({words})")
+        click.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
         return
-    click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1} ({words}; {done.sent_bytes} B)")
+    sent = (
+        f"{render.size(done.sent_bytes)} sent ({words})" if done.sent_bytes else "nothing to send"
+    )
+    click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
     if any(done.taken):
         jobs, refused, cancelled = done.taken
-        click.echo(f"{path}: {jobs} jobs came, {refused} were refused, {cancelled} cancelled")
+        came = f"{count_of(jobs)} came, {refused} refused, {cancelled} cancelled"
+        click.echo(f"{path}: {came}")
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:
