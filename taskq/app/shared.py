@@ -172,6 +172,8 @@ class LogHolder:
     ) -> bool:
         """Let a job that waits be due at another time, or wait in another place; all or nothing.
 
+        ``await app.edit(job, delay="2h", priority=9)``
+
         Its payload, key, expiry and attempts stay as they are. In its new place it stands by its
         age, as if it had been enqueued there.
 

@@ -28,6 +28,8 @@ def taskq_web(
 ) -> ASGIApp:
     """Show the app's page within a web app, which mounts what this gives.
 
+    ``site.mount("/taskq", taskq_web(app, allows=is_admin))``
+
     Args:
         app: whose log it shows.
         allow_actions: whether it has buttons that change it.
