@@ -28,6 +28,8 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Fewer columns leave no room for what is only nice to have.
 WIDE: Final = 80
 _BAR: Final = 8
+#: The row under the cursor; its cells give up their own colours, or it would not be one bar.
+_CHOSEN: Final = "black on cyan"
 _COLOURS: Final = {
     State.SUCCEEDED: "green", State.DEAD: "red", State.CANCELLED: "dim", State.EXPIRED: "yellow",
 }  # fmt: skip
@@ -130,13 +132,14 @@ def _section(
     title: str, lines: Sequence[tuple[Row, list[Text]]], chosen: Row | None
 ) -> RenderableType:
     table = Table.grid(padding=(0, 1), expand=True)
-    cells = len(lines[0][1])
-    for number in range(cells):
-        is_last = number == cells - 1
+    columns = len(lines[0][1])
+    for number in range(columns):
+        is_last = number == columns - 1
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
     for row, texts in lines:
         is_chosen = chosen is not None and _place(row) == _place(chosen)
-        table.add_row(*texts, style="reverse" if is_chosen else "")
+        cells = [Text(text.plain) for text in texts] if is_chosen else texts
+        table.add_row(*cells, style=_CHOSEN if is_chosen else "")
     return Group(Text(title, "bold cyan"), table)
 
 
