@@ -87,8 +87,8 @@ class _Views:
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
         """What is to be seen."""
         from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
+        from taskq_plugins.looks import job_of  # noqa: PLC0415 - as above
         from taskq_plugins.top.drawing import draw, draw_job  # noqa: PLC0415 - as above
-        from taskq_plugins.web.looks import job_of  # noqa: PLC0415 - as above
 
         picture = self.look(screen)
         width, height = console.size

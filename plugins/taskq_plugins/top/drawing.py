@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from taskq.core.views import JobView, QueueStats
+    from taskq_plugins.looks import Failure, Seen
     from taskq_plugins.top.screen import Row, Screen
     from taskq_plugins.top.seen import Picture
-    from taskq_plugins.web.looks import Failure, Seen
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Fewer columns leave no room for what is only nice to have.

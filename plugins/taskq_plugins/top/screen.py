@@ -13,8 +13,8 @@ from taskq.log.read.timetravel import Moment
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView
+    from taskq_plugins.looks import Failure
     from taskq_plugins.top.seen import Picture
-    from taskq_plugins.web.looks import Failure
 
 #: What a row stands for: a queue by its name, a job, or failures of one kind.
 Row: TypeAlias = "str | JobView | Failure"

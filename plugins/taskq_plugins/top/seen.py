@@ -16,14 +16,14 @@ from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Gap
 from taskq.log.format.record import places
 from taskq.log.state.fold import FINAL_KINDS
-from taskq_plugins.web.looks import failures_of, now_of
+from taskq_plugins.looks import failures_of, now_of
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView, QueueStats
     from taskq.log.format.frames import Cursor
     from taskq.log.machine.progress import Told
     from taskq.log.read.reader import LogReader
-    from taskq_plugins.web.looks import Failure
+    from taskq_plugins.looks import Failure
 
 #: Jobs that ended last, of which is told.
 _ENDS_MAX: Final = 8

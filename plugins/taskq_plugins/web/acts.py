@@ -21,6 +21,7 @@ from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
+    from taskq_plugins.looks import Looks
     from taskq_plugins.web.asked import (
         Ack,
         Claim,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         OneName,
         Release,
     )
-    from taskq_plugins.web.looks import Looks
 
 #: Jobs that are claimed through the API at a time.
 _HELD_MAX: Final = 10_000

@@ -19,9 +19,7 @@ from taskq.core.model import LIVE_STATES
 from taskq.core.parsing import parse_json
 from taskq.core.views import body_document, job_head
 from taskq.log.read.reader import LogReader
-from taskq_plugins.web import asked as asking
-from taskq_plugins.web.describing import describe
-from taskq_plugins.web.looks import (
+from taskq_plugins.looks import (
     failures_of,
     hurdles_of,
     job_of,
@@ -29,6 +27,8 @@ from taskq_plugins.web.looks import (
     only_job,
     schedules_of,
 )
+from taskq_plugins.web import asked as asking
+from taskq_plugins.web.describing import describe
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from taskq.core.views import JobView
+    from taskq_plugins.looks import Looks
     from taskq_plugins.web.acts import Acts
-    from taskq_plugins.web.looks import Looks
 
 #: Requests that wait for results at a time.
 _WAITS_MAX: Final = 64

@@ -23,10 +23,7 @@ from taskq.log.read.timetravel import Moment
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
-from taskq_plugins.web.asked import Jobs, Many, OneJob
-from taskq_plugins.web.door import ENTRY, root_of, same
-from taskq_plugins.web.forms import call_of, fields_of
-from taskq_plugins.web.looks import (
+from taskq_plugins.looks import (
     DEAD_MAX,
     failures_of,
     hurdles_of,
@@ -34,6 +31,9 @@ from taskq_plugins.web.looks import (
     now_of,
     schedules_of,
 )
+from taskq_plugins.web.asked import Jobs, Many, OneJob
+from taskq_plugins.web.door import ENTRY, root_of, same
+from taskq_plugins.web.forms import call_of, fields_of
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log.read.reader import LogReader
     from taskq.reading.record import Record
+    from taskq_plugins.looks import Looks
     from taskq_plugins.web.api import Endpoint
     from taskq_plugins.web.asked import Asked
     from taskq_plugins.web.door import Keys, Place
-    from taskq_plugins.web.looks import Looks
 
     Respond = Callable[[Request], Awaitable[Response]]
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]

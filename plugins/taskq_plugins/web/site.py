@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse
 
 from taskq.core.errors import TaskqError
 from taskq.log.read.reader import LogReader
+from taskq_plugins.looks import Looks
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api
 from taskq_plugins.web.door import API, Door, path_of, root_of
-from taskq_plugins.web.looks import Looks
 from taskq_plugins.web.pages import Pages
 from taskq_plugins.web.problems import Problem, problem_of
 
