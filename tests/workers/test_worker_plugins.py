@@ -89,3 +89,13 @@ async def test_a_plugin_that_is_not_there_is_told_before_any_job_is_claimed(
     async with TaskQ(tmp_path / "data", durability="os") as app:
         with pytest.raises(UsageError, match="no plugin 'sentri'; known are: broken, teller"):
             await app.worker().start()
+
+
+async def test_where_no_package_brings_a_plugin_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    monkeypatch.setenv("TASKQ_PLUGINS", "sentry")
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with pytest.raises(UsageError, match="known are: none: install the package that brings"):
+            await app.worker().start()

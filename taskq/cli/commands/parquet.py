@@ -159,7 +159,7 @@ if TYPE_CHECKING:
 #: Rows of one group of a file, or fewer, when they come to BATCH_BYTES_MAX.
 _GROUP_ROWS: Final = 131_072
 #: The entry point that decodes a log, and its group.
-_PLUGINS: Final = "taskq.plugins"
+_DECODERS: Final = "taskq.decoders"
 _DECODER: Final = "arrow"
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 
@@ -190,7 +190,7 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
 
 
 def _decoder() -> Decoder:
-    for point in entry_points(group=_PLUGINS, name=_DECODER):
+    for point in entry_points(group=_DECODERS, name=_DECODER):
         with suppress(ImportError):
             decoder: Decoder = point.load()
             return decoder

@@ -119,7 +119,7 @@ def _run(
         if order.metrics_port is not None:
             order = stack.enter_context(_measured(app, order, reporter))
         if order.web and order.warns:  # of several one does
-            page = find_plugin("taskq.plugins", "web", "web")(app)
+            page = find_plugin("taskq.services", "web", "web")(app)
             reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         one = stack.enter_context(executed)
@@ -223,7 +223,7 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
     """The same order, while Prometheus is answered at its port."""
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
-    measuring = find_plugin("taskq.plugins", "prometheus", "metrics")
+    measuring = find_plugin("taskq.services", "prometheus", "metrics")
     with measuring(app, order.metrics_port) as (place, count):
         reporter.say(f"metrics at {place}")
         tell = order.on_event

@@ -1,4 +1,4 @@
-"""What other packages bring, found by its name: executors, and plugins of an app."""
+"""What packages bring, found by its name: executors, services of a worker, plugins of an app."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plug_in(app: TaskQ) -> None:
     settings = vars(app).get("settings")  # an app that was told nothing has read none
     if settings is None or not settings.plugins or app in _PLUGGED:
         return
-    found = {name: find_plugin(_GROUP, name, name) for name in settings.plugins}
+    found = {name: find_plugin(_GROUP, name) for name in settings.plugins}
     _PLUGGED.add(app)
     for name, plugin in found.items():
         try:
@@ -36,13 +36,13 @@ def plug_in(app: TaskQ) -> None:
             _log.exception("the plugin %s failed; the worker goes on without it", name)
 
 
-def find_plugin(group: str, name: str, extra: str) -> Any:
+def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
     """What a package brings under this name in a group of entry points.
 
     Args:
-        group: "taskq.executors", "taskq.plugins".
+        group: "taskq.executors", "taskq.services", "taskq.plugins".
         name: of the entry.
-        extra: of this distribution, which brings what it needs.
+        extra: of this distribution, which brings what it needs; None for what others bring.
 
     Raises:
         UsageError: there is none; the message lists those there are.
@@ -53,13 +53,14 @@ def find_plugin(group: str, name: str, extra: str) -> Any:
     kind = group.partition(".")[2].removesuffix("s")
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
-        known = ", ".join(sorted(points)) or "none: reinstall taskq-local"
+        remedy = "install the package that brings it" if extra is None else "reinstall taskq-local"
+        known = ", ".join(sorted(points)) or f"none: {remedy}"
         raise UsageError(f"there is no {kind} {name!r}; known are: {known}")
     try:
         return points[name].load()
     except ImportError as error:
         detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+        needs = "" if extra is None else f': pip install "taskq-local[{extra}]"'
         raise TaskqError(
-            f"the {kind} {name!r} does not load ({detail}). "
-            f'Install what it needs: pip install "taskq-local[{extra}]"'
+            f"the {kind} {name!r} does not load ({detail}). Install what it needs{needs}"
         ) from error

@@ -1,4 +1,4 @@
-"""A whole log as batches, for ``taskq export``: the entry point ``arrow`` of ``taskq.plugins``."""
+"""A whole log as batches, for ``taskq export``: the entry point ``arrow`` of ``taskq.decoders``."""
 
 from __future__ import annotations
 
