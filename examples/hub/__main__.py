@@ -23,6 +23,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub.device import DeviceLog
 from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.positions import Position
 from taskq_plugins.hub.sync import Line, sync
 
 from .line import BadLine, HubProcess
@@ -65,8 +66,7 @@ def main(
             console.print(f"  {device_name(number)}: {special.value}")
     paths = {one.parent: one.relative_to(logs).parts[0] for one in logs.rglob("taskq.json")}
     tokens = {path: enrol(hub, device) for path, device in sorted(paths.items())}
-    total = sum(one.stat().st_size for one in logs.rglob("log/*.log"))
-    killed = _Killed(HubProcess(hub), kills, total)
+    killed = _Killed(HubProcess(hub), kills, sum(map(_size, tokens)))
     console.print(asyncio.run(_collect(tokens, killed, drops)))
     wrong = list(_differences(logs, hub / "devices"))
     console.print(f"{len(list(hub.rglob('*.log')))} segments: {'DIFFERENT' if wrong else 'equal'}")
@@ -109,7 +109,11 @@ async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> st
 
             async def send(path: Path) -> int:
                 async with turns:
-                    return await _send(path, f"http://127.0.0.1:{bad.port}", tokens[path])
+                    line = Line(f"http://127.0.0.1:{bad.port}", tokens[path])
+                    try:
+                        return await _send(path, line)
+                    finally:
+                        await line.close()
 
             killing = asyncio.create_task(killed.run())
             tries = sum(await asyncio.gather(*map(send, tokens)))
@@ -124,20 +128,26 @@ async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> st
         server.stop()
 
 
-async def _send(path: Path, url: str, token: str) -> int:
+async def _send(path: Path, line: Line) -> int:
     """Try until the hub has the log; returns how often."""
-    tries = 0
+    tries = 1
     while True:
-        tries += 1
-        line = Line(url, token)
         try:
             await sync(str(path), line)
         except LogError:
             await asyncio.sleep(random.uniform(0, _RETRY_SECONDS))
+            tries += 1
         else:
             return tries
-        finally:
-            await line.close()
+
+
+def _size(path: Path) -> int:
+    """The bytes of a log that are to come: its last file is set aside in advance."""
+    log = DeviceLog(LocalDisk(), SystemClock(), str(path))
+    try:
+        return log.bytes_behind(Position(log.segments[0]))
+    finally:
+        log.close()
 
 
 def _differences(logs: Path, copies: Path) -> Iterator[str]:

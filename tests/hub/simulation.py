@@ -528,13 +528,14 @@ def _files(machine: Machine) -> Files:
 
 def _set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
     """Let these be all the files, durably; in place they stay the files that they are."""
-    disk = CrashableDisk(machine)
-    for path in machine.paths():
+    disk, before = CrashableDisk(machine), machine.paths()
+    for path in before:
         if not in_place or path not in files:
             disk.remove(path)
     for path in files:
         disk.make_directory(parent(path))
-    for directory in {parent(path) for path in [*machine.paths(), *files]}:
+    # Those of what goes, too: else a loss of power brings some of it back.
+    for directory in {parent(path) for path in [*before, *files]}:
         below = directory
         while True:
             disk.sync_directory(below)
