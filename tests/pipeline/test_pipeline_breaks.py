@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
 from taskq_plugins.hub.aside import Breaks
@@ -132,6 +134,30 @@ def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path:
     for one in (frames[3], lost):
         one.path.unlink()
     assert told(stream.step()) == [{"what": "gap", "lsn": 8, "goes_on": 11}]
+
+
+@pytest.mark.parametrize("left_bytes", [None, 0, 30, 70])
+def test_what_went_from_the_end_of_a_planned_batch_is_told_as_a_gap(
+    tmp_path: Path, left_bytes: int | None
+) -> None:
+    """Be it the end of its last segment (``left_bytes``: of a frame, too), or all of that."""
+    made = MadeLog(tmp_path / "edge")
+    made.enqueue(2)
+    made.rotate()
+    first = made.enqueue(1)
+    made.enqueue(1)
+    stream = Stream(tmp_path, failOnDataLoss="false")
+    assert stream.advance()
+    if left_bytes is None:
+        made.file.unlink()
+    else:
+        made.file.write_bytes(made.file.read_bytes()[: first.end + left_bytes])
+    stream.restart()
+    rows = stream.rows()
+    assert lsns(rows) == ([1, 2] if left_bytes is None else [1, 2, 3])
+    missing = 3 if left_bytes is None else 4
+    assert told(rows) == [{"what": "gap", "lsn": missing}]
+    assert stream.rows() == rows
 
 
 def test_a_fork_tells_what_its_branches_share(tmp_path: Path) -> None:

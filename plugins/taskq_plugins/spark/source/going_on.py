@@ -9,7 +9,7 @@ from taskq.log.format.frames import segment_name
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
-from taskq_plugins.fleet.places import Mark
+from taskq_plugins.fleet.places import Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.decode import Break
 from taskq_plugins.spark.source.positions import Position
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskq.log.format.codec import FrameHeader
     from taskq_plugins.fleet.breaks import Break as Declared
-    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
+    from taskq_plugins.fleet.places import LogPlace
     from taskq_plugins.spark.source.standing import Standing
 
 
@@ -260,6 +260,8 @@ def stretches(
 ) -> Iterator[Stretch]:
     """The bytes from ``start`` to ``end``, segment by segment; ``behind``: what is before them.
 
+    Where the last of them are gone, a stretch without bytes tells what is missing.
+
     Raises:
         DataLoss: a segment between the two is missing, by ``on_loss``.
     """
@@ -273,16 +275,37 @@ def stretches(
         if before is not None:
             behind = _check_gap(standing, before, place, on_loss) or behind
         low = max(start.offset if place.first_lsn == start.segment else START, START)
-        high = min(end_offset, place.size_bytes) if place.first_lsn == last else place.size_bytes
+        high = place.size_bytes if place.first_lsn < last else end_offset
+        if place.size_bytes < high:
+            high, lsn = _whole_end(standing, place)
         if low < high:
             yield Stretch(standing.log, place, low, high, start.branch, behind)
             behind = None
-        before = edges(standing.log, place) if place.first_lsn < last else None
-        if place.first_lsn == last and high < end_offset:
-            where = f"{segment_name(last)} from offset {high} to {end_offset}"
-            on_loss(DataLoss(start.device, where, place.first_lsn, "without it"))
-    if standing.find(last) is None and start.segment <= last and (start.segment, last) != (0, 0):
+        if place.first_lsn == last:
+            if high < end_offset:
+                where = f"{segment_name(last)} from offset {high} to {end_offset}"
+                on_loss(DataLoss(start.device, where, lsn, "without it"))
+                missing = behind or Break("gap", lsn)
+                yield Stretch(standing.log, place, high, high, start.branch, missing)
+            return
+        before = edges(standing.log, place)
+    if start.segment <= last and (start.segment, last) != (0, 0):
         on_loss(_loss(start._replace(lsn=last), last, "without it"))
+        gone = SegmentPlace(last, f"{standing.log.path}/log/{segment_name(last)}", 0, 0, 0)
+        missing = Break("gap", before.next_lsn if before is not None else last)
+        yield Stretch(standing.log, gone, START, START, start.branch, missing)
+
+
+def _whole_end(standing: Standing, place: SegmentPlace) -> tuple[int, int]:
+    """(offset, lsn) behind the last frame of a segment that was cut short."""
+    with standing.open(place) as file:
+        found = file.last_before(file.size_bytes)
+        if found is not None and found[0] + found[1].size > file.size_bytes:
+            found = file.last_before(found[0])
+    if found is None:
+        return START, place.first_lsn
+    offset, header = found
+    return offset + header.size, header.next_lsn
 
 
 def whole_until(standing: Standing, start: Position, end: Position) -> Position:

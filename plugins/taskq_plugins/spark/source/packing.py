@@ -28,8 +28,8 @@ def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
     parts: list[list[Piece]] = []
     room = slack = 0
     for stretch in waiting:
-        start = stretch.start
-        while start < stretch.end:
+        start, is_begun = stretch.start, False
+        while start < stretch.end or not is_begun:
             size = stretch.end - start
             if len(parts) < count and (room <= 0 or (room < slack < size - room)):
                 # What others took too much or too little is evened out by those to come.
@@ -42,7 +42,7 @@ def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
             parts[-1].append(_piece(stretch, start, end))
             room -= end - start
             left -= end - start
-            start = end
+            start, is_begun = end, True
     return parts
 
 
@@ -57,7 +57,7 @@ def _border(stretch: Stretch, offset: int) -> int:
 def _piece(stretch: Stretch, start: int, end: int) -> Piece:
     log, place = stretch.log, stretch.place
     # From 0 on the header is checked, too.
-    begin = 0 if start == START else start
+    begin = 0 if start == START < end else start
     return Piece(
         place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, stretch.branch,
         stretch.behind if start == stretch.start else None,

@@ -70,7 +70,9 @@ def _all_rows(
     queues = QueueFilter(reading.queues) if reading.queues is not None else None
     schema = reading.schema if queues is None else _with_needed(reading.schema)
     for piece in pieces:
-        parts: Iterable[Piece] = (piece,) if sieve is None else sieve[0](piece)
+        parts: Iterable[Piece] = (piece,) if piece.start < piece.end else ()
+        if sieve is not None and parts:
+            parts = sieve[0](piece)
         told = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
         for batch in chain(told, *(_decoded(part, schema, reading) for part in parts)):
             kept = batch if queues is None else queues.keep(piece, batch)
