@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import weakref
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from taskq import TaskQ
 from tests.effort import run
 from tests.recorder import Recorder, record
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
@@ -68,6 +73,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS), append=False)
 
 
+#: Threads of logs that tests left open, each of which was told of.
+_LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """No test leaves a log open: it would go on working beside the tests that come after it."""
+    yield
+    found = [one for one in threading.enumerate() if one.name == "taskq-storage"]
+    for thread in found:
+        if thread not in _LEFT:
+            thread.join(5)
+    left = [one for one in found if one.is_alive() and one not in _LEFT]
+    _LEFT.update(left)
+    assert not left, f"{item.name} leaves a log open"
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Async tests run on asyncio: the library is asyncio-native."""
@@ -89,9 +111,11 @@ def settings_of_programs(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    """An app on a real log."""
-    return TaskQ(tmp_path / "data")
+def app(tmp_path: Path) -> Iterator[TaskQ]:
+    """An app on a real log, which is closed behind the test."""
+    app = TaskQ(tmp_path / "data")
+    yield app
+    app.close_sync()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ async def mail(order: int) -> None:
 @asynccontextmanager
 async def working(_: FastAPI) -> AsyncIterator[None]:
     """Run the jobs in the server itself; leave this out where ``taskq worker`` runs them."""
-    async with jobs.worker(concurrency=4):
+    async with jobs, jobs.worker(concurrency=4):
         yield
 
 

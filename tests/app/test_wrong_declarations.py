@@ -45,7 +45,7 @@ def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, other: Ta
 
 def test_apps_on_one_directory_share_their_flows(app: TaskQ, tmp_path: Path) -> None:
     twin = TaskQ(tmp_path / "here")
-    with app:
+    with app, twin:
         flow = chain(app.task(increment).call(1), twin.task(name="theirs")(increment).step())
         assert len(flow.enqueue_sync().jobs) == 2
 

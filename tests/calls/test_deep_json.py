@@ -91,6 +91,7 @@ async def test_a_payload_that_is_nested_too_deeply_dies_at_its_first_attempt(
     assert isinstance(lsn, int)
     with LogReader.open(str(tmp_path)) as reader:
         bad = f"{reader.tag}-{lsn}"
+    async with app:
         good = await deep.enqueue(1)
         async with app.worker():
             await good.result(timeout=20)
