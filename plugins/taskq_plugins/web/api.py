@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from http import HTTPStatus
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.routing import Route
 
 from taskq.cli import render
-from taskq.core.errors import TaskqError
 from taskq.core.model import LIVE_STATES
-from taskq.core.parsing import parse_json
 from taskq.core.views import body_document, job_head
 from taskq.log.read.reader import LogReader
 from taskq_plugins.looks import (
@@ -28,7 +24,7 @@ from taskq_plugins.looks import (
     schedules_of,
 )
 from taskq_plugins.web import asked as asking
-from taskq_plugins.web.describing import describe
+from taskq_plugins.web.endpoints import Endpoint, describe, json_response
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -45,51 +41,6 @@ if TYPE_CHECKING:
 _WAITS_MAX: Final = 64
 _PAUSE_SECONDS_MIN: Final = 0.02
 _PAUSE_SECONDS_MAX: Final = 0.5
-
-
-class Endpoint(NamedTuple):
-    """One thing that may be asked.
-
-    Attributes:
-        asked: what it takes, from path, query and body.
-        answer: makes the document of that.
-    """
-
-    method: str
-    path: str
-    name: str
-    says: str
-    asked: type[asking.Asked]
-    answer: Callable[[Any], Coroutine[Any, Any, Any]]
-
-    async def respond(self, request: Request) -> Response:
-        """Do what is asked, unless nobody waits for it any more."""
-        is_post = self.method == "POST"
-        given = await _body(request) if is_post else dict(request.query_params)
-        try:
-            asked = self.asked.model_validate({**given, **request.path_params}, strict=is_post)
-        except ValidationError as error:
-            raise _wrong(error) from None
-        if "wait" not in self.asked.model_fields:
-            return json_response(await self.answer(asked))
-        problem: Exception | None = None
-        async with anyio.create_task_group() as both:
-
-            async def hear() -> None:
-                while (await request.receive())["type"] != "http.disconnect":
-                    """A body that goes on."""
-                both.cancel_scope.cancel()
-
-            both.start_soon(hear)
-            try:
-                return json_response(await self.answer(asked))
-            except (Problem, TaskqError) as error:
-                problem = error  # and not a group of it
-            finally:
-                both.cancel_scope.cancel()
-        if problem is not None:
-            raise problem
-        return Response()  # nobody hears it
 
 
 class Api:
@@ -237,39 +188,6 @@ def _route(path: str, by_method: dict[str, Endpoint]) -> Route:
 
     # A queue's name may hold a slash.
     return Route(path.replace("{name}", "{name:path}"), respond, methods=list(by_method))
-
-
-def json_response(value: object) -> Response:
-    """As JSON that every reader takes: what is no number in it is told as text."""
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except ValueError:
-        text = json.dumps(json.loads(json.dumps(value), parse_constant=str))
-    return Response(text, media_type="application/json")
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    raw = await request.body()
-    try:
-        given = parse_json(raw, parse_constant=_refuse_constant) if raw else {}
-        json.dumps(given, ensure_ascii=False).encode()  # half a surrogate is no text
-    except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise Problem(HTTPStatus.BAD_REQUEST, "the body must be one JSON object: see openapi.json")
-    return given
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number in JSON")
-
-
-def _wrong(error: ValidationError) -> Problem:
-    told = "; ".join(
-        f"{'.'.join(map(str, one['loc']))[:80] or 'the body'}: {one['msg']}"
-        for one in error.errors(include_url=False, include_input=False)[:5]
-    )
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{told}: see /api/openapi.json", "UsageError")
 
 
 def _result_document(job: JobView) -> dict[str, Any]:

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.reading.record import Record
     from taskq_plugins.looks import Looks
-    from taskq_plugins.web.api import Endpoint
     from taskq_plugins.web.asked import Asked
     from taskq_plugins.web.door import Keys, Place
+    from taskq_plugins.web.endpoints import Endpoint
 
     Respond = Callable[[Request], Awaitable[Response]]
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
