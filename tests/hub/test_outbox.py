@@ -63,6 +63,7 @@ class Place:
         self.path = path
         self.hub = Hub(path / "hub")
         self.server = Server(path / "hub")
+        self.servers = [self.server]
         self.tokens: dict[str, str] = {}
         self.apps: dict[str, TaskQ] = {}
         self.ran: list[tuple[str, str]] = []
@@ -105,6 +106,7 @@ class Place:
     def restart(self) -> None:
         """Another server."""
         self.server = Server(self.path / "hub")
+        self.servers.append(self.server)
 
 
 async def _leave(_path: str, _config: object) -> None:
@@ -118,7 +120,10 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     made = Place(tmp_path)
     yield made
     await made.hub.close()
-    await made.server._outbox.close()
+    for server in made.servers:
+        await server._outbox.close()
+    for app in made.apps.values():
+        await app.close()
 
 
 update = TaskQ("unused").call_by_name
