@@ -166,18 +166,22 @@ def checked_conditions(
     return tuple(found)
 
 
-async def aside(call: Callable[[], T]) -> T:
+async def aside(call: Callable[[], T], room: threading.BoundedSemaphore = _aside) -> T:
     """What the call returns, from a daemon thread of its own: it may block, and even hang.
 
     Whoever waits may be cancelled; the thread then ends with its call.
+
+    Args:
+        call: what blocks.
+        room: how many of its kind may.
 
     Raises:
         RuntimeError: too many calls hang already.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    if not _aside.acquire(blocking=False):
-        raise RuntimeError(f"{ASIDE_MAX} probes hang in their threads already")
+    if not room.acquire(blocking=False):
+        raise RuntimeError("too many calls hang in their threads already")
 
     def tell(value: T | None, error: BaseException | None) -> None:
         if future.done():
@@ -196,7 +200,7 @@ async def aside(call: Callable[[], T]) -> T:
             stops = isinstance(raised, StopIteration)
             error = RuntimeError(f"it raised {raised!r}") if stops else raised
         finally:
-            _aside.release()
+            room.release()
         try:
             loop.call_soon_threadsafe(tell, value, error)
         except RuntimeError:

@@ -189,6 +189,14 @@ class HubSettings(BaseModel):
     machine: str | None = None
     #: names of tasks that the hub may ask for, such as photos.*; none unless said
     accept: tuple[str, ...] = ()
+    #: what must hold while anything is sent: "on_power", "unmetered", "online"
+    requires: tuple[Literal["on_power", "unmetered", "online"], ...] = ()
+    #: what goes over a line that is paid by volume: "never" anything, "tail" for records within
+    #: metered_bytes_per_day and no files beside the log, "all" as over any other
+    metered: Literal["never", "tail", "all"] = "tail"
+    metered_bytes_per_day: ByteSize = ByteSize(5 * 2**20)
+    #: bytes that are sent in a second; as fast as the line is, unless given
+    rate: Annotated[ByteSize, Field(ge=1_024)] | None = None
 
 
 class Settings(BaseSettings):

@@ -25,8 +25,9 @@ from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
+from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.sync import Line, sync
+from taskq_plugins.hub.sync import sync
 from tests.bench.hub_load import attack, herd, idle, lag
 from tests.bench.process import MIB, cpu_seconds
 from tests.bench.tables import Table

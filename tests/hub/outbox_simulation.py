@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.format.record import LogRecord
-    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.hub import Hub
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.outbox.lines import Given

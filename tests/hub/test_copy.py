@@ -12,6 +12,7 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
 from taskq.testing.crashable import PowerLost, ProcessKilled
 from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import (
     Append,
     Declare,
@@ -25,7 +26,6 @@ from taskq_plugins.hub.messages import (
     Trouble,
 )
 from taskq_plugins.hub.positions import NOWHERE, START, Position
-from taskq_plugins.hub.push import push
 from tests.hub.simulation import DEVICE, Simulation, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
@@ -33,7 +33,7 @@ from tests.log.world import PLAIN
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.device.log import DeviceLog
 
 _BIT: Final = 1
 _ITEM: Final = (PLAIN, b"in the air", None)

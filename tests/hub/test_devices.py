@@ -9,7 +9,6 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import pytest
 
 from taskq import TaskLog
@@ -19,11 +18,13 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.care.copies import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.compare import Verdict
-from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
-from taskq_plugins.hub.sync import Line, redeem, sync
+from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, PACKED, HubError, HubStops
+from tests.hub.carrier import Direct
 from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def token(place: Place) -> str:
 
 
 def _line(place: Place, token: str, **settings: Any) -> Line:
-    return Line(_URL, token, place.transport, HubSettings(**settings))
+    return Line(_URL, token, Direct(place.server), HubSettings(**settings))
 
 
 def _log_id(place: Place) -> str:
@@ -59,11 +60,11 @@ def _log_id(place: Place) -> str:
 async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> None:
     code = devices.invite(place.hub, _DEVICE)
     line = _line(place, "")
-    token = await redeem(line, code)
+    token = await line.redeem(code)
     assert devices.device_of(place.hub, token) == _DEVICE
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
         with pytest.raises(HubError, match="401"):
-            await redeem(line, wrong)
+            await line.redeem(wrong)
     kept = "".join(one.read_text() for one in place.hub.rglob("device.json"))
     assert code.partition(".")[2] not in kept
 
@@ -75,7 +76,7 @@ async def test_a_code_of_yesterday_holds_no_more(
     later = time.time_ns() + 86_401 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: later)
     with pytest.raises(HubError, match="401"):
-        await redeem(_line(place, ""), code)
+        await _line(place, "").redeem(code)
 
 
 async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_device(
@@ -118,7 +119,7 @@ async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(
 
 
 async def test_a_device_fills_what_it_may_and_no_more(place: Place, token: str) -> None:
-    place.transport = httpx.ASGITransport(Server(place.hub, device_bytes=100_000).app)
+    place.server = Server(place.hub, device_bytes=100_000)
     await place.write(_DEVICE, 3, 50_000)
     with pytest.raises(HubError, match="507"):
         await place.sync(_DEVICE, token)
@@ -147,9 +148,9 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(
 async def test_frames_are_compressed_on_a_line_and_stored_as_they_were(
     place: Place, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq_plugins.hub.sync._LOOPBACK", frozenset())
+    monkeypatch.setattr("taskq_plugins.hub.device.line._LOOPBACK", frozenset())
     await place.write(_DEVICE, 30, 20_000)
-    line = Line("https://hub.example", token, place.transport)
+    line = Line("https://hub.example", token, Direct(place.server))
     done = await sync(str(place.path / _DEVICE), line)
     segments, copies = place.segments(_DEVICE), place.copies(_DEVICE)
     assert done.sent_bytes < sum(map(len, copies.values())) / 10

@@ -16,8 +16,9 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import JobError, LogError
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
+from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, set_member
-from taskq_plugins.hub.sync import Line, sync
+from taskq_plugins.hub.sync import sync
 from tests.effort import grows, some
 from tests.hub.outbox_simulation import OutboxSimulation
 

@@ -29,13 +29,15 @@ from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.crashable import CrashableDisk
 from taskq_plugins.hub import Hub
+from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, groups, set_member
 from taskq_plugins.hub.outbox import asking
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.sync import Line, Synced, sync
+from taskq_plugins.hub.sync import Synced, sync
+from tests.hub.carrier import Direct
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 
@@ -88,9 +90,8 @@ class Place:
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
             """There is a log."""
-        transport = httpx.ASGITransport(self.server.app)
         hub = HubSettings(accept=self.accept, **settings)
-        line = Line(_URL, self.tokens[device], transport, hub)
+        line = Line(_URL, self.tokens[device], Direct(self.server), hub)
         try:
             return await sync(str(self.path / device), line)
         finally:
@@ -448,7 +449,7 @@ async def test_only_the_latest_session_is_told_and_only_once_the_copy_is_where_i
     token = {"Authorization": f"Bearer {place.tokens['edge-7']}"}
     values = {
         "session": 1, "log_id": "12345678-1234-5678-1234-567812345678", "up": [0, 0, 0, ""],
-        "after": {}, "waiting": False, "refused": [], "wait_seconds": 0,
+        "after": {}, "waiting": False, "refused": [], "wait_seconds": 0, "bytes_max": 1,
     }  # fmt: skip
     async with httpx.AsyncClient(transport=transport, base_url=_URL, headers=token) as client:
         assert (await client.post("/v1/down", json=values)).status_code == 409

@@ -26,10 +26,12 @@ from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.line import Line, check_url
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
-from taskq_plugins.hub.sync import Line, check_url, sync
+from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError
+from tests.hub.carrier import Direct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +46,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hub = path / "hub"
-        self.transport = httpx.ASGITransport(Server(self.hub).app)
+        self.server = Server(self.hub)
 
     async def write(self, device: str, count: int = 3, size: int = 10) -> None:
         async with TaskLog.open(self.path / device) as log:
@@ -52,7 +54,7 @@ class Place:
                 await log.put(b"%d" % number + bytes(size))
 
     async def sync(self, device: str, token: str, **settings: Any) -> list[Verdict]:
-        line = Line(_URL, token, self.transport, HubSettings(**settings))
+        line = Line(_URL, token, Direct(self.server), HubSettings(**settings))
         try:
             return (await sync(str(self.path / device), line)).verdicts
         finally:
@@ -68,11 +70,12 @@ class Place:
 
     async def ask(self, method: str, path: str, token: str, **given: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"} | given.pop("headers", {})  # type: ignore[operator]
-        async with httpx.AsyncClient(transport=self.transport, base_url=_URL) as client:
+        transport = httpx.ASGITransport(self.server.app)
+        async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
 
     def restart(self) -> None:
-        self.transport = httpx.ASGITransport(Server(self.hub).app)
+        self.server = Server(self.hub)
 
     def lose(self, log_id: str) -> None:
         """Let the hub have nothing of a log."""

@@ -16,8 +16,9 @@ from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
+from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.server import Protocol, Server
-from taskq_plugins.hub.sync import Line, follow, last_note, sync
+from taskq_plugins.hub.sync import follow, last_note, sync
 from tests.hub.test_server import Place
 from tests.processes.harness import eventually
 

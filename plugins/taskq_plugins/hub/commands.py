@@ -248,7 +248,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     """
     syncing = _package("taskq_plugins.hub.sync")
     if given["restore"]:
-        target, line = resolve(data_dir), _line(syncing, given)
+        target, line = resolve(data_dir), _line(given)
         report = _run(line, _package("taskq_plugins.hub.care.copies").fetched(line, target))
         click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
         return
@@ -261,7 +261,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         name = socket.gethostname().split(".")[0].lower()
         line = _package("taskq_plugins.hub.care.copies").Stick(given["stick"], name)
     else:
-        line = _line(syncing, given)
+        line = _line(given)
     if given["follow"] or given["wait"]:
         done = _run(line, syncing.follow(path, line, at_once=True, once=not given["follow"]))
     else:
@@ -293,21 +293,23 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
         raise Exit(1)
 
 
-def _line(syncing: Any, given: dict[str, Any]) -> Any:
+def _line(given: dict[str, Any]) -> Any:
     """The way to the hub that the options and the settings name."""
     from taskq.connection.settings import HubSettings, load_settings  # noqa: PLC0415 - not for help
 
-    settings = load_settings(None).hub or HubSettings()
-    url = given["url"] or settings.url
+    lines, hub = _package("taskq_plugins.hub.device.line"), load_settings(None).hub or HubSettings()
+    url = given["url"] or hub.url
+    if given["restore"]:  # somebody waits for it
+        hub = hub.model_copy(update={"requires": (), "metered": "all"})
     if given["code"] and url:
-        line = syncing.Line(url, "", None, settings)
-        token = _run(line, syncing.redeem(line, given["code"].strip()))
-        kept = syncing.token_file(url)
+        line = lines.Line(url, "", None, hub)
+        token = _run(line, line.redeem(given["code"].strip()))
+        kept = lines.token_file(url)
         kept.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(token)
-    return syncing.Line(*syncing.line_to(settings, url, given["token_file"]), None, settings)
+    return lines.Line(*lines.line_to(hub, url, given["token_file"]), None, hub)
 
 
 def _run(line: Any, what: Any) -> Any:

@@ -4,70 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import random
 import time
-import zlib
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
-import httpx
 from anyio import sleep_forever
 from anyio.from_thread import start_blocking_portal
 
 from taskq.connection.connection import Connection
 from taskq.connection.settings import HubSettings, load_settings
-from taskq.core.errors import LogError, ReaderBusy, UsageError
-from taskq.log.config import LogConfig
+from taskq.core.errors import LogError, ReaderBusy
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.readers import HUB_READER, NamedReader
 from taskq.log.read.readers import Position as ReadPosition
 from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub.compare import Verdict, compare
-from taskq_plugins.hub.device import DeviceLog
-from taskq_plugins.hub.messages import Append, Skip, SpillPart, Sync
+from taskq_plugins.hub.device.allowance import HubWaits
+from taskq_plugins.hub.device.line import Line, check_url, line_to
+from taskq_plugins.hub.device.log import DeviceLog
+from taskq_plugins.hub.device.push import push
+from taskq_plugins.hub.messages import Skip
 from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.outbox.asking import take
 from taskq_plugins.hub.outbox.taking import Taken, look
-from taskq_plugins.hub.push import push
-from taskq_plugins.hub.wire import JSON, PACKED, HubError, HubStops, carried, understood
+from taskq_plugins.hub.wire import HubStops
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
     from concurrent.futures import Future
 
     from anyio.abc import TaskStatus
 
     from taskq.app.app import TaskQ
+    from taskq.log.config import LogConfig
     from taskq.log.store.store import Store
-    from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.positions import Position
 
 _log: Final = logging.getLogger("taskq")
-#: A part is smaller on a slow line, and grows while the line is fast: between these.
-_PART_BYTES_MIN: Final = 64 * 1024
-_PART_BYTES_FIRST: Final = 512 * 1024
-_PART_BYTES_MAX: Final = 4 * 1024 * 1024
-_FAST_SECONDS: Final = 1.0
-_SLOW_SECONDS: Final = 10.0
-_PIECE_BYTES: Final = 256 * 1024
-#: Smaller bodies are sent as they are, and those that would not become this much smaller.
-_PACKED_BYTES_MIN: Final = 1_024
-_PACKED_RATIO: Final = 0.95
-_CREATED: Final = 201
-_TOKEN_BYTES_MAX: Final = 4_096
-_ENROL_FIRST: Final = (
-    "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
-    "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
-)
-_TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 #: With less room on the disk all that was sent may go at once.
 _PRESSED_BYTES: Final = 64 * 1024 * 1024
 #: After trouble the next try comes after up to so long, twice as long each time.
@@ -75,7 +52,9 @@ _RETRY_SECONDS: Final = 2.0
 _RETRY_SECONDS_MAX: Final = 600.0
 _LOOK_SECONDS: Final = 0.5
 _CHANCE: Final = random.SystemRandom()
-_CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
+#: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
+_METERED_EVERY_SECONDS: Final = 900.0
+_METERED_POLL_SECONDS: Final = 6 * 3_600.0
 #: How it went last, for ``taskq sync status``.
 NOTE: Final = "readers/hub.json"
 
@@ -98,143 +77,6 @@ class Synced(NamedTuple):
     taken: Taken = Taken()
 
 
-def check_url(url: str) -> str:
-    """The address of a hub, without a slash at its end.
-
-    Raises:
-        UsageError: it is none, or a token would go over the line for all to read.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r:.100} is no address of a hub, such as https://hub.example")
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        raise UsageError(f"{url!r:.100}: a token goes over https, or to this machine itself")
-    return url.rstrip("/")
-
-
-def machine_of(device: str, given: str | None) -> str:
-    """Which machine this is, told to nobody in clear; "" where there is no telling."""
-    if given is None:
-        if any(map(os.path.exists, _CONTAINER)):
-            return ""
-        with contextlib.suppress(OSError, ValueError):
-            given = Path("/etc/machine-id").read_text(encoding="ascii").strip()
-    return hashlib.sha256(f"{given} {device}".encode()).hexdigest() if given else ""
-
-
-def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, str]:
-    """Address and token of the hub: as given, else as the settings have it.
-
-    Raises:
-        UsageError: one of them is nowhere.
-    """
-    url = url or hub.url
-    if not url:
-        raise UsageError("which hub? Give --url https://…, or url in [hub] of taskq.toml")
-    token = hub.token.get_secret_value() if hub.token and file is None else ""
-    file = file or hub.token_file or token_file(url)
-    if not token and file.exists():
-        with file.open(encoding="utf-8") as opened:
-            token = opened.read(_TOKEN_BYTES_MAX)
-    if not token.strip():
-        raise UsageError(_ENROL_FIRST)
-    return url, token.strip()
-
-
-def token_file(url: str) -> Path:
-    """Where the token for a hub is kept: a copied data directory carries none."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
-    return Path(state, "taskq", f"{name}.token")
-
-
-class Line:
-    """The way to one hub; it may serve many sessions, one after the other."""
-
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        transport: httpx.AsyncBaseTransport | None = None,
-        hub: HubSettings | None = None,
-    ) -> None:
-        self.url = check_url(url)
-        self.hub = hub or HubSettings()
-        self.device = token.split(".")[1] if token.count(".") else ""
-        self.machine = machine_of(self.device, self.hub.machine)
-        self.sent_bytes, self.pins = 0, True
-        #: how this process has the log open; the tasks that run here, if that is known
-        self.config = LogConfig()
-        self.known: Collection[str] | None = None
-        self.part_bytes = _PART_BYTES_FIRST
-        self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=_TIMEOUT,
-            trust_env=False,
-            transport=transport,
-            verify=str(self.hub.ca) if self.hub.ca else True,
-        )
-
-    async def ask(self, asked: Request) -> Answer:
-        """Send a request, and read what it is answered.
-
-        Raises:
-            HubError: nobody answers, or not so that one can go on.
-        """
-        if isinstance(asked, Sync):
-            grace = round(self.hub.grace)
-            asked = asked._replace(
-                grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
-            )
-        method, path, headers, body = carried(asked)
-        is_part = isinstance(asked, Append | SpillPart)
-        if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
-            packed = zlib.compress(body, 1)
-            if len(packed) < _PACKED_RATIO * len(body):
-                headers["Content-Type"], body = PACKED, packed
-        start = monotonic()
-        told = await self.request(method, path, headers, body)
-        if is_part:
-            self.sent_bytes += len(body)
-            seconds = monotonic() - start
-            factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
-            wanted = round(self.part_bytes * factor)
-            self.part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
-        return understood(asked, told.status_code, told.content)
-
-    async def request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
-    ) -> httpx.Response:
-        """Send anything.
-
-        Raises:
-            HubError: nobody answers.
-        """
-        if body:
-            headers["Content-Length"] = str(len(body))
-        try:
-            return await self._client.request(
-                method, self.url + path, headers=headers, content=_pieces(body) if body else None
-            )
-        except httpx.HTTPError as error:
-            self.part_bytes = max(self.part_bytes // 2, _PART_BYTES_MIN)
-            raise HubError(
-                f"{self.url} cannot be reached ({type(error).__name__}: {error}): the log is "
-                f"whole, and goes on from where it came to at the next try"
-            ) from error
-
-    async def close(self) -> None:
-        """Hang up."""
-        await self._client.aclose()
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A body bit by bit: each has the line's time-out for itself."""
-    for at in range(0, len(body), _PIECE_BYTES):
-        yield body[at : at + _PIECE_BYTES]
-
-
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
     """Bring the hub's copy of a log to where the log ends now, then take what is there for it.
 
@@ -251,28 +93,31 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         raise LogError(f"{path} is not a task log")
     # Of two at a time each would end the other's session.
     hold = NamedReader.take(disk, path, identity.log_id, HUB_READER)
-    log: DeviceLog | None = None
+    allowance, log = line.allowance, None
     try:
+        allowance.take_up(path)
+        await allowance.look()
         known = hold.load()
         # Before the log: what is adopted by then is sent before anything else is taken.
         held = look(disk, path)
         log = DeviceLog(disk, SystemClock(), path)
-        log.pin, log.sends_bodies = known.lsn if known else 0, line.hub.spill
+        log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
+        log.sends_bodies = line.hub.spill and not allowance.metered
         if known is None and log.segments and line.pins and not is_dry:
             _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
         done, session = await _session(path, log, line, hold, is_dry=is_dry)
         if line.pins and not is_dry:
             taken = await take(disk, path, log, line, session, held)
             done = done._replace(taken=taken)
+            allowance.owe_bodies(line.hub.spill and bool(allowance.metered))
         if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
     except LogError as error:
-        if log is not None:
-            _note(path, log.pin, str(error))
+        _note(path, error=str(error))
         raise
     else:
         if line.pins and not is_dry:
-            _note(path, done.end.next_lsn)
+            _note(path, lsn=done.end.next_lsn)
         return done
     finally:
         hold.release()
@@ -311,12 +156,12 @@ def _pin(hold: NamedReader, log: DeviceLog, lsn: int) -> None:
     hold.sync()
 
 
-def _note(path: str, lsn: int, error: str = "") -> None:
+def _note(path: str, *, lsn: int = 0, error: str = "") -> None:
     """Note how it went, for people."""
-    known = last_note(path)
-    if not error:
-        known = {"synced_ns": time.time_ns(), "lsn": lsn}
-    known["error"] = error
+    noted = last_note(path)
+    known = noted if error else {"synced_ns": time.time_ns(), "lsn": lsn}
+    if noted == (known := known | {"error": error}):
+        return
     with contextlib.suppress(OSError):
         temporary = Path(path, f"{NOTE}.tmp")
         temporary.write_text(json.dumps(known), encoding="utf-8")
@@ -338,24 +183,6 @@ async def _skip(path: str, lsn: int, config: LogConfig) -> None:
         await port.skip(lsn)
     finally:
         await connection.aclose()
-
-
-async def redeem(line: Line, code: str) -> str:
-    """The token of this machine for a code.
-
-    Raises:
-        HubError: the code does not hold, or the hub cannot be reached.
-    """
-    device = code.partition(".")[0]
-    values = {"code": code, "machine": machine_of(device, line.hub.machine)}
-    body = json.dumps(values).encode()
-    told = await line.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
-    if told.status_code != _CREATED:
-        raise HubError(
-            f"the hub answers {told.status_code}: the code does not hold, or was used, or is over "
-            f"a day old: ask for another with 'taskq hub enrol --code' there"
-        )
-    return str(told.json()["token"])
 
 
 async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> Synced:
@@ -383,16 +210,22 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
             if str(error) != complaint:  # a week without a line is told of once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
+            if isinstance(error, HubWaits):
+                await asyncio.sleep(error.seconds)
+                continue
             longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
             await asyncio.sleep(hub.poll if stops else _CHANCE.uniform(1.0, longest))
             continue
         failures, complaint = 0, ""
         if once:
             return done
-        while monotonic() - began < hub.poll:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if _extent(path) != seen and (at_once or monotonic() - began >= hub.every):
+        every, poll = 0.0 if at_once else hub.every, hub.poll
+        if line.allowance.metered:
+            every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
+        while (passed := monotonic() - began) < poll:
+            if passed >= every and _extent(path) != seen:
                 break
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _complain(future: Future[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,19 +18,20 @@ from taskq.log.read.verify import verify
 from taskq.log.segments.identity import FILE
 from taskq.log.upkeep.backup import BackupReport, restore
 from taskq_plugins.hub.aside import SEALS, high_lsn, noted
-from taskq_plugins.hub.device import DeviceLog
+from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.device.log import DeviceLog
+from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.devices import known
 from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import Declare, Skip
-from taskq_plugins.hub.push import push
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
+    from taskq_plugins.hub.device.line import Line, Told
     from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.sync import Line
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)
@@ -42,6 +44,7 @@ class Stick:
         path.mkdir(parents=True, exist_ok=True)
         self.device, self.hub, self.pins = device, HubSettings(), False
         self.part_bytes, self.sent_bytes = _PART_BYTES, 0
+        self.allowance = Allowance(HubSettings(metered="all"), "")
         self._hub = Hub(PatientDisk, str(path.absolute()))
 
     async def ask(self, asked: Request) -> Answer:
@@ -116,11 +119,11 @@ async def fetched(line: Line, target: Path) -> BackupReport:
         HubError: the hub cannot be reached, or has nothing.
         LogError: something is in the target.
     """
-    logs = (await _get(line, "")).json()["logs"]
+    logs = json.loads((await _get(line, "")).content)["logs"]
     if not logs:
         raise HubError(f"{line.url} has nothing of this device")
     log_id = str(max(logs, key=lambda one: one["arrived_ns"])["log_id"])
-    held = (await _get(line, f"/{log_id}/segments")).json()
+    held = json.loads((await _get(line, f"/{log_id}/segments")).content)
     part = target.with_name(f"{target.name}.part") / log_id
     for folder in ("log", "spill"):
         (part / folder).mkdir(parents=True, exist_ok=True)
@@ -157,10 +160,10 @@ def _digest(file: Path, size: int) -> str:
     return found.hexdigest()
 
 
-async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Any:
+async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:
     told = await line.request("GET", f"/v1/logs{where}", headers or {})
-    if told.status_code not in _WELL:
-        raise HubError(f"the hub answers {told.status_code} to what it has of this device")
+    if told.status not in _WELL:
+        raise HubError(f"the hub answers {told.status} to what it has of this device")
     return told
 
 

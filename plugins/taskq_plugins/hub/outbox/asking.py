@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskq.app.tasklog import TaskLog
 from taskq.connection.connection import Connection
@@ -15,12 +15,10 @@ from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.wire import JSON, HubError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from taskq.connection.settings import HubSettings
     from taskq.log.config import LogConfig
     from taskq.log.machine.ports import Disk
-    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.device.line import Line
+    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.outbox.lines import Given
     from taskq_plugins.hub.outbox.taking import Cancelled, Held, Taken
 
@@ -28,26 +26,6 @@ _log: Final = logging.getLogger("taskq")
 _WELL: Final = 200
 #: Nothing is there; another session has begun.
 _NOTHING: Final = frozenset({204, 409})
-
-
-class Line(Protocol):
-    """The way to the hub.
-
-    Attributes:
-        hub: what of it is set here.
-        config: how this process has the log open, or would.
-        known: names of the tasks that run here; None if that is not known.
-    """
-
-    hub: HubSettings
-    config: LogConfig
-    known: Collection[str] | None
-
-    async def request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
-    ) -> Any:
-        """Send anything; returns a response as httpx has it."""
-        ...
 
 
 async def take(
@@ -90,11 +68,14 @@ async def take(
 
 async def _ask(line: Line, asked: Question) -> Given | None:
     """What is there; None: nothing, or the hub wants another session before."""
+    left = line.allowance.left()
+    if left is not None:
+        asked = asked._replace(bytes_max=min(asked.bytes_max, left * 2 // 3))
     told = await line.request("POST", DOWN, {"Content-Type": JSON}, encode_question(asked))
-    if told.status_code in _NOTHING:
+    if told.status in _NOTHING:
         return None
-    if told.status_code != _WELL:
-        raise refusal(told.status_code)
+    if told.status != _WELL:
+        raise refusal(told.status)
     try:
         return decode_given(told.content)
     except (ValueError, KeyError, TypeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.errors import JobNotFound
@@ -27,7 +28,7 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.segments.spill import DIRECTORY, decode_reference
 from taskq.log.state.story import tell
 from taskq_plugins.hub.aside import content
-from taskq_plugins.hub.outbox.lines import JOB, JOBS_MAX, Given, Handed
+from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Copies, Identified
 from taskq_plugins.hub.positions import Position
 
@@ -49,7 +50,6 @@ NONCE, QUEUE, EXPIRES = "hub-nonce", "hub-queue", "hub-expires"
 _NOTE: Final = "down.json"
 #: Answers of so many parts are remembered, with when they were taken.
 _PARTS_MAX: Final = 32
-_BYTES_MAX: Final = 1024 * 1024
 _ENDS_BYTES_MAX: Final = 1024 * 1024
 _SPILLED: Final = int(Flag.SPILLED)
 _OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
@@ -258,7 +258,8 @@ class Handing:
         new = sorted(one for one in new if one.identified.job not in late)
         jobs: list[Handed] = []
         if new:
-            jobs = self._ask(Op.LOOK, (lambda sight: self._handed(sight, new), Trait.AGENDA))
+            look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
+            jobs = self._ask(Op.LOOK, (look, Trait.AGENDA))
         over = {
             number: one.identified
             for number, one in reading.live.items()
@@ -316,7 +317,7 @@ class Handing:
         taken = (job for job, one in waiting.items() if one.number <= after)
         return reading, [job for job in taken if waiting[job].identified not in there]
 
-    def _handed(self, sight: Sight, waiting: list[Waiting]) -> list[Handed]:
+    def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
         """The first of these as they go over the line."""
         journal, agenda = sight.journal, sight.facets.need_agenda()
         jobs: list[Handed] = []
@@ -328,7 +329,7 @@ class Handing:
             born = journal.files.record(agenda.location(job), job)
             made = self._made(sight, one, born)
             size += len(made.payload)
-            if jobs and size > _BYTES_MAX:
+            if size > min(bytes_max, BYTES_MAX) and (jobs or bytes_max < BYTES_MAX):
                 break
             jobs.append(made)
         return jobs

@@ -25,6 +25,8 @@ JSON_LINES: Final = "application/x-ndjson"
 WAIT_SECONDS_MAX: Final = 50.0
 #: Jobs that one question refuses: as many as an answer holds.
 JOBS_MAX: Final = 256
+#: Of the payloads in an answer, unless one job is larger.
+BYTES_MAX: Final = 1024 * 1024
 REASON_CHARACTERS_MAX: Final = 500
 _TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
 _NUMBER_MAX: Final = 2**62
@@ -41,6 +43,7 @@ class Question(NamedTuple):
         waiting: whether anything that was taken is not adopted before ``up``.
         refused: (id, why) of jobs that the device does not take.
         wait_seconds: how long to wait for something.
+        bytes_max: of payloads; with less than BYTES_MAX a larger job waits.
     """
 
     session: int
@@ -50,6 +53,7 @@ class Question(NamedTuple):
     waiting: bool
     refused: tuple[tuple[str, str], ...] = ()
     wait_seconds: float = 0.0
+    bytes_max: int = BYTES_MAX
 
 
 class Handed(NamedTuple):
@@ -127,6 +131,7 @@ def decode_question(data: bytes) -> Question:
         int(values["session"]), UUID(values["log_id"]), Position.from_list(values["up"]), after,
         values["waiting"] is True, refused[:JOBS_MAX],
         min(max(float(values["wait_seconds"]), 0.0), WAIT_SECONDS_MAX),
+        int(values["bytes_max"]),
     )  # fmt: skip
 
 

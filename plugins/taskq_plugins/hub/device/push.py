@@ -37,7 +37,7 @@ from taskq_plugins.hub.positions import NOWHERE, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from taskq_plugins.hub.device import DeviceLog
+    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.messages import Answer, Request
 
 #: So often a session asks anew where the hub stands; a healthy one needs a break, and what follows.
@@ -138,7 +138,8 @@ def _send_bodies(
 ) -> Generator[Request, Answer | None, bool]:
     """Send the files that the hub lacks, before the records that name them; as ``_send``."""
     header = told.at.header if verdict is Verdict.BEHIND else None
-    names = log.bodies(0 if header is None else header.time_ns) if log.sends_bodies else []
+    since_ns = 0 if header is None or log.owes_bodies else header.time_ns
+    names = log.bodies(since_ns) if log.sends_bodies else []
     for at in range(0, len(names), SPILL_MAX):
         ids = told.session, log.identity.log_id
         answer = yield SpillAsk(*ids, tuple(names[at : at + SPILL_MAX]))

@@ -40,6 +40,7 @@ class DeviceLog:
         segments: first lsns of those that hold something, rising.
         pin: all below this lsn was safe at the hub.
         sends_bodies: whether files beside the log are sent.
+        owes_bodies: whether some were held back before.
 
     Raises:
         LogFailed: an fsync failed, and the log was not opened since: frames are about to be moved.
@@ -49,7 +50,7 @@ class DeviceLog:
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self._disk = disk
         self._clock = clock
-        self.pin, self.sends_bodies = 0, True
+        self.pin, self.sends_bodies, self.owes_bodies = 0, True, False
         self._journal = journal = Journal(disk, clock, path, LogConfig(), None)
         self._files = journal.files
         try:

@@ -1,0 +1,155 @@
+"""What may go over a line now: nothing, what a day's volume leaves, or all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from taskq.conditions import on_power, online, unmetered
+from taskq_plugins.hub.wire import HubError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskq.conditions import Condition
+    from taskq.connection.settings import HubSettings
+
+#: Probing takes a process; it is not done more often than that.
+LOOK_SECONDS: Final = 60.0
+_DAY_SECONDS: Final = 86_400.0
+_MIB: Final = 2**20
+#: What was sent on a metered line, beside the log.
+FILE: Final = "readers/hub-metered.json"
+
+
+class HubWaits(HubError):
+    """Nothing is sent just now, and nobody has to do anything about it.
+
+    Attributes:
+        seconds: how long to wait before looking again.
+    """
+
+    def __init__(self, why: str, seconds: float = LOOK_SECONDS) -> None:
+        super().__init__(why)
+        self.seconds = seconds
+
+
+class Allowance:
+    """What of a log may go over one line; a metered day begins with its first byte.
+
+    Args:
+        hub: the settings.
+        url: of the hub.
+        now: seconds since the epoch.
+
+    Attributes:
+        metered: what of the network is metered, and bears no more than a day's volume; "" if
+            nothing is, or all may go nevertheless.
+        owes_bodies: whether files beside the log were held back.
+    """
+
+    def __init__(self, hub: HubSettings, url: str, now: Callable[[], float] = time.time) -> None:
+        self._hub = hub
+        self._now = now
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+        made: dict[str, Callable[[], Condition]] = {
+            "on_power": on_power,
+            "unmetered": unmetered,
+            "online": partial(online, f"{host}:{port}"),
+        }
+        self._requires = [made[name]() for name in hub.requires]
+        self._looked = -LOOK_SECONDS
+        self._file: Path | None = None
+        self._since = self._used = 0.0
+        self.metered, self.owes_bodies = "", False
+
+    async def look(self) -> None:
+        """Look whether anything may be sent, unless that was done just now.
+
+        Raises:
+            HubWaits: nothing may.
+        """
+        if monotonic() - self._looked < LOOK_SECONDS:
+            return
+        for one in self._requires:
+            if problem := await _problem(one):
+                raise HubWaits(f"nothing is sent while {one.name} does not hold: {problem}")
+        metered = "" if self._hub.metered == "all" else await _problem(unmetered())
+        if metered and self._hub.metered == "never":
+            raise HubWaits(f"nothing is sent, as metered = 'never' has it: {metered}")
+        self.metered, self._looked = metered, monotonic()
+
+    def take_up(self, path: str) -> None:
+        """Go on with what was noted of the log in a directory."""
+        self._file = Path(path, FILE)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+            self._since, self._used = float(known["since"]), float(known["used"])
+            self.owes_bodies = known["owes_bodies"] is True
+
+    def check(self, need: int) -> None:
+        """Have so many bytes left on a metered line.
+
+        Raises:
+            HubWaits: they are not.
+        """
+        left, most = self.left(), self._hub.metered_bytes_per_day
+        if left is None or need <= left:
+            return
+        if need > most:
+            raise HubWaits(
+                f"{self.metered}: what comes next takes {need / _MIB:.1f} MiB, more than "
+                f"metered_bytes_per_day ({most / _MIB:g} MiB), so it waits for another line"
+            )
+        again = self._since + _DAY_SECONDS
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(again))
+        wait = min(again - self._now(), LOOK_SECONDS)
+        raise HubWaits(
+            f"{self.metered}: {most / _MIB:g} MiB a day used up; goes on at {at}", max(wait, 1.0)
+        )
+
+    def left(self) -> int | None:
+        """How many bytes may go over the line today; None: as many as there are."""
+        if not self.metered:
+            return None
+        if not 0 <= self._now() - self._since < _DAY_SECONDS:
+            self._since, self._used = self._now(), 0.0
+        return max(int(self._hub.metered_bytes_per_day - self._used), 0)
+
+    def spend(self, size: int) -> None:
+        """Count what went over the line, either way."""
+        if self.metered:
+            self._used += size
+            self._note()
+
+    def owe_bodies(self, owes: bool) -> None:
+        """Note whether files beside the log were held back."""
+        if owes != self.owes_bodies:
+            self.owes_bodies = owes
+            self._note()
+
+    def _note(self) -> None:
+        if self._file is not None:
+            values = {"since": self._since, "used": self._used, "owes_bodies": self.owes_bodies}
+            temporary = self._file.with_suffix(".tmp")
+            with contextlib.suppress(OSError):
+                temporary.write_text(json.dumps(values), encoding="utf-8")
+                temporary.replace(self._file)
+
+
+async def _problem(one: Condition) -> str:
+    """Why a condition does not hold, "" if it does; one that cannot be told does not."""
+    try:
+        async with asyncio.timeout(one.timeout_seconds):
+            return await one.problem()
+    except Exception as error:  # noqa: BLE001 - whatever a probe meets
+        return f"{one.name} cannot be told ({type(error).__name__}: {error})"

@@ -1,0 +1,332 @@
+"""The way to one hub: its address, the device's token, and a connection that is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import select
+import ssl
+import threading
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from taskq.conditions.base import aside
+from taskq.connection.settings import HubSettings
+from taskq.core.errors import UsageError
+from taskq.log.config import LogConfig
+from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.messages import Append, SpillPart, Sync
+from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from taskq_plugins.hub.messages import Answer, Request
+
+#: A part is smaller on a slow line, and grows while the line is fast: between these.
+_PART_BYTES_MIN: Final = 64 * 1024
+_PART_BYTES_FIRST: Final = 512 * 1024
+_PART_BYTES_MAX: Final = 4 * 1024 * 1024
+_FAST_SECONDS: Final = 1.0
+_SLOW_SECONDS: Final = 10.0
+#: Each has the line's time-out for itself.
+_PIECE_BYTES: Final = 256 * 1024
+_CONNECT_SECONDS: Final = 10.0
+_ANSWER_SECONDS: Final = 60.0
+#: What a request and its answer take beside their bodies, and what TLS does, at most.
+_HEADS_BYTES: Final = 2 * 1024
+_HANDSHAKE_BYTES: Final = 8 * 1024
+_RECORD_BYTES: Final = 64
+#: Smaller bodies are sent as they are, and those that would not become this much smaller.
+_PACKED_BYTES_MIN: Final = 1_024
+_PACKED_RATIO: Final = 0.95
+_CREATED: Final = 201
+_TOKEN_BYTES_MAX: Final = 4_096
+_ENROL_FIRST: Final = (
+    "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
+    "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
+)
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
+
+
+def check_url(url: str) -> str:
+    """The address of a hub, without a slash at its end.
+
+    Raises:
+        UsageError: it is none, or a token would go over the line for all to read.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r:.100} is no address of a hub, such as https://hub.example")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise UsageError(f"{url!r:.100}: a token goes over https, or to this machine itself")
+    return url.rstrip("/")
+
+
+def machine_of(device: str, given: str | None) -> str:
+    """Which machine this is, told to nobody in clear; "" where there is no telling."""
+    if given is None:
+        if any(map(os.path.exists, _CONTAINER)):
+            return ""
+        with contextlib.suppress(OSError, ValueError):
+            given = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    return hashlib.sha256(f"{given} {device}".encode()).hexdigest() if given else ""
+
+
+def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, str]:
+    """Address and token of the hub: as given, else as the settings have it.
+
+    Raises:
+        UsageError: one of them is nowhere.
+    """
+    url = url or hub.url
+    if not url:
+        raise UsageError("which hub? Give --url https://…, or url in [hub] of taskq.toml")
+    token = hub.token.get_secret_value() if hub.token and file is None else ""
+    file = file or hub.token_file or token_file(url)
+    if not token and file.exists():
+        with file.open(encoding="utf-8") as opened:
+            token = opened.read(_TOKEN_BYTES_MAX)
+    if not token.strip():
+        raise UsageError(_ENROL_FIRST)
+    return url, token.strip()
+
+
+def token_file(url: str) -> Path:
+    """Where the token for a hub is kept: a copied data directory carries none."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    return Path(state, "taskq", f"{name}.token")
+
+
+class Told(NamedTuple):
+    """Status and body of an answer."""
+
+    status: int
+    content: bytes
+
+
+class Carrier(Protocol):
+    """Carries requests to a hub.
+
+    Attributes:
+        used_bytes: that went over the line so far, either way.
+    """
+
+    used_bytes: int
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+        """Send a request.
+
+        Raises:
+            OSError, HTTPException: nobody answers.
+        """
+        ...
+
+    def close(self) -> None:
+        """Hang up."""
+        ...
+
+
+class Http:
+    """One connection to a hub, each request in a thread: a cancelled one holds up nobody.
+
+    Args:
+        url: of the hub.
+        ca: certificates of who may have signed the hub's; None: those that the machine knows.
+        rate: bytes of bodies that it sends in a second; None: as fast as the line is.
+
+    Attributes:
+        used_bytes: as ``Carrier``; of TLS not less than what it took.
+    """
+
+    def __init__(self, url: str, ca: Path | None = None, rate: int | None = None) -> None:
+        parts = urlsplit(url)
+        connect = http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=ca)
+            connect = partial(http.client.HTTPSConnection, context=context)  # type: ignore[assignment]
+        self._connect = partial(connect, parts.hostname or "", parts.port, timeout=_CONNECT_SECONDS)
+        self._is_secret, self._prefix = parts.scheme == "https", parts.path
+        self._rate = rate
+        #: until when the line is used up by what was sent
+        self._busy_until = 0.0
+        self._connection: http.client.HTTPConnection | None = None
+        self._turn = threading.BoundedSemaphore(1)
+        self.used_bytes = 0
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+        """See ``Carrier``."""
+        try:
+            return await aside(
+                lambda: self._exchange(method, self._prefix + path, headers, body), self._turn
+            )
+        except BaseException:
+            self.close()  # where it was cancelled, this ends what the thread waits for
+            raise
+
+    def _exchange(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+        connection = self._connected()
+        own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
+        head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
+        self.used_bytes += head + _HEADS_BYTES // 4
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
+            connection.request(method, path, self._pieces(body), headers | own)
+        answer = connection.getresponse()
+        content = answer.read()
+        self.used_bytes += len(str(answer.headers)) + len(content) + _RECORD_BYTES
+        if answer.will_close:
+            self.close()
+        return Told(answer.status, content)
+
+    def _connected(self) -> http.client.HTTPConnection:
+        connection = self._connection
+        # What came unasked says that the hub hung up.
+        if connection is not None and (
+            connection.sock is None or select.select([connection.sock], [], [], 0)[0]
+        ):
+            self.close()
+            connection = None
+        if connection is None:
+            connection = self._connection = self._connect()
+            connection.connect()
+            connection.sock.settimeout(_ANSWER_SECONDS)
+            self.used_bytes += _HANDSHAKE_BYTES if self._is_secret else 0
+        return connection
+
+    def _pieces(self, body: bytes) -> Iterator[memoryview]:
+        size = min(_PIECE_BYTES, self._rate or _PIECE_BYTES)
+        for at in range(0, len(body), size):
+            piece = memoryview(body)[at : at + size]
+            if self._rate is not None:
+                time.sleep(max(self._busy_until - monotonic(), 0))
+                self._busy_until = max(self._busy_until, monotonic()) + len(piece) / self._rate
+            self.used_bytes += len(piece) + (len(piece) // 256 if self._is_secret else 0)
+            yield piece
+
+    def close(self) -> None:
+        """See ``Carrier``; from any thread."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                connection.sock.shutdown(2)
+            connection.close()
+
+
+class Line:
+    """The way to one hub; it may serve many sessions, one after the other.
+
+    Args:
+        url: of the hub.
+        token: of the device; "" while it has none.
+        carrier: in place of the network.
+        hub: the settings.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        carrier: Carrier | None = None,
+        hub: HubSettings | None = None,
+    ) -> None:
+        self.url = check_url(url)
+        self.hub = hub or HubSettings()
+        self.device = token.split(".")[1] if token.count(".") else ""
+        self.machine = machine_of(self.device, self.hub.machine)
+        self.sent_bytes, self.pins = 0, True
+        #: how this process has the log open; the tasks that run here, if that is known
+        self.config = LogConfig()
+        self.known: Collection[str] | None = None
+        self.allowance = Allowance(self.hub, self.url)
+        self._part_bytes = _PART_BYTES_FIRST
+        self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
+        self._own = {"Authorization": f"Bearer {token}"} if token else {}
+        self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
+
+    @property
+    def part_bytes(self) -> int:
+        """Of the next request, as fast as the line is, and as much as it may carry."""
+        left = self.allowance.left()
+        room = self._part_bytes if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
+        return max(min(self._part_bytes, room), 1)
+
+    async def ask(self, asked: Request) -> Answer:
+        """Send a request, and read what it is answered.
+
+        Raises:
+            HubError: nobody answers, or not so that one can go on.
+        """
+        if isinstance(asked, Sync):
+            grace = round(self.hub.grace)
+            asked = asked._replace(
+                grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
+            )
+        method, path, headers, body = carried(asked)
+        is_part = isinstance(asked, Append | SpillPart)
+        if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
+            packed = zlib.compress(body, 1)
+            if len(packed) < _PACKED_RATIO * len(body):
+                headers["Content-Type"], body = PACKED, packed
+        start = monotonic()
+        told = await self.request(method, path, headers, body)
+        if is_part:
+            self.sent_bytes += len(body)
+            seconds = monotonic() - start
+            factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
+            wanted = round(self._part_bytes * factor)
+            self._part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
+        return understood(asked, told.status, told.content)
+
+    async def request(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b"", room: int = 0
+    ) -> Told:
+        """Send anything; ``room``: for so many bytes of an answer.
+
+        Raises:
+            HubWaits: the line may not carry that now.
+            HubError: nobody answers.
+        """
+        await self.allowance.look()
+        handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0
+        self.allowance.check(len(body) + len(body) // 256 + room + _HEADS_BYTES + handshake)
+        carrier, used = self._carrier, self._carrier.used_bytes
+        try:
+            return await carrier(method, path, self._own | headers, body)
+        except (OSError, http.client.HTTPException) as error:
+            self._part_bytes = max(self._part_bytes // 2, _PART_BYTES_MIN)
+            raise HubError(
+                f"{self.url} cannot be reached ({type(error).__name__}: {error}): the log is "
+                f"whole, and goes on from where it came to at the next try"
+            ) from error
+        finally:
+            self.allowance.spend(carrier.used_bytes - used)
+
+    async def redeem(self, code: str) -> str:
+        """The token of this machine for a code.
+
+        Raises:
+            HubError: the code does not hold, or the hub cannot be reached.
+        """
+        machine = machine_of(code.partition(".")[0], self.hub.machine)
+        body = json.dumps({"code": code, "machine": machine}).encode()
+        told = await self.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
+        if told.status != _CREATED:
+            raise HubError(
+                f"the hub answers {told.status}: the code does not hold, or was used, or is over "
+                f"a day old: ask for another with 'taskq hub enrol --code' there"
+            )
+        return str(json.loads(told.content)["token"])
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._carrier.close()
