@@ -83,11 +83,12 @@ class BadLine:
     Attributes:
         port: where it begins.
         dropped: how often it broke.
+        carried: bytes, both ways together.
     """
 
     def __init__(self, to_port: int, drops: float, seed: int = 1) -> None:
         self.port = 0
-        self.dropped = 0
+        self.dropped = self.carried = 0
         self._to_port = to_port
         self._drops = drops
         self._random = random.Random(seed)
@@ -122,6 +123,7 @@ class BadLine:
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while piece := await source.read(_PIECE_BYTES):
+                self.carried += len(piece)
                 if self._random.random() < self._drops:
                     self.dropped += 1
                     target.write(piece[: self._random.randrange(len(piece))])

@@ -25,19 +25,13 @@ from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, PACKED, HubError, HubStops
 from tests.hub.carrier import Direct
-from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.hub.test_server import Place
 
 _DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"
 _LARGE: Final = 1_500_000
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 @pytest.fixture

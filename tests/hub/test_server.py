@@ -104,11 +104,6 @@ class Place:
         }
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 def _is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
     """Whether the copy has all but the sync points that end the log."""
     return copies.keys() == segments.keys() and all(

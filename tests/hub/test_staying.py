@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from functools import partial
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 from anyio import fail_after, to_thread
 
 from taskq import TaskQ
@@ -17,33 +14,11 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.server import Protocol, Server
 from taskq_plugins.hub.sync import follow, last_note, sync
-from tests.hub.test_server import Place
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def url(place: Place) -> Iterator[str]:
-    """A hub that is served at a port of this machine."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        app = Server(place.hub).app
-        server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_level="warning"))
-        thread = Thread(target=partial(server.run, [sock]))
-        thread.start()
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    from tests.hub.test_server import Place
 
 
 async def test_a_worker_sends_its_log_while_it_runs_jobs(

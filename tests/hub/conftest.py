@@ -1,0 +1,37 @@
+"""A hub of a test, in its process or served there."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+
+from taskq_plugins.hub.server import Protocol, Server
+from tests.hub.test_server import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def url(place: Place) -> Iterator[str]:
+    """A hub that is served at a port of this machine."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        app = Server(place.hub).app
+        server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_level="warning"))
+        thread = Thread(target=partial(server.run, [sock]))
+        thread.start()
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
