@@ -7,7 +7,6 @@ its beginning; behind a fork it is a branch that was left. A directory that no h
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.parsing import parse_json
@@ -23,26 +22,48 @@ BREAKS: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
+class Place(NamedTuple):
+    """Behind a frame, which starts at ``frame`` with the header ``stem``; or before a segment."""
+
+    segment: int
+    offset: int
+    frame: int
+    stem: bytes
+
+    @property
+    def next_lsn(self) -> int:
+        """The lsn behind the frame; the segment's own where there is none."""
+        if not self.stem:
+            return self.segment
+        _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(self.stem)
+        return int(first + count)
+
+
 class Break(NamedTuple):
-    """A break that was carried out: from ``segment`` and ``offset`` on the log is another.
+    """A break that was declared: from ``at`` on the log is another.
 
     Attributes:
         is_fork: the device was restored and wrote other records; else it lost what came next.
-        left: (segment, offset) where the copy ended before.
-        lsn: of the first record that is missing; of a fork, behind the last that was kept.
+        left: where the copy ended before.
+        at: where the device goes on.
         end_lsn: behind the last record that the device had when it declared the break.
         cause: in words.
-        old: the directory of what was left.
+        high_lsn: no record that the copy ever had reaches it.
+        old: the directory of what was left, once it was carried out.
     """
 
     is_fork: bool
-    segment: int
-    offset: int
-    left: tuple[int, int]
-    lsn: int
+    left: Place
+    at: Place
     end_lsn: int
     cause: str
-    old: str
+    high_lsn: int
+    old: str = ""
+
+    @property
+    def lsn(self) -> int:
+        """Of the first record that is missing; of a fork, behind the last that was kept."""
+        return (self.at if self.is_fork else self.left).next_lsn
 
     def left_segment(self, first_lsn: int) -> str:
         """Where a segment of what was left is, or would be."""
@@ -71,29 +92,33 @@ def breaks(log: LogPlace) -> list[Break]:
             if values["step"] == "done":
                 found.append(begun[number])
             else:
-                begun[number] = _begun(values, f"{log.path}/old/{number}")
-        except (ValueError, LookupError, TypeError, struct.error):
+                begun[number] = decode_break(values)._replace(old=f"{log.path}/old/{number}")
+        except (ValueError, LookupError, TypeError):
             break
     return found
 
 
-def _begun(values: dict[str, Any], old: str) -> Break:
-    is_fork, at, left = values["kind"] == "fork", values["at"], values["left"]
+def decode_break(values: dict[str, Any]) -> Break:
+    """What a line of the file says that was noted when a break was begun.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is none.
+    """
     return Break(
-        is_fork,
-        int(at[0]),
-        int(at[1]),
-        (int(left[0]), int(left[1])),
-        _next_lsn(at if is_fork else left),
+        values["kind"] == "fork",
+        _place(values["left"]),
+        _place(values["at"]),
         int(values["end_lsn"]),
         str(values["cause"]),
-        old,
+        int(values.get("high_lsn", 0)),
     )
 
 
-def _next_lsn(place: list[Any]) -> int:
-    """The lsn behind a place: [segment, offset, frame, header of that frame in hex or ""]."""
-    if not place[3]:
-        return int(place[0])
-    _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(bytes.fromhex(place[3]))
-    return int(first + count)
+def _place(values: list[Any]) -> Place:
+    segment, offset, frame, stem = values
+    found = Place(int(segment), int(offset), int(frame), bytes.fromhex(stem))
+    if len(found.stem) not in {0, codec.FRAME_HEADER_SIZE} or bool(found.stem) != bool(
+        found.offset
+    ):
+        raise ValueError(f"{values!r:.200} is no place")
+    return found

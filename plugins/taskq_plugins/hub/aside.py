@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.machine.disk import PatientDisk
 from taskq.log.machine.ports import write_all, write_file
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.breaks import BREAKS, decode_break
 from taskq_plugins.hub.messages import Kind
 from taskq_plugins.hub.positions import Position
 
@@ -113,8 +113,9 @@ def segments(disk: Disk, path: str) -> list[int]:
 
 
 def _decoded(line: dict[str, Any]) -> Break:
-    places = Position.from_list(line["left"]), Position.from_list(line["at"])
-    return Break(Kind(line["kind"]), *places, line["end_lsn"], line["cause"], line["high_lsn"])
+    one = decode_break(line)
+    kind = Kind.FORK if one.is_fork else Kind.GAP
+    return Break(kind, Position(*one.left), Position(*one.at), one.end_lsn, one.cause, one.high_lsn)
 
 
 def _link(disk: Disk, source: str, target: str) -> None:

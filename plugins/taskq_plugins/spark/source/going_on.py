@@ -84,7 +84,7 @@ def _declared(standing: Standing, position: Position) -> Position | None:
     """
     begin: Position | None = None
     for one in reversed([one for one in breaks(standing.log) if one.is_fork]):
-        start = Position(position.device, *_place_of(one), one.segment, 0)
+        start = Position(position.device, *_place_of(one), one.at.segment, 0)
         begin = start if begin is None or start.place < begin.place else begin
         try:
             with SegmentFile(
@@ -98,13 +98,13 @@ def _declared(standing: Standing, position: Position) -> Position | None:
 
 
 def _place_of(one: Declared) -> tuple[int, int]:
-    return one.segment, max(one.offset, START)
+    return one.at.segment, max(one.at.offset, START)
 
 
 def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
     """The gap that a hub says is before a segment."""
     found = (
-        one for one in breaks(standing.log) if (one.is_fork, one.segment) == (False, first_lsn)
+        one for one in breaks(standing.log) if (one.is_fork, one.at.segment) == (False, first_lsn)
     )
     return next(found, None)
 
@@ -117,7 +117,7 @@ def _from_segment(
 ) -> Position | None:
     """The start of the segment that comes next, where the one that was read is gone."""
     gap = _gap_before(standing, following.first_lsn)
-    if not (gap is not None and gap.left == position.place) and not _is_next(
+    if not (gap is not None and gap.left[:2] == position.place) and not _is_next(
         standing, following, position
     ):
         # What is missing was written behind what was read; a log that was cut ended before that.

@@ -69,7 +69,7 @@ def breaks(found: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
                 "kind": "fork" if one.is_fork else "gap",
                 "is_declared": True,
                 "lsn": one.lsn,
-                "goes_on_lsn": None if one.is_fork else one.segment,
+                "goes_on_lsn": None if one.is_fork else one.at.segment,
                 "end_lsn": one.end_lsn,
                 "cause": one.cause,
             }
