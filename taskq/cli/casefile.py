@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli.errors import Failure
+from taskq.cli.render import without_secrets
 from taskq.core.model import State
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ _TOLD: Final = {
 #: Jobs whose timelines are told: so many in each of these states.
 _TIMELINES_MAX: Final = 50
 _TIMELINES_OF: Final = ("DEAD", "RUNNING")
-#: Settings whose names hold one of these are told as set, and no more.
-_SECRET: Final = re.compile(r"secret|token|password|credential|key$", re.IGNORECASE)
-#: A user and a password in an address.
-_IN_URL: Final = re.compile(r"//[^/@\s]*@")
 #: What is unpacked to be read, and of what size at most; a segment is under 2 GiB.
 _OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
 _UNPACKED_BYTES_MAX: Final = 16 << 30
@@ -132,18 +129,7 @@ def _settings(path: Path) -> dict[str, Any]:
     except UsageError:
         # What is wrong with one may hold it.
         return {"problem": "they are refused: the command check tells why"}
-    told = {name: _unless_secret(name, value) for name, value in values.items()}
-    return {"files": files, "settings": told}
-
-
-def _unless_secret(name: str, value: Any) -> Any:
-    if value and _SECRET.search(name):
-        return "(set)"
-    if isinstance(value, dict):
-        return {key: _unless_secret(str(key), one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_unless_secret(name, one) for one in value]
-    return _IN_URL.sub("//…@", value) if isinstance(value, str) else value
+    return {"files": files, "settings": without_secrets(values)}
 
 
 def _told(*words: str) -> str:

@@ -118,6 +118,33 @@ async def test_pages_go_on_to_older_jobs(data: Path) -> None:
     assert found == every
 
 
+async def test_what_names_call_secret_is_not_shown(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, durability="os")
+
+    @app.task(name="log_in", retry=1)
+    async def log_in(user: str, options: dict[str, Any]) -> dict[str, str]:
+        return {"access_token": "lovelace", "greeting": f"hello {user} with {len(options)}"}
+
+    hidden = {"password": "lovelace", "apiKey": "lovelace", "tries": [{"secret": ["lovelace"]}]}
+    shown_too = {"max_tokens": 7, "object_key": "a/b", "url": "https://ada:lovelace@host/x"}
+    async with app:
+        call = log_in.options(headers={"authorization": "lovelace", "origin": "shop"})
+        large = {"password": "lovelace", "text": "x" * 100_000}
+        jobs = [await call.enqueue("ada", hidden | shown_too), await call.enqueue("ada", large)]
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        async with browser(tmp_path) as client:
+            pages = [html.unescape(await shown(client, f"/jobs/{job.id}")) for job in jobs]
+    for page in pages:
+        assert "lovelace" not in page
+        assert "hello ada" in page
+        assert ">shop<" in page
+    assert '"max_tokens": 7' in pages[0]
+    assert '"object_key": "a/b"' in pages[0]
+    assert '"url": "https://…@host/x"' in pages[0]
+    assert "x… (100" in pages[1]
+
+
 async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, durability="os", name=NAME)
 

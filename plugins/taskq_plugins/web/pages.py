@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from taskq.cli import render
 from taskq.cli.commands.jobs import served
 from taskq.core.errors import command
 from taskq.core.model import LIVE_STATES, State
+from taskq.core.parsing import parse_json
 from taskq.core.views import moment
 from taskq.log.read.timetravel import Moment
 from taskq.reading.looking import look as records_of
@@ -73,8 +75,9 @@ _PAGES: Final = (
 _LIVE: Final = frozenset({"now.html", "job.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
 _LINE_CHARACTERS_MAX: Final = 160
-#: Of a payload or result.
-_BODY_BYTES_MAX: Final = 65_536
+#: Of a payload or result that is shown, and of one that is looked into.
+_BODY_CHARACTERS_MAX: Final = 65_536
+_READ_BYTES_MAX: Final = 4 << 20
 _EVENTS_MAX: Final = 200
 _BARS_MAX: Final = 30
 _BAR_UNITS: Final = 1_000
@@ -143,6 +146,7 @@ class Pages:
             "span": render.precise,
             "size": render.size,
             "plain": render.printable,
+            "without_secrets": render.without_secrets,
             "line": _line,
             "body": _body,
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
@@ -392,10 +396,16 @@ def _line(text: str) -> str:
 
 
 def _body(body: bytes) -> str:
-    if len(body) <= _BODY_BYTES_MAX:
-        return render.body_text(body)
-    shown = render.printable(body[:_BODY_BYTES_MAX].decode(errors="replace"))
-    return f"{shown}… ({len(body)} bytes)"
+    """A payload or result, without what its names call secret: a page is shown to others."""
+    if len(body) > _READ_BYTES_MAX:
+        return f"({len(body)} bytes)"
+    try:
+        text = json.dumps(render.without_secrets(parse_json(body)), indent=2, ensure_ascii=False)
+    except ValueError:
+        text = render.body_text(body)
+    if len(text) <= _BODY_CHARACTERS_MAX:
+        return render.printable(text)
+    return f"{render.printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
 
 
 def _bars(job: JobView, now_ns: int) -> list[Bar]:
