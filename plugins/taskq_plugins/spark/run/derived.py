@@ -9,9 +9,8 @@ over.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -21,7 +20,7 @@ from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake import OVER, Change
+from taskq_plugins.spark.lake import OVER, Change, Lake
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import DATE, PART_COLUMN, write_rows
 from taskq_plugins.spark.lake.progress import positions
@@ -34,11 +33,11 @@ from taskq_plugins.spark.tables.failures import failures
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from taskq_plugins.fleet import LogPlace
-    from taskq_plugins.spark.lake import Lake, LakeWriter
+    from taskq_plugins.spark.lake import LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
 
 ROLLUP: Final = "rollup_hour"
@@ -94,70 +93,78 @@ def refresh_tables(
     """
     lake, batch = writer.lake, writer.lake.batch()
     behind = stale(lake, names)
-    for name in behind:
-        on_table(name)
-        changed = _changed(lake, name)
-        if name in _TELLING and changed is not None and not _tells_any(lake, name, changed):
-            writer.commit(name, Change(schema=lake.schema(name)), batch)
-            continue
-        days = _days_of(changed) if name == ROLLUP else None
-        with _opened(writer, name, days) as duck:
-            rows = _computed(lake, name, duck, days, journals)
-        directory = writer.new_directory(name)
-        if name == ROLLUP and since:
-            rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
-        parts = pa.array([OVER] * rows.num_rows, pa.string())
-        write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
-        staged = writer.stage(name, directory)
-        gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
-        if name == ROLLUP:
-            gone = (file for file in gone if (file.date or since) >= since)
-        change = Change(staged.files, tuple(gone), rows.schema)
-        writer.commit(name, change, batch, dates=name == ROLLUP)
+    # Tables are mostly behind by the same batches.
+    since_batch = cache(partial(_changed, lake))
+    with duckdb.connect(":memory:") as duck:
+        spill = writer.new_directory("spill")
+        duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
+        for name in behind:
+            on_table(name)
+            computed = lake.batch(name) if name in _TELLING or name == ROLLUP else None
+            changed = None if computed is None else since_batch(computed.number)
+            days = _days_of(changed) if name == ROLLUP else None
+            if name in _TELLING and not _tells_any(duck, lake, name, changed):
+                writer.commit(name, Change(schema=lake.schema(name)), batch)
+            else:
+                rows = _computed(duck, lake, name, days, journals)
+                _commit(writer, name, rows, days, since)
     return behind
 
 
-@contextmanager
-def _opened(
-    writer: LakeWriter, name: str, days: frozenset[int] | None
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Jobs and attempts in DuckDB, as far as a table needs them: of these days, all if None."""
-    lake = writer.lake
+def _commit(
+    writer: LakeWriter, name: str, rows: pa.Table, days: frozenset[int] | None, since: str
+) -> None:
+    """Put the rows in the place of all that the table has; of rollups of these days' alone."""
+    lake, directory = writer.lake, writer.new_directory(name)
+    if name == ROLLUP and since:
+        rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
+    parts = pa.array([OVER] * rows.num_rows, pa.string())
+    write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
+    staged = writer.stage(name, directory)
+    gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
+    if name == ROLLUP:
+        gone = (file for file in gone if (file.date or since) >= since)
+    change = Change(staged.files, tuple(gone), rows.schema)
+    writer.commit(name, change, lake.batch(), dates=name == ROLLUP)
+
+
+def _look(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, name: str, days: frozenset[int] | None
+) -> None:
+    """Show DuckDB jobs and attempts as far as a table needs them: of these days, all if None."""
 
     def is_wanted(table: str, file: DataFile) -> bool:
         if name == "device_lag":
             return table == JOBS and file.part != OVER
         return _tells(table, file, days)
 
-    with duckdb.connect(":memory:") as duck:
-        spill = writer.new_directory("spill")
-        duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
-        for table in (JOBS, ATTEMPTS):
-            paths = lake.paths(table, partial(is_wanted, table))
-            if paths:
-                # DuckDB's own reader takes a third of the time of Arrow's.
-                duck.read_parquet(paths, hive_partitioning=False).create_view(f"all_{table}")
-            else:
-                duck.register(f"all_{table}", lake.schema(table).empty_table())
-            is_forked = any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
-            view = _ONCE[table] if is_forked else f"FROM all_{table}"
-            duck.execute(f"CREATE VIEW {table} AS {view}")
-        yield duck
+    for table in (JOBS, ATTEMPTS):
+        paths = lake.paths(table, partial(is_wanted, table))
+        if paths:
+            # DuckDB's own reader takes a third of the time of Arrow's.
+            found = duck.read_parquet(paths, hive_partitioning=False)
+        else:
+            found = duck.from_arrow(lake.schema(table).empty_table())
+        found.create_view(f"all_{table}", replace=True)
+        is_forked = any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
+        view = _ONCE[table] if is_forked else f"FROM all_{table}"
+        duck.execute(f"CREATE OR REPLACE VIEW {table} AS {view}")
 
 
 def _computed(
+    duck: duckdb.DuckDBPyConnection,
     lake: Lake,
     name: str,
-    duck: duckdb.DuckDBPyConnection,
     days: frozenset[int] | None,
     journals: Path | None,
 ) -> pa.Table:
+    if name == "breaks":
+        return breaks(_broken(lake), _logs(journals))
+    _look(duck, lake, name, days)
     if name == "failures":
         return failures(duck)
     if name == "duplicates":
         return duplicates(duck)
-    if name == "breaks":
-        return breaks(_broken(lake), _logs(journals))
     if name == "device_lag":
         duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
         read = [one._asdict() for one in positions(lake).values()]
@@ -203,15 +210,13 @@ def _tells(table: str, file: DataFile, days: frozenset[int] | None) -> bool:
     )
 
 
-def _changed(lake: Lake, name: str) -> list[tuple[str, DataFile]] | None:
-    """The files, by table, that came or went since a table was computed; None: not known."""
-    computed = lake.batch(name)
-    if computed is None:
-        return None
+def _changed(lake: Lake, number: int) -> list[tuple[str, DataFile]] | None:
+    """The files, by table, that came or went since a batch; None: not known."""
     found: list[tuple[str, DataFile]] = []
     try:
-        then = lake.pinned(computed.number)
         for table in (JOBS, ATTEMPTS):
+            version = lake.version_at(table, number)
+            then = Lake(lake.path, {table: version} if version >= 0 else {}, lake)
             now, before = ({one.path: one for one in at.data_files(table)} for at in (lake, then))
             found += [(table, (now | before)[path]) for path in now.keys() ^ before.keys()]
     except LakeError:  # its log tells no more of so long ago
@@ -230,15 +235,21 @@ def _days_of(changed: list[tuple[str, DataFile]] | None) -> frozenset[int] | Non
     return None if changed is None else frozenset(days)
 
 
-def _tells_any(lake: Lake, name: str, changed: list[tuple[str, DataFile]]) -> bool:
-    """Whether any row of the files that changed is one that a table is made of."""
-    with duckdb.connect(":memory:") as duck:
-        for table, where in _TELLING[name].items():
-            paths = [lake.path / table / file.path for of, file in changed if of == table]
-            if not all(path.exists() for path in paths):
-                return True  # those that went are removed after an hour
-            if paths and duck.read_parquet([*map(str, paths)]).filter(where).limit(1).fetchall():
-                return True
+def _tells_any(
+    duck: duckdb.DuckDBPyConnection,
+    lake: Lake,
+    name: str,
+    changed: list[tuple[str, DataFile]] | None,
+) -> bool:
+    """Whether any row of the files that changed is one that a table is made of, or may be."""
+    if changed is None:
+        return True
+    for table, where in _TELLING[name].items():
+        paths = [lake.path / table / file.path for of, file in changed if of == table]
+        if not all(path.exists() for path in paths):
+            return True  # those that went are removed after an hour
+        if paths and duck.read_parquet([*map(str, paths)]).filter(where).limit(1).fetchall():
+            return True
     return False
 
 

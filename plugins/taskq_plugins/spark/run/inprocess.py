@@ -6,9 +6,11 @@ Spark notes it. So the next run may be Spark's, and this one may finish what Spa
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -141,7 +143,14 @@ def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list
     for table in (OPEN_RECORDS, *writer.lake.tables()):
         writer.keep_short(table)
         writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
+    _give_back_memory()
     return refreshed
+
+
+def _give_back_memory() -> None:
+    """Give the system what is free in the heaps of threads: each batch leaves holes in others."""
+    with suppress(OSError, AttributeError):  # where the C library is another than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Planned(NamedTuple):
