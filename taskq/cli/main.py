@@ -99,7 +99,7 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     ),
     "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
     "hub": ("taskq_plugins.hub.commands", "Keep the logs of many machines in one place."),
-    "sync": ("taskq_plugins.hub.commands", "Send a hub what it lacks of the log."),
+    "sync": ("taskq_plugins.hub.sync_command", "Send a hub what it lacks of the log."),
     "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
     "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
     "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),

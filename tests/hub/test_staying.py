@@ -14,7 +14,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.sync import follow, last_note, sync
+from taskq_plugins.hub.sync import _pause, follow, last_note, sync
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", url)
     monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
+    monkeypatch.setenv("TASKQ_HUB_EVERY", "0")
     app = TaskQ(place.path / "edge-7")
 
     @app.task
@@ -35,9 +36,10 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
     async with app, app.worker(sync=True):
         job = await double.enqueue(21)
         assert await job.result() == 42
-        await to_thread.run_sync(eventually, lambda: last_note(str(place.path / "edge-7")))
-    assert place.copies("edge-7")
-    assert last_note(str(place.path / "edge-7"))["error"] == ""
+        path = str(place.path / "edge-7")
+        await to_thread.run_sync(eventually, lambda: "lsn" in last_note(path))
+        await to_thread.run_sync(eventually, lambda: place.copies("edge-7"))
+    assert last_note(path)["error"] == ""
 
 
 async def test_a_worker_that_knows_no_hub_says_so(
@@ -88,7 +90,24 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
             told = await reader.read(100)
         assert told == b"" or told.startswith(b"HTTP/1.1 400")
         writer.close()
+    monkeypatch.undo()
     await place.write("edge-7")
     line = Line(url, token)
     assert (await sync(str(place.path / "edge-7"), line)).sent_bytes
     await line.close()
+
+
+async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And waits as long as it was told where the way was there all the time."""
+    told = iter([False, False, True])
+    monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: next(told))
+    monkeypatch.setattr("taskq_plugins.hub.sync._LOOK_SECONDS", 0.01)
+    with fail_after(30):
+        await _pause(600, "https://hub.example")
+    assert next(told, None) is None
+    monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: True)
+    began = asyncio.get_running_loop().time()
+    await _pause(0.05, "https://hub.example")
+    assert asyncio.get_running_loop().time() - began >= 0.05

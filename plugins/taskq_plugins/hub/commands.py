@@ -1,13 +1,10 @@
-"""``taskq hub`` and ``taskq sync``: logs of many machines in one place."""
+"""``taskq hub``: logs of many machines in one place."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import json
-import os
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.many import count_of
-from taskq.cli.options import json_option, log_argument, open_reader, resolve
+from taskq.cli.options import json_option
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.outbox.commands import cancel_open, group, put, show
 
@@ -223,103 +218,6 @@ def take_in(directory: Path, stick: Path) -> None:
     with _alone(directory):
         for device, log_id, lsn in copies.taken_in(directory.absolute(), stick):
             click.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
-
-
-@click.command()
-@log_argument
-@click.option("--url", metavar="URL", help="The hub.  [default: url of [hub] in the settings]")
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the hub printed at enrol.  [default: token or token_file of [hub]]",
-)
-@click.option("--code", help="What it printed at enrol --code: get a token for it, keep that.")
-@click.option("--follow", is_flag=True, help="Stay, and send what is written within a second.")
-@click.option("--wait", is_flag=True, help="Try until all is there.")
-@click.option("--dry-run", is_flag=True, help="Only ask how the hub's copy stands.")
-@click.option("--status", is_flag=True, help="Tell how it went last, and ask nobody.")
-@click.option("--restore", is_flag=True, help="Make DIR of what the hub has of this device.")
-@click.option("--to", "stick", type=_FOLDER, help="Write to this directory, for taskq hub import.")
-def sync(data_dir: Path | None, **given: Any) -> None:
-    """Send a hub what it lacks of the log, once, then exit.
-
-    Workers and enqueues go on meanwhile. What the hub had before is found by what stands there, so
-    it does not matter how the last try ended.
-    """
-    syncing = _package("taskq_plugins.hub.sync")
-    if given["restore"]:
-        target, line = resolve(data_dir), _line(given)
-        report = _run(line, _package("taskq_plugins.hub.care.copies").fetched(line, target))
-        click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
-        return
-    with open_reader(data_dir) as reader:
-        path, end = reader.path, reader.journal.next_lsn
-    if given["status"]:
-        _tell(path, end, syncing.last_note(path))
-        return
-    if given["stick"] is not None:
-        name = socket.gethostname().split(".")[0].lower()
-        line = _package("taskq_plugins.hub.care.copies").Stick(given["stick"], name)
-    else:
-        line = _line(given)
-    if given["follow"] or given["wait"]:
-        done = _run(line, syncing.follow(path, line, at_once=True, once=not given["follow"]))
-    else:
-        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
-    words = ", ".join(one.value for one in done.verdicts)
-    if given["dry_run"]:
-        click.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
-        return
-    sent = (
-        f"{render.size(done.sent_bytes)} sent ({words})" if done.sent_bytes else "nothing to send"
-    )
-    click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
-    if any(done.taken):
-        jobs, refused, cancelled = done.taken
-        came = f"{count_of(jobs)} came, {refused} refused, {cancelled} cancelled"
-        click.echo(f"{path}: {came}")
-
-
-def _tell(path: str, end: int, note: dict[str, Any]) -> None:
-    """Tell how the last session went; exits with 1 if the log has grown since, or it failed."""
-    if "synced_ns" in note:
-        ago = (time.time_ns() - note["synced_ns"]) / 1e9
-        click.echo(f"{path}: in sync {ago:.0f} s ago, up to lsn {note['lsn'] - 1} of {end - 1}")
-    else:
-        click.echo(f"{path}: never in sync")
-    if note.get("error"):
-        click.echo(f"then: {note['error']}")
-    if note.get("error") or note.get("lsn", 0) < end:
-        raise Exit(1)
-
-
-def _line(given: dict[str, Any]) -> Any:
-    """The way to the hub that the options and the settings name."""
-    from taskq.connection.settings import HubSettings, load_settings  # noqa: PLC0415 - not for help
-
-    lines, hub = _package("taskq_plugins.hub.device.line"), load_settings(None).hub or HubSettings()
-    url = given["url"] or hub.url
-    if given["restore"]:  # somebody waits for it
-        hub = hub.model_copy(update={"requires": (), "metered": "all"})
-    if given["code"] and url:
-        line = lines.Line(url, "", None, hub)
-        token = _run(line, line.redeem(given["code"].strip()))
-        kept = lines.token_file(url)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-            file.write(token)
-    return lines.Line(*lines.line_to(hub, url, given["token_file"]), None, hub)
-
-
-def _run(line: Any, what: Any) -> Any:
-    async def main() -> Any:
-        try:
-            return await what
-        finally:
-            await line.close()
-
-    return asyncio.run(main())
 
 
 def _seconds(span: str) -> float:

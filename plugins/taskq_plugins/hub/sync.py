@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from anyio import sleep_forever
 from anyio.from_thread import start_blocking_portal
 
-from taskq.connection.connection import Connection
+from taskq.conditions.network import has_route
 from taskq.connection.settings import HubSettings, load_settings
 from taskq.core.errors import LogError, ReaderBusy
 from taskq.log.machine.disk import LocalDisk, SystemClock
@@ -177,6 +178,8 @@ def last_note(path: str) -> dict[str, Any]:
 
 
 async def _skip(path: str, lsn: int, config: LogConfig) -> None:
+    from taskq.connection.connection import Connection  # noqa: PLC0415 - it is rarely set back
+
     connection = Connection(path, config)
     try:
         port = await connection.port()
@@ -214,7 +217,7 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
                 await asyncio.sleep(error.seconds)
                 continue
             longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
-            await asyncio.sleep(hub.poll if stops else _CHANCE.uniform(1.0, longest))
+            await _pause(hub.poll if stops else _CHANCE.uniform(1.0, longest), line.url)
             continue
         failures, complaint = 0, ""
         if once:
@@ -226,6 +229,16 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
             if passed >= every and _extent(path) != seen:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _pause(seconds: float, url: str) -> None:
+    """Wait; where there was no way to the hub, no longer than that."""
+    host, until = urlsplit(url).hostname or "", monotonic() + seconds
+    had_route = has_route(host)
+    while (left := until - monotonic()) > 0:
+        await asyncio.sleep(min(_LOOK_SECONDS, left))
+        if not had_route and has_route(host):
+            break
 
 
 def _complain(future: Future[None]) -> None:

@@ -6,8 +6,6 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskq.app.tasklog import TaskLog
-from taskq.connection.connection import Connection
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.log.machine.disk import SystemClock
 from taskq_plugins.hub.outbox.lines import DOWN, JOB, Question, decode_given, encode_question
@@ -15,6 +13,7 @@ from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.wire import JSON, HubError, refusal
 
 if TYPE_CHECKING:
+    from taskq.app.tasklog import TaskLog
     from taskq.log.config import LogConfig
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.device.line import Line
@@ -85,7 +84,7 @@ async def _ask(line: Line, asked: Question) -> Given | None:
 async def _adopt(path: str, config: LogConfig) -> None:
     """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
     try:
-        async with TaskLog(Connection(path, config)) as log:
+        async with _opened(path, config) as log:
             await log.adopt()
     except TaskqError as error:
         _log.warning("%s: what the hub had waits in the inbox for a worker: %s", path, error)
@@ -93,9 +92,16 @@ async def _adopt(path: str, config: LogConfig) -> None:
 
 async def _cancel(path: str, config: LogConfig, asked: Cancelled) -> bool:
     """Cancel a job, if it is that one."""
-    async with TaskLog(Connection(path, config)) as log:
+    async with _opened(path, config) as log:
         with contextlib.suppress(JobNotFound):
             job = f"{log._connection.tag}-{asked.job}"
             if (await log.get(job)).headers.get(JOB) == asked.id:
                 return await log.cancel(job)
     return False
+
+
+def _opened(path: str, config: LogConfig) -> TaskLog:
+    from taskq.app.tasklog import TaskLog  # noqa: PLC0415 - most devices are never sent a job
+    from taskq.connection.connection import Connection  # noqa: PLC0415 - likewise
+
+    return TaskLog(Connection(path, config))

@@ -1,0 +1,127 @@
+"""``taskq sync``: a log goes to its hub. It may run for months: it loads only what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.exceptions import Exit
+
+from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.connection.settings import HubSettings, load_settings
+from taskq_plugins.hub import sync as syncing
+from taskq_plugins.hub.device.line import Line, line_to, token_file
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@log_argument
+@click.option("--url", metavar="URL", help="The hub.  [default: url of [hub] in the settings]")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What the hub printed at enrol.  [default: token or token_file of [hub]]",
+)
+@click.option("--code", help="What it printed at enrol --code: get a token for it, keep that.")
+@click.option("--follow", is_flag=True, help="Stay, and send what is written within a second.")
+@click.option("--wait", is_flag=True, help="Try until all is there.")
+@click.option("--dry-run", is_flag=True, help="Only ask how the hub's copy stands.")
+@click.option("--status", is_flag=True, help="Tell how it went last, and ask nobody.")
+@click.option("--restore", is_flag=True, help="Make DIR of what the hub has of this device.")
+@click.option("--to", "stick", type=_FOLDER, help="Write to this directory, for taskq hub import.")
+def sync(data_dir: Path | None, **given: Any) -> None:
+    """Send a hub what it lacks of the log, once, then exit.
+
+    Workers and enqueues go on meanwhile. What the hub had before is found by what stands there, so
+    it does not matter how the last try ended.
+    """
+    if given["restore"]:
+        _restore(resolve(data_dir), _line(given))
+        return
+    with open_reader(data_dir) as reader:
+        path, end = reader.path, reader.journal.next_lsn
+    if given["status"]:
+        _tell(path, end, syncing.last_note(path))
+        return
+    line = _line(given) if given["stick"] is None else _stick(given["stick"])
+    if given["follow"] or given["wait"]:
+        done = _run(line, syncing.follow(path, line, at_once=True, once=not given["follow"]))
+    else:
+        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
+    from taskq.cli import render  # noqa: PLC0415 - who follows never comes here
+    from taskq.cli.many import count_of  # noqa: PLC0415 - likewise
+
+    words = ", ".join(one.value for one in done.verdicts)
+    if given["dry_run"]:
+        click.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
+        return
+    sent = (
+        f"{render.size(done.sent_bytes)} sent ({words})" if done.sent_bytes else "nothing to send"
+    )
+    click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
+    if any(done.taken):
+        jobs, refused, cancelled = done.taken
+        came = f"{count_of(jobs)} came, {refused} refused, {cancelled} cancelled"
+        click.echo(f"{path}: {came}")
+
+
+def _restore(target: Path, line: Line) -> None:
+    from taskq_plugins.hub.care.copies import fetched  # noqa: PLC0415 - likewise
+
+    report = _run(line, fetched(line, target))
+    click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
+
+
+def _stick(path: Path) -> Any:
+    from taskq_plugins.hub.care.copies import Stick  # noqa: PLC0415 - likewise
+
+    return Stick(path, socket.gethostname().split(".")[0].lower())
+
+
+def _tell(path: str, end: int, note: dict[str, Any]) -> None:
+    """Tell how the last session went; exits with 1 if the log has grown since, or it failed."""
+    if "synced_ns" in note:
+        ago = (time.time_ns() - note["synced_ns"]) / 1e9
+        click.echo(f"{path}: in sync {ago:.0f} s ago, up to lsn {note['lsn'] - 1} of {end - 1}")
+    else:
+        click.echo(f"{path}: never in sync")
+    if note.get("error"):
+        click.echo(f"then: {note['error']}")
+    if note.get("error") or note.get("lsn", 0) < end:
+        raise Exit(1)
+
+
+def _line(given: dict[str, Any]) -> Line:
+    """The way to the hub that the options and the settings name."""
+    hub = load_settings(None).hub or HubSettings()
+    url = given["url"] or hub.url
+    if given["restore"]:  # somebody waits for it
+        hub = hub.model_copy(update={"requires": (), "metered": "all"})
+    if given["code"] and url:
+        line = Line(url, "", None, hub)
+        token = _run(line, line.redeem(given["code"].strip()))
+        kept = token_file(url)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+            file.write(token)
+    return Line(*line_to(hub, url, given["token_file"]), None, hub)
+
+
+def _run(line: Any, what: Coroutine[Any, Any, Any]) -> Any:
+    async def main() -> Any:
+        try:
+            return await what
+        finally:
+            await line.close()
+
+    return asyncio.run(main())
