@@ -175,7 +175,8 @@ def _tell_of_copy(reader: LogReader) -> None:
         path = Path(reader.path).absolute()
         arrived = max((one.stat().st_mtime for one in (path / "log").glob("*.log")), default=0.0)
         as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
-        click.echo(f"copy of {device_of_copy(str(path))}, as of {as_of}", err=True)
+        told = f"as of {as_of}" if arrived else "of which nothing came yet"
+        click.echo(f"copy of {device_of_copy(str(path))}, {told}", err=True)
 
 
 def _is_log(path: Path) -> bool:

@@ -3,6 +3,7 @@
 Each process works as several devices: it writes jobs, notes those that were acknowledged, and sends
 its logs as ``taskq sync --follow`` does. In the end, when all are left alone, each copy is the
 device's log byte for byte, every acknowledged job is in it, and nobody repaired anything by hand.
+``--matrix``: at each named moment instead, see ``hub_matrix``.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import follow
 from tests.bench.hub import free_port, serve
+from tests.processes import hub_matrix
+from tests.processes.hub_matrix import content_of
 
 _OF_PROCESS: Final = 5
 _SMALL: Final = 64 * 1024
-#: Zeros behind a last frame, and a sync point or two, are no part of what is sent.
-_REST_BYTES: Final = 256
 
 
 async def _device(path: Path, url: str, token: str) -> None:
@@ -76,13 +77,7 @@ def _check(folder: Path, hub: Path, name: str) -> int:
     """How many acknowledged jobs of a device its copy holds: all."""
     (copy,) = (hub / "devices" / name).glob("*-*")
     marks = (folder / f"{name}.ids").read_text().split()
-    content = b""
-    for file in sorted((folder / name / "log").glob("*.log")):
-        theirs, ours = (copy / "log" / file.name).read_bytes(), file.read_bytes()
-        assert ours.startswith(theirs), file
-        assert not ours[len(theirs) :].strip(b"\0") or len(ours) - len(theirs) < _REST_BYTES, file
-        content += theirs
-    at = 0
+    content, at = content_of(folder / name, copy), 0
     for mark in marks:  # in the order in which they were acknowledged
         at = content.find(mark.encode(), at)
         assert at >= 0, (name, mark)
@@ -142,11 +137,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--dir", default=".", help="on a real disk")
+    parser.add_argument("--matrix", action="store_true", help="At each named moment instead.")
+    parser.add_argument("--short", action="store_true", help="Once at every other one.")
+    parser.add_argument("--only", default="", help="At those that have this in their name.")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part:
         folder, url, first = given.part
         asyncio.run(_devices(Path(folder), url, int(first)))
+        return
+    if given.matrix:
+        hub_matrix.main(given.dir, is_short=given.short, chosen=given.only)
         return
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-kills-") as folder:
         run(Path(folder).absolute(), given.devices, given.seconds, given.seed)

@@ -308,7 +308,7 @@ class SegmentFiles:
         """See ``Journal.frames``."""
         if cursor.segment > end.segment:
             raise self._gone(end.segment)
-        while True:
+        while end.segment:  # else nothing was ever there
             segment = cursor.segment
             if segment not in self:
                 raise self._gone(segment)

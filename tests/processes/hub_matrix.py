@@ -1,0 +1,668 @@
+"""A hub or its device is killed with -9 at each named moment, then something else goes wrong.
+
+``python -m tests.processes.hub_kills --matrix``. What a moment of the table below names is counted
+while a device, which was set back and went on, says so to its hub, sends its log, takes jobs and
+tells how they ended. One of the two is killed at the first of them, in another run at the second,
+and so on until a run has no more. Then the same requests come once more, or turned around, with
+another token, or cut; or the disk of who was killed is full for a while. In the end, when all are
+left alone, nothing is lost, nothing is there twice, and nobody repaired anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import errno
+import functools
+import hashlib
+import http.client
+import importlib
+import inspect
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+import uvicorn
+
+from taskq import State, TaskLog, TaskQ
+from taskq.connection.settings import HubSettings
+from taskq.core.errors import TaskqError
+from taskq.core.records import Kind
+from taskq.log.machine.disk import LocalDisk, PatientDisk
+from taskq.log.read.reader import LogReader
+from taskq.log.read.verify import verify
+from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.hub import Hub
+from taskq_plugins.hub.care.copies import faults
+from taskq_plugins.hub.device import line as ways
+from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.server import Protocol, Server
+from taskq_plugins.hub.sync import sync
+from tests.processes.harness import log_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_DEVICE, _OTHER = "edge-7", "edge-8"
+_SMALL: Final = 64 * 1024
+_JOBS: Final = 3
+_TRIES: Final = 30
+_STEP_SECONDS: Final = 120.0
+#: Zeros behind a last frame, and a sync point or two, are no part of what is sent.
+_REST_BYTES: Final = 256
+_ANSWERED: Final = 500
+#: What changes a disk, as the processes of this matrix have it.
+_CHANGES: Final = (
+    "write", "sync", "truncate", "sync_directory", "rename", "link", "remove", "make_directory",
+)  # fmt: skip
+
+
+#: A request as it went over the line: method, path, headers, body.
+_Asked = tuple[str, str, dict[str, str], bytes]
+
+
+class Moment(NamedTuple):
+    """When somebody is killed.
+
+    Attributes:
+        side: who.
+        name: what people call it.
+        where: a function, as ``module:name``.
+        how: "calls": before it does anything; "ends": once it is done; "steps": before a change of
+            the disk that it makes, half of it written; "pieces": behind a piece that it gives out.
+        world: how the device's log stands to the hub's copy.
+    """
+
+    side: str
+    name: str
+    where: str
+    how: str
+    world: str = "fork"
+
+
+_HUB: Final = "taskq_plugins.hub"
+MOMENTS: Final = (
+    Moment("hub", "before a body", f"{_HUB}.server:_read", "calls"),
+    Moment("hub", "in first contact", f"{_HUB}.hub:Hub._make", "steps", "new"),
+    Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Part.take", "steps"),
+    Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Part.end", "ends"),
+    Moment("hub", "in a file beside", f"{_HUB}.copy:Bodies.take", "steps"),
+    Moment("hub", "in seal", f"{_HUB}.copy:Copy.seal", "steps"),
+    Moment("hub", "in set-aside of a fork", f"{_HUB}.aside:Breaks.declare", "steps"),
+    Moment("hub", "in set-aside of a gap", f"{_HUB}.aside:Breaks.declare", "steps", "gap"),
+    Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
+    Moment("hub", "in handing over", f"{_HUB}.outbox.handing:Handing.give", "steps"),
+    Moment("hub", "in settle", f"{_HUB}.outbox.handing:Handing._end", "steps"),
+    Moment("device", "before a body", f"{_HUB}.device.line:Line.request", "calls"),
+    Moment("device", "mid-frame, and all sent", f"{_HUB}.device.line:Http._pieces", "pieces"),
+    Moment(
+        "device", "after the answer, before the pin", f"{_HUB}.device.line:Line.request", "ends"
+    ),
+    Moment("device", "in the pin", f"{_HUB}.sync:_pin", "steps"),
+    Moment("device", "between two branches", f"{_HUB}.sync:_skip", "steps"),
+    Moment("device", "in publish", f"{_HUB}.outbox.taking:Taking._publish", "steps"),
+    Moment("device", "in adoption", f"{_HUB}.outbox.asking:_adopt", "steps"),
+    Moment("device", "in settle", f"{__name__}:_work", "steps"),
+)
+#: What processes import late, here once for all.
+_LATE: Final = (
+    "anyio._backends._asyncio", "taskq_workers.pool", "taskq_workers.slots.storing",
+    "uvicorn.lifespan.on", "uvicorn.loops.auto",
+)  # fmt: skip
+AFTERWARDS: Final = ("again", "other order", "wrong token", "cut", "disk full")
+
+
+# -- in the process that is killed -----------------------------------------------------------------
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+class _Strike:
+    """Kills its own process at the nth time of a moment."""
+
+    def __init__(self, moment: Moment, nth: int) -> None:
+        self._moment = moment
+        self._left = nth
+        self._inside = 0
+        module, _, name = moment.where.partition(":")
+        owner: Any = importlib.import_module(module)
+        *above, last = name.split(".")
+        for one in above:
+            owner = getattr(owner, one)
+        function = getattr(owner, last)
+        if moment.how == "pieces":
+            wrapped: Any = self._piecewise(function)
+        elif inspect.iscoroutinefunction(function):
+            wrapped = self._awaited(function)
+        else:
+            wrapped = self._called(function)
+        setattr(owner, last, wrapped)
+        if moment.how == "steps":
+            _on_changes(self._step)
+
+    def _count(self, how: str) -> None:
+        if self._moment.how == how:
+            self._left -= 1
+            if not self._left:
+                _die()
+
+    def _step(self, half: Callable[[], object]) -> None:
+        if self._inside:
+            self._left -= 1
+            if not self._left:
+                half()
+                _die()
+
+    def _called(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            self._count("calls")
+            self._inside += 1
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._inside -= 1
+                self._count("ends")
+
+        return wrapped
+
+    def _awaited(self, function: Any) -> Any:
+        @functools.wraps(function)
+        async def wrapped(*arguments: Any, **named: Any) -> Any:
+            self._count("calls")
+            self._inside += 1
+            try:
+                return await function(*arguments, **named)
+            finally:
+                self._inside -= 1
+                self._count("ends")
+
+        return wrapped
+
+    def _piecewise(self, function: Any) -> Any:
+        def wrapped(*arguments: Any) -> Iterator[Any]:
+            for piece in function(*arguments):
+                yield piece
+                self._count("pieces")
+
+        return wrapped
+
+
+def _on_changes(look: Callable[[Callable[[], object]], None]) -> None:
+    """Have something look at each change of a disk before it is made."""
+
+    def seen(function: Any) -> Any:
+        def change(*arguments: Any) -> Any:
+            def half() -> None:
+                if function.__name__ in ("write", "write_at"):
+                    *where, data, offset = arguments
+                    function(*where, bytes(data)[: len(data) // 2], offset)
+
+            look(half)
+            return function(*arguments)
+
+        return change
+
+    for name in _CHANGES:
+        plain = inspect.getattr_static(LocalDisk, name)
+        is_static = isinstance(plain, staticmethod)
+        changed = seen(getattr(LocalDisk, name))
+        setattr(LocalDisk, name, staticmethod(changed) if is_static else changed)
+    PatientDisk.write = staticmethod(seen(PatientDisk.write))  # type: ignore[method-assign]
+
+
+def _fill_disk() -> None:
+    """Let the disk be full: half of what is written still fits."""
+
+    def look(half: Callable[[], object]) -> None:
+        half()
+        raise OSError(errno.ENOSPC, "no room")
+
+    _on_changes(look)
+
+
+def _serve(folder: Path, listening: socket.socket) -> None:
+    app = Server(folder / "hub").app
+    config = uvicorn.Config(app, http=Protocol, log_level="critical", lifespan="on")
+    uvicorn.Server(config).run([listening])
+
+
+def _live(folder: Path, listening: socket.socket) -> None:
+    """The device's own: it sends its log, works off what came, and sends it again."""
+    asyncio.run(_sent(folder, listening.getsockname()[1]))
+
+
+def _live_on(folder: Path, listening: socket.socket) -> None:
+    """The same until all is over."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(TaskqError, OSError):
+            asyncio.run(_sent(folder, listening.getsockname()[1]))
+            with LogReader.open(str(folder / "hub" / "outbox")) as reader:
+                if not reader.jobs({State.READY}, None, None, 1):
+                    return
+        threading.Event().wait(0.01)
+    raise AssertionError("it does not come to an end")
+
+
+async def _sent(folder: Path, port: int) -> None:
+    line = _line(folder, port)
+    for _ in range(2):
+        await sync(str(folder / _DEVICE), line)
+        await _work(folder)
+    await sync(str(folder / _DEVICE), line)
+    await line.close()
+
+
+def _line(folder: Path, port: int) -> Line:
+    hub = HubSettings(accept=("update",), spill=True, grace=0, metered="all")
+    token, url = (folder / "token").read_text(encoding="ascii"), f"http://127.0.0.1:{port}"
+    line = Line(url, token, _Noting(url, folder / "requests"), hub)
+    line._part_bytes, ways._PIECE_BYTES = 20_000, 7_000  # type: ignore[misc]
+    return line
+
+
+class _Noting(ways.Http):
+    """Notes each request before it is sent."""
+
+    def __init__(self, url: str, file: Path) -> None:
+        super().__init__(url)
+        self._file = file
+
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> ways.Told:
+        """Note a request, and send it."""
+        values = [method, path, headers, base64.b64encode(body).decode()]
+        with self._file.open("a", encoding="ascii") as file:
+            file.write(json.dumps(values) + "\n")
+        return await super().__call__(method, path, headers, body)
+
+
+async def _work(folder: Path) -> None:
+    """Work off what came down."""
+    app = TaskQ(folder / _DEVICE)
+
+    @app.task(name="update", retry=5)
+    async def update(version: str) -> str:
+        return f"{_DEVICE} has {version}" + "!" * 3_000
+
+    async with app:
+        await app.adopt()
+        await app.worker(burst=True).run()
+
+
+# -- what is there before --------------------------------------------------------------------------
+
+
+def _prepare(folder: Path, listening: socket.socket, worlds: set[str]) -> None:
+    """Make a hub and its device once in each world; the device has gone on since it synced."""
+    asyncio.run(_prepared(folder, listening, worlds))
+
+
+async def _prepared(folder: Path, listening: socket.socket, worlds: set[str]) -> None:
+    port = listening.getsockname()[1]
+    for world in sorted(worlds):
+        place = folder / world
+        place.mkdir()
+        (place / "token").write_text(enrol(place / "hub", _DEVICE), encoding="ascii")
+        (place / "other").write_text(enrol(place / "hub", _OTHER), encoding="ascii")
+        log, yesterday = place / _DEVICE, place / "yesterday"
+        server = _started(_serve, place, listening)
+        try:
+            await _put(log, 12)
+            if world != "new":
+                await _sync(place, port)
+            shutil.copytree(log, yesterday)
+            await _put(log, 9)
+            if world != "new":
+                await _sync(place, port)
+        finally:
+            _killed(server)
+        if world == "fork":
+            shutil.rmtree(log)
+            yesterday.rename(log)
+        if world == "gap":
+            await _run_over(log)
+        ours = await _put(log, 15, spilled=1)
+        (place / "marks").write_text("\n".join(ours), encoding="ascii")
+        shutil.rmtree(yesterday, ignore_errors=True)
+        (place / "requests").write_bytes(b"")
+        async with Hub(place / "hub") as hub:
+            for number in range(_JOBS):
+                await hub.device(_DEVICE).enqueue(hub.call_by_name("update", version=f"7.{number}"))
+
+
+async def _sync(place: Path, port: int) -> None:
+    await sync(str(place / _DEVICE), _line(place, port))
+
+
+async def _run_over(log: Path) -> None:
+    """Let a limit of the log take what was not sent."""
+    limits: dict[str, Any] = {"keep_segments": 1, "reader_lag_bytes": 3 * _SMALL}
+    for count in (100, 30):
+        async with TaskLog.open(log, segment_bytes=_SMALL, **limits) as opened:
+            while deliveries := await opened.claim(50):
+                for delivery in deliveries:
+                    await opened.ack(delivery)
+            for _ in range(count):
+                await opened.put(bytes(4_000))
+                (delivery,) = await opened.claim(1)
+                await opened.ack(delivery)
+            await opened.compact()
+
+
+async def _put(log: Path, count: int, spilled: int = 0) -> list[str]:
+    marks = [os.urandom(12).hex() for _ in range(count)]
+    async with TaskLog.open(log, segment_bytes=_SMALL, spill=True) as opened:
+        for number, mark in enumerate(marks):
+            size = 2 * 2**20 if number < spilled else 9_000
+            await opened.put(mark.encode() + os.urandom(size))
+    return marks[spilled:]
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def _started(what: Callable[..., None], *given: Any) -> int:
+    """Run something in a process of its own, a copy of this one; returns its number."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            what(*given)
+            code = 0
+    except Exception:  # noqa: BLE001 - it has nobody above it
+        (given[0] / "trouble").write_text(traceback.format_exc(), encoding="utf-8")
+    finally:
+        os._exit(code)
+
+
+def _ended(child: int) -> int:
+    """Wait until a process is over; returns its exit code, or -9."""
+    if not _is_over(child, _STEP_SECONDS):
+        os.kill(child, signal.SIGABRT)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _killed(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _is_over(child: int, seconds: float = 0.0) -> bool:
+    """Whether a process is over, so many seconds from now at the latest."""
+    with open(os.pidfd_open(child)) as descriptor:  # noqa: PTH123 - a descriptor
+        return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+class _Run:
+    """One kill, and what happens then."""
+
+    def __init__(self, template: Path, folder: Path, listening: socket.socket) -> None:
+        self.folder = folder
+        self._listening = listening
+        shutil.copytree(template, folder)
+        self._before = _bytes_of(folder / "hub" / "devices" / _DEVICE)
+        self._server = 0
+
+    def run(self, moment: Moment, nth: int, afterwards: str) -> bool:
+        """Whether the moment came an nth time."""
+        self._server = self._process(_serve, moment, nth)
+        ended = _ended(self._process(_live, moment, nth))
+        if moment.side == "device":
+            is_hit = ended == -signal.SIGKILL
+        elif is_hit := _is_over(self._server, _STEP_SECONDS if ended else 0):
+            (self.folder / "trouble").unlink(missing_ok=True)  # of a device that heard no more
+        assert is_hit or ended == 0, f"the device ended with {ended}"
+        if is_hit:
+            if moment.side == "hub":
+                self._serve_anew()
+            self._go_wrong(afterwards, moment.side)
+        assert _ended(self._process(_live_on)) == 0
+        self.stop()
+        self._check(moment.world)
+        return is_hit
+
+    def stop(self) -> None:
+        """Kill the hub, if it runs."""
+        if self._server:
+            _killed(self._server)
+            self._server = 0
+
+    def _serve_anew(self, *, is_full: bool = False) -> None:
+        self.stop()
+        self._server = self._process(_serve, is_full=is_full)
+
+    def _process(
+        self, what: Callable[..., None], moment: Moment | None = None, nth: int = 0,
+        *, is_full: bool = False,
+    ) -> int:  # fmt: skip
+        if moment is not None and (moment.side == "hub") != (what is _serve):
+            moment = None
+        return _started(_struck, self.folder, self._listening, what, moment, nth, is_full)
+
+    # -- what else goes wrong ---------------------------------------------------------------------
+
+    def _go_wrong(self, afterwards: str, side: str) -> None:
+        if afterwards == "disk full":
+            self._fill(side)
+        else:
+            lines = (self.folder / "requests").read_text(encoding="ascii").splitlines()
+            asked = [(*one[:3], base64.b64decode(one[3])) for one in map(json.loads, lines)]
+            self._ask_again(afterwards, asked)
+        (self.folder / "trouble").unlink(missing_ok=True)
+
+    def _fill(self, side: str) -> None:
+        """Let both go on for a while, with no room where one was killed."""
+        if side == "hub":
+            self._serve_anew(is_full=True)
+        _ended(self._process(_live, is_full=side == "device"))
+        if side == "hub":
+            self._serve_anew()
+
+    def _ask_again(
+        self, afterwards: str, asked: list[tuple[str, str, dict[str, str], bytes]]
+    ) -> None:
+        token, other = ((self.folder / one).read_text() for one in ("token", "other"))
+        if afterwards == "other order":
+            asked.reverse()
+        else:
+            asked = asked[-3:]
+        copies = self.folder / "hub" / "devices" / _DEVICE
+        before = _tree(copies)
+        for one in asked:
+            if afterwards == "wrong token":
+                self._send(other, *one)
+                assert self._send(token[:-1] + "!", *one) in (401, 429)
+            else:
+                self._send(token, *one, cut=afterwards == "cut")
+        assert afterwards != "wrong token" or _tree(copies) == before
+
+    def _send(
+        self, token: str, method: str, path: str, headers: dict[str, str], body: bytes,
+        *, cut: bool = False,
+    ) -> int:  # fmt: skip
+        """Send a request as it was, or half of it; returns what it is answered."""
+        host, port = self._listening.getsockname()
+        line = http.client.HTTPConnection(host, port, timeout=_STEP_SECONDS)
+        own = {"Authorization": f"Bearer {token}", "Content-Length": str(len(body))}
+        try:
+            line.request(method, path, body[: len(body) // 2 if cut else None], headers | own)
+            if cut:
+                return 0
+            status = line.getresponse().status
+        finally:
+            line.close()
+        assert status < _ANSWERED or status in (503, 507), (status, method, path)
+        return status
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def _check(self, world: str) -> None:
+        hub, log = self.folder / "hub", self.folder / _DEVICE
+        (copy,) = (hub / "devices" / _DEVICE).glob("*-*")
+        content = content_of(log, copy)
+        for mark in (self.folder / "marks").read_text(encoding="ascii").split():
+            assert mark.encode() in content, mark
+        for file in (log / "spill").iterdir():
+            assert (copy / "spill" / file.name).read_bytes() == file.read_bytes(), file
+        assert not [*hub.rglob("*.tmp"), *copy.glob("torn/*")]
+        assert not list(faults(hub, deep=True))
+        self._check_breaks(copy, world)
+        self._check_jobs(log)
+
+    def _check_breaks(self, copy: Path, world: str) -> None:
+        """A break is told once, and what it left is what the hub had."""
+        file = copy / BREAKS
+        lines = [json.loads(one) for one in file.read_bytes().splitlines()] if file.exists() else []
+        kinds = [line["kind"] for line in lines if line["step"] == "begun"]
+        assert kinds == ([] if world == "new" else [world]), kinds
+        assert [line["step"] for line in lines] == ["begun", "done"] * len(kinds), lines
+        for left in copy.glob("old/*"):
+            assert self._before == _bytes_of(left)
+            with LogReader.open(str(left)) as reader:
+                assert not verify(reader.journal).damage, left
+
+    def _check_jobs(self, log: Path) -> None:
+        """Each job of the hub's ran once by its log, and its result came home."""
+        ends = Counter(one.job for one in log_records(log) if one.kind == Kind.SUCCEEDED)
+        with LogReader.open(str(log)) as reader:
+            there = {one.lsn: one for one in reader.jobs(None, None, None, 10_000)}
+        ran = Counter(
+            one.headers["hub-job"] for one in there.values() if one.state is State.SUCCEEDED
+            and "hub-job" in one.headers and ends[one.lsn] == 1
+        )  # fmt: skip
+        with LogReader.open(str(self.folder / "hub" / "outbox")) as reader:
+            views = reader.jobs(None, None, None, 100)
+        assert Counter(one.state for one in views) == {State.SUCCEEDED: _JOBS}
+        assert ran == Counter(one.job_id for one in views)
+        assert all((one.result or b"").startswith(f'"{_DEVICE} has 7.'.encode()) for one in views)
+
+
+def _struck(
+    folder: Path, listening: socket.socket, what: Callable[..., None], moment: Moment | None,
+    nth: int, is_full: bool,
+) -> None:  # fmt: skip
+    if moment is not None:
+        _Strike(moment, nth)
+    if is_full:
+        _fill_disk()
+    what(folder, listening)
+
+
+def _bytes_of(folder: Path) -> bytes:
+    """The segments below a directory, one after the other, as far as they are written."""
+    files = sorted([*folder.glob("log/*.log"), *folder.glob("*-*/log/*.log")])
+    return b"".join(one.read_bytes().rstrip(b"\0") for one in files)
+
+
+def content_of(log: Path, copy: Path) -> bytes:
+    """All that a copy has of a log, whose end it reaches byte for byte."""
+    content = b""
+    for file in sorted((log / "log").glob("*.log")):
+        ours, theirs = file.read_bytes(), copy / "log" / file.name
+        sent = theirs.read_bytes() if theirs.exists() else b""
+        rest = ours[len(sent) :]
+        assert ours.startswith(sent), file
+        assert not rest.strip(b"\0") or len(rest) < _REST_BYTES, (file, len(rest))
+        content += sent
+    return content
+
+
+def _tree(folder: Path) -> dict[str, str]:
+    return {
+        str(one): hashlib.sha256(one.read_bytes()).hexdigest()
+        for one in folder.rglob("*")
+        if one.is_file() and one.name != ".heard.json"
+    }
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def _cells(moment: Moment, number: int, *, is_short: bool) -> Iterator[tuple[int, str]]:
+    """Which time of a moment, and what goes wrong then: at the first all of it."""
+    after = [AFTERWARDS[(number + one) % len(AFTERWARDS)] for one in range(len(AFTERWARDS))]
+    if is_short:  # half of a write, or where its file is made
+        yield 2 if moment.how == "steps" else 1, after[0]
+        return
+    yield from ((1, one) for one in after)
+    for nth in itertools.count(2):
+        yield nth, after[nth % len(after)]
+
+
+def run(folder: Path, *, is_short: bool, chosen: str = "") -> None:
+    """Kill at each moment, and check; ``is_short``: once at every other one."""
+    for name in _LATE:
+        importlib.import_module(name)
+    moments = [one for one in MOMENTS if chosen in f"{one.side} {one.name}"]
+    if is_short:
+        moments = [one for one in moments if one.world == "fork"][::2]
+    told = Counter[str]()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        worlds = folder, listening, {one.world for one in moments}
+        assert _ended(_started(_prepare, *worlds)) == 0, _trouble(folder)
+        for number, moment in enumerate(moments):
+            began, hits = time.monotonic(), 0
+            for nth, afterwards in _cells(moment, number, is_short=is_short):
+                name = f"{moment.side} {moment.name}, time {nth}, then {afterwards}"
+                if not _one(folder, listening, name, moment, nth, afterwards):
+                    break
+                hits += 1
+            assert hits, f"nothing does what is called {moment.name}"
+            told[moment.side] += hits
+            seconds = time.monotonic() - began
+            sys.stdout.write(f"{moment.side} {moment.name}: {hits} kills, {seconds:.0f} s\n")
+    sys.stdout.write(
+        f"hub killed {told['hub']} times, device {told['device']} times, each at a moment of its "
+        f"own: nothing lost, nothing twice, no hand repair\n"
+    )
+
+
+def _one(
+    folder: Path, listening: socket.socket, name: str, moment: Moment, nth: int, afterwards: str
+) -> bool:
+    place = folder / "run"
+    one = _Run(folder / moment.world, place, listening)
+    try:
+        return one.run(moment, nth, afterwards)
+    except BaseException as error:
+        error.add_note(f"{name}: {_trouble(place)}")
+        raise
+    finally:
+        one.stop()
+        shutil.rmtree(place)
+
+
+def _trouble(folder: Path) -> str:
+    file = folder / "trouble"
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def main(directory: str, *, is_short: bool = False, chosen: str = "") -> None:
+    """Run it in memory if there is such a file system: what is killed needs no disk."""
+    memory = Path("/dev/shm")  # noqa: S108 - a directory of its own is made there
+    with tempfile.TemporaryDirectory(
+        dir=memory if memory.is_dir() else directory, prefix="hub-matrix-"
+    ) as folder:
+        run(Path(folder), is_short=is_short, chosen=chosen)
