@@ -52,7 +52,7 @@ def known_devices(folder: Path, hub: Path, count: int, log: DeviceLog | None) ->
         token, place = f"tq1.{name}.{secret}", hub / "devices" / name
         place.mkdir(parents=True)
         hashes = [hashlib.sha256(token.encode()).hexdigest()]
-        (place / "device.json").write_text(json.dumps({"tokens": hashes}))
+        (place / ".device.json").write_text(json.dumps({"tokens": hashes}))
         if log is not None:
             copy = place / str(log.identity.log_id)
             shutil.copytree(folder / "template" / "log", copy / "log")

@@ -282,7 +282,7 @@ class Simulation:
         return {
             path: data
             for path, data in _files(self.hub_machine).items()
-            if path.startswith(f"{HUB}/devices/") and not path.endswith("/down.json")
+            if path.startswith(f"{HUB}/devices/") and not path.endswith("/.down.json")
         }
 
     # -- the line ---------------------------------------------------------------------------------

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import json
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
+from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub import devices
+from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.messages import Sync
+from taskq_plugins.hub.positions import NOWHERE
 from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
@@ -99,3 +105,34 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
     assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
     assert _run("sync", log, "--to", stick).exit_code == 0
     assert list(stick.rglob("*.log"))
+
+
+def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
+    """As after a first contact whose line dropped."""
+    hub = Hub(PatientDisk, str(place.hub))
+    hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))
+    (copy,) = (place.hub / "devices" / _DEVICE).iterdir()
+    for words in (("ls",), ("stats",), ("verify",), ("export",), ("tail",)):
+        told = _run(*words, "-d", copy)
+        assert told.exit_code == 0, (words, told.output)
+        assert "copy of edge-7, of which nothing came yet" in told.stderr, words
+    assert _run("hub", "check", place.hub, "--deep").exit_code == 0
+
+
+def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> None:
+    token = devices.enrol(place.hub, _DEVICE)
+    asyncio.run(place.write(_DEVICE))
+    asyncio.run(place.sync(_DEVICE, token))
+    job = _run("hub", "put", place.hub, _DEVICE, "update").output.strip()
+    told = _run("why", "-d", place.hub / "outbox", job)
+    assert told.exit_code == 0, told.output
+    assert "edge-7 has not taken it yet; edge-7 was last heard of" in told.output
+    assert "ago" in told.output
+
+
+def test_what_a_shell_finds_in_the_directory_of_a_device_is_its_log(place: Place) -> None:
+    token = devices.enrol(place.hub, _DEVICE)
+    asyncio.run(place.write(_DEVICE))
+    asyncio.run(place.sync(_DEVICE, token))
+    found = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
+    assert _run("ls", "-d", *found).exit_code == 0

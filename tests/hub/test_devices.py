@@ -59,7 +59,7 @@ async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> Non
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
         with pytest.raises(HubError, match="401"):
             await line.redeem(wrong)
-    kept = "".join(one.read_text() for one in place.hub.rglob("device.json"))
+    kept = "".join(one.read_text() for one in place.hub.rglob(".device.json"))
     assert code.partition(".")[2] not in kept
 
 
@@ -194,7 +194,7 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place, token:
     await place.write(_DEVICE, 40, 5_000)
     await place.sync(_DEVICE, token)
     secret = place.hub / "devices" / _DEVICE / _log_id(place) / "log" / f"{9:020}.log"
-    secret.symlink_to(place.hub / "devices" / _DEVICE / "device.json")
+    secret.symlink_to(place.hub / "devices" / _DEVICE / ".device.json")
     logs = (await place.ask("GET", "/v1/logs", token)).json()["logs"]
     log = f"/v1/logs/{logs[0]['log_id']}"
     told = await place.ask("GET", f"{log}/segments/{1:020}", token)

@@ -100,7 +100,7 @@ class Place:
         return {
             str(one): hashlib.sha256(one.read_bytes()).hexdigest()
             for one in self.hub.rglob("*")
-            if one.is_file() and one.name != "heard.json"
+            if one.is_file() and one.name != ".heard.json"
         }
 
 
@@ -161,7 +161,7 @@ async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
         f"/v1/logs/{_LOG_ID}/segments/..",
         f"/v1/logs/{_LOG_ID}/segments/00000000000000000000",
         f"/v1/logs/{_LOG_ID}/segments/99999999999999999999",
-        "/v1/logs/../../device.json/ask",
+        "/v1/logs/../../.device.json/ask",
         "/v1/logs/%2e%2e/%2e%2e/ask",
         f"/v1/logs/{_LOG_ID}%00/ask",
         f"/v1/logs/{'é' * 36}/ask",
@@ -226,7 +226,7 @@ async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
     await place.write("edge-7")
     with pytest.raises(HubError, match=r"401.*enrol"):
         await place.sync("edge-7", tokens[0])
-    kept = "".join(one.read_text() for one in place.hub.rglob("device.json"))
+    kept = "".join(one.read_text() for one in place.hub.rglob(".device.json"))
     assert not any(token.rpartition(".")[2] in kept for token in tokens)
 
 

@@ -1,9 +1,10 @@
 """Who may send: a token names its device, and the hub keeps its hash alone.
 
-``HUB/devices/<device>/device.json`` holds the SHA-256 of each token of the device, two at most: the
-old one goes when another is made. No index is needed, since token and code tell whose they are. A
-device is bound to the first machine that tells which it is: a copied token is noticed by that.
-``heard.json`` beside it is for people: when the device was last heard of, and how it stood.
+``HUB/devices/<device>/.device.json`` holds the SHA-256 of each token of the device, two at most:
+the old one goes when another is made. No index is needed, since token and code tell whose they are.
+A device is bound to the first machine that tells which it is: a copied token is noticed by that.
+``.heard.json`` beside it is for people: when the device was last heard of, and how it stood. What a
+shell makes of ``HUB/devices/<device>/*`` is the device's logs and nothing else.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def devices(hub: Path) -> list[str]:
 
 def facts(hub: Path, device: str) -> dict[str, Any]:
     """What was last noted of a device, with its ``state``."""
-    known = _read(hub / "devices" / device / "heard.json")
+    known = _read(hub / "devices" / device / ".heard.json")
     return known | {"state": _device(hub, device).get("state", "active")}
 
 
@@ -119,7 +120,7 @@ def note(hub: Path, device: str, **values: Any) -> None:
     """Note how a device stands: a hint, not synced."""
     # Written over as it is: a file system makes sure that one which is renamed is on disk.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-    descriptor = os.open(hub / "devices" / device / "heard.json", flags, 0o600)
+    descriptor = os.open(hub / "devices" / device / ".heard.json", flags, 0o600)
     try:
         os.pwrite(descriptor, json.dumps(values).encode().ljust(_NOTE_BYTES), 0)
     finally:
@@ -194,7 +195,7 @@ def known(hub: Path, device: str) -> str:
 
 
 def _device(hub: Path, device: str) -> dict[str, Any]:
-    return _read(hub / "devices" / device / "device.json")
+    return _read(hub / "devices" / device / ".device.json")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -209,13 +210,13 @@ def _read(file: Path) -> dict[str, Any]:
 def _change(hub: Path, device: str, **values: Any) -> None:
     folder = hub / "devices" / device
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "device.json.tmp"
+    temporary = folder / ".device.json.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
         json.dump(_device(hub, device) | values, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(folder / "device.json")
+    temporary.replace(folder / ".device.json")
 
 
 def _hash(secret: str) -> str:

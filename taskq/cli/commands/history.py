@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,10 +13,11 @@ from taskq.cli.commands.jobs import no_such_job
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.cli.shards import over_shards
 from taskq.core import views as documents
+from taskq.core.why import Why
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from taskq.core.why import Reason
+    from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
 
 #: Characters of a moment down to its milliseconds.
@@ -34,10 +37,23 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
         reason = reader.why(lsn)
         if reason is None:
             raise no_such_job(reader, job_id)
+        if reason.code is Why.PAUSED:
+            reason = _of_device(reader, lsn) or reason
     if as_json:
         render.print_json({"id": job_id, **reason.as_dict()})
         return
     click.echo(render.printable(f"{job_id}: {reason.text}"))
+
+
+def _of_device(reader: LogReader, lsn: int) -> Reason | None:
+    """Where a job is that waits in a hub's outbox for its device; None if it is none."""
+    hub, view = Path(reader.path).absolute().parent, reader.job(lsn)
+    is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
+    if view is None or not is_outbox or not view.queue.startswith("to:"):
+        return None
+    sending: Any = importlib.import_module("taskq_plugins.hub.outbox.sending")
+    reason: Reason = sending.why(hub, view)
+    return reason
 
 
 @click.command()

@@ -1,8 +1,8 @@
 """The hub's side of the outbox: what a device is given, and how that ended there.
 
 All state is in the log of the outbox and in the copies; what is kept in memory is found again from
-them. ``down.json`` beside a device's copies is a hint: what the device has taken, and from where on
-its copies tell of what it was handed.
+them. ``.down.json`` beside a device's copies is a hint: what the device has taken, and from where
+on its copies tell of what it was handed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OUTBOX: Final = "outbox"
 TO: Final = "to:"
 #: Headers of a job in the outbox: a random word, the queue on the device, when it expires.
 NONCE, QUEUE, EXPIRES = "hub-nonce", "hub-queue", "hub-expires"
-_NOTE: Final = "down.json"
+_NOTE: Final = ".down.json"
 #: Answers of so many parts are remembered, with when they were taken.
 _PARTS_MAX: Final = 32
 _ENDS_BYTES_MAX: Final = 1024 * 1024

@@ -247,7 +247,7 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
 
 
 def _heard(folder: Path, device: str) -> str:
-    files = [folder / "down.json", *folder.glob("*-*/log/*.log")]
+    files = [folder / ".heard.json", *folder.glob("*-*/log/*.log")]
     seen = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
     if not seen:
         return f"{device} was never heard of"
