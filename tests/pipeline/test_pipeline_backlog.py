@@ -21,8 +21,7 @@ from taskq_plugins.spark.backlog.costs import (
     Costs,
     cut,
 )
-from taskq_plugins.spark.backlog.executing import HOLD_SECONDS, run_chunk, run_chunks
-from taskq_plugins.spark.backlog.shipment import Chunk, Report
+from taskq_plugins.spark.backlog.executing import HOLD_SECONDS, Chunk, Report, run_chunk, run_chunks
 from taskq_workers.slots.shipping import Ended, ship
 from tests.workers.fakes import make_delivery
 

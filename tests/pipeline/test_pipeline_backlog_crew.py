@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.log.requests import Settlement
-    from taskq_plugins.spark.backlog.shipment import Chunk, Report
+    from taskq_plugins.spark.backlog.executing import Chunk, Report
     from taskq_workers import JobFinished
 
 

@@ -14,8 +14,7 @@ from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from taskq_plugins.spark.decode.frames import place_seeds
 from taskq_plugins.spark.decode.layout import PAD_SIZE
-from taskq_plugins.spark.decode.places import places
-from taskq_plugins.spark.decode.stretches import RECORDS_MIN, walk_in_stretches
+from taskq_plugins.spark.decode.places import RECORDS_MIN, places, walk_in_stretches
 from tests.pipeline.segmentfiles import claimed, enqueued
 
 if TYPE_CHECKING:

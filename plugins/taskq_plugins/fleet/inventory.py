@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.core.errors import LogError
 from taskq.log.config import LSN_SKIP
 from taskq.log.format.codec import PREFIX
-from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.listing import Memory, segments
 from taskq_plugins.fleet.marks import durable_end
-from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 

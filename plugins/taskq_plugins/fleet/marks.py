@@ -15,8 +15,7 @@ from taskq.core.parsing import parse_json
 from taskq.log.format.frames import Gap
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.machine.door import read_file
-from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.listing import Memory, segments
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 

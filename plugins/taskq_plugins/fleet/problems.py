@@ -3,9 +3,13 @@
 ::
 
     LogError
-    └── FleetError            a place where logs are looked for cannot be used as asked
-        ├── SegmentUnreadable a segment's file cannot be opened or read
-        └── LogTwice          two directories hold the same log
+    ├── FleetError            a place where logs are looked for cannot be used as asked
+    │   ├── SegmentUnreadable a segment's file cannot be opened or read
+    │   └── LogTwice          two directories hold the same log
+    ├── SegmentMissing        there is no such file
+    ├── WrongSegment          a whole segment of another log, or another one of this log
+    └── LogDamaged
+        └── SegmentDamaged    bytes that are no whole frame, or no segment at all
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError
+from taskq.core.errors import LogDamaged, LogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,3 +81,46 @@ def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None
 def log_problem(error: LogError) -> None:
     """An ``on_problem`` that goes on and says in the process's log what was left out."""
     _log.warning("left out: %s", error)
+
+
+class SegmentMissing(LogError):
+    """The file is not there (any more).
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{shown(path)}: the segment is missing: compaction took it, or it was not copied; "
+            f"with failOnDataLoss=false it is passed over"
+        )
+        self.path = path
+
+
+class WrongSegment(LogError):
+    """The file is another segment than its place says; its records must not be taken for ours."""
+
+    def __init__(self, path: str, found: str, wanted: str) -> None:
+        super().__init__(
+            f"{shown(path)}: this is {found}, where {wanted} should be: "
+            f"put each log into a directory of its own"
+        )
+
+
+class SegmentDamaged(LogDamaged):
+    """Bytes that are no whole frame.
+
+    Attributes:
+        path: of the file.
+        offset, resume: from the first bad byte to where a frame may start again.
+        lsn: of the first record that is concerned.
+    """
+
+    def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
+        super().__init__(
+            f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on: "
+            f"corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of kind "
+            f'"damaged"'
+        )
+        self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn

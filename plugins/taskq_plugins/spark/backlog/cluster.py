@@ -16,7 +16,7 @@ from taskq_plugins.spark.errors import SparkError
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from taskq_plugins.spark.backlog.shipment import Chunk, Report
+    from taskq_plugins.spark.backlog.executing import Chunk, Report
 
 #: Most Spark jobs at a time; each takes a thread of the driver.
 WAVES_MAX: Final = 64

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskq.core.records import Kind
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
+from taskq_plugins.spark.backlog.executing import Chunk
 from taskq_plugins.spark.backlog.opening import must_open, open_payloads
-from taskq_plugins.spark.backlog.shipment import Chunk
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
 from taskq_workers.slots.feed import Feed
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.port import LoopPort
-    from taskq_plugins.spark.backlog.shipment import Report
+    from taskq_plugins.spark.backlog.executing import Report
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.shipping import Ended
 

@@ -1,7 +1,8 @@
-"""The executors' side: runs the jobs of a partition, each to an outcome; Spark's task never fails.
+"""The executors' side: chunks of jobs come, each runs to an outcome, reports of them go back.
 
 Sync functions run one after the other, async ones on one loop with a limit. Once a chunk has taken
-``HOLD_SECONDS`` no further job of it begins: the rest goes back for others to run.
+``HOLD_SECONDS`` no further job of it begins: the rest goes back for others to run. Spark's task
+never fails.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from collections import deque
 from contextvars import copy_context
 from functools import cache
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.app.context import JobContext, _current
-from taskq_plugins.spark.backlog.shipment import Report
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
@@ -27,7 +27,32 @@ if TYPE_CHECKING:
 
     from taskq.app.app import TaskQ
     from taskq.app.tasks import Task
-    from taskq_plugins.spark.backlog.shipment import Chunk
+    from taskq_workers.slots.shipping import Shipment
+
+
+class Chunk(NamedTuple):
+    """The jobs of one partition."""
+
+    #: ``module:app`` to import
+    target: str
+    #: the task log, which only executors on the driver's machine can reach
+    data_dir: str
+    #: how many async jobs run at a time
+    concurrency: int
+    jobs: tuple[Shipment, ...]
+    #: modules to import besides, for the tasks in them
+    include: tuple[str, ...] = ()
+
+
+class Report(NamedTuple):
+    """What became of a chunk. Jobs that it does not name never began."""
+
+    ended: tuple[Ended, ...] = ()
+    #: the partition was run before, by an executor that died over it
+    lost: bool = False
+    #: why no job could be run here at all
+    problem: str = ""
+
 
 #: After so long no further job of a chunk begins.
 HOLD_SECONDS: Final = 2.5

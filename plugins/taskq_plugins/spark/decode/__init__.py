@@ -1,7 +1,7 @@
 """Log bytes to Arrow batches, with numpy and pyarrow alone."""
 
+from taskq_plugins.fleet.problems import SegmentDamaged, SegmentMissing, WrongSegment
 from taskq_plugins.spark.decode.decoder import decode
-from taskq_plugins.spark.decode.errors import SegmentDamaged, SegmentMissing, WrongSegment
 from taskq_plugins.spark.decode.schema import (
     AS_BYTES,
     BREAK,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind, Option
 from taskq_plugins.spark.decode import arrays, layout
-from taskq_plugins.spark.decode.headers import headers_of
+from taskq_plugins.spark.decode.options import headers_of
 from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN
 
 if TYPE_CHECKING:

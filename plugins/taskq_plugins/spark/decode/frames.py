@@ -18,13 +18,14 @@ from taskq.log.format import codec
 from taskq.log.format.frames import Gap, Scanner
 from taskq.log.format.salvage import salvage
 from taskq.log.machine.door import open_file
-from taskq_plugins.fleet.problems import SegmentUnreadable, shown
-from taskq_plugins.spark.decode import layout
-from taskq_plugins.spark.decode.errors import (
+from taskq_plugins.fleet.problems import (
     SegmentDamaged,
     SegmentMissing,
+    SegmentUnreadable,
     WrongSegment,
+    shown,
 )
+from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.layout import PAD_SIZE, Bytes, Ints
 from taskq_plugins.spark.decode.places import places
 

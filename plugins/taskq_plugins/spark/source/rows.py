@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from taskq.core.errors import FormatError, LogError
+from taskq.log.read.reader import LogReader
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 from taskq_plugins.spark.decode import (
     BREAK,
@@ -17,16 +23,136 @@ from taskq_plugins.spark.decode import (
     ROWS_MAX,
     Break,
     Corrupt,
+    Piece,
     SegmentMissing,
     decode,
 )
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
-from taskq_plugins.spark.source.queues import NEEDED, QueueFilter
+from taskq_plugins.spark.source.standing import Standing, at_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from taskq_plugins.spark.decode import Piece
+
+#: Columns that the choice is made by.
+NEEDED: Final = ("job", "queue")
+_LOOKED_UP_BYTES: Final = 256 * 1024
+#: Jobs of one log whose queue is remembered; beyond that all are forgotten and looked up again.
+_JOBS_MAX: Final = 2_000_000
+_NAMES: Final = pa.schema([DETAILS.field(name) for name in NEEDED])
+
+
+class QueueFilter:
+    """Drops the rows of other queues' jobs: a claim or an end does not name its job's queue.
+
+    The queue is known from the job's enqueue, if that was read before in the same partition. For
+    others it is looked up where the enqueue stands, 256 KiB of the log at a time, since jobs are
+    claimed about in the order of their enqueues; and for those of segments that are gone, job by
+    job through the log's indexes, which takes about a millisecond each. Records that concern no job
+    and no queue (clock, owner, damage, ...) concern every queue and stay.
+
+    Args:
+        queues: whose rows stay.
+    """
+
+    def __init__(self, queues: frozenset[str]) -> None:
+        self._queues = pa.array(sorted(queues), pa.string())
+        self._names = queues
+        self._path = ""
+        self._log: _LogJobs | None = None
+
+    def keep(self, piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of the batch that stay; it was decoded from the piece, with ``NEEDED``."""
+        log = self._log
+        if log is None or self._path != piece.path.rpartition("/log/")[0]:
+            self.close()
+            self._path = piece.path.rpartition("/log/")[0]
+            log = self._log = _LogJobs(piece, self._path, self._names)
+        queue, job = batch.column("queue"), batch.column("job")
+        named = pc.is_in(queue, value_set=self._queues)
+        is_named, has_job = pc.is_valid(queue), pc.is_valid(job)
+        both = pc.and_(is_named, has_job)
+        log.learn(job.filter(both).to_pylist(), named.filter(both).to_pylist())
+        asked = pc.and_(has_job, pc.invert(is_named))
+        wanted = log.are_wanted(job.filter(asked).to_pylist())
+        stays = pc.if_else(is_named, named, pc.invert(has_job))
+        if wanted:
+            answers = pa.array(wanted, pa.bool_())
+            stays = pc.replace_with_mask(stays, asked, answers)
+        return batch.filter(stays)
+
+    def close(self) -> None:
+        """Close what was opened to look jobs up."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+class _LogJobs:
+    """Whether jobs of one log belong to the queues."""
+
+    def __init__(self, piece: Piece, path: str, queues: frozenset[str]) -> None:
+        self._place = LogPlace(piece.device, path, piece.log_id, piece.tag, 0)
+        self._queues = queues
+        self._known: dict[int, bool] = {}
+        self._standing: Standing | None = None
+        self._reader: LogReader | None = None
+
+    def learn(self, jobs: Iterable[int], wanted: Iterable[bool]) -> None:
+        if len(self._known) > _JOBS_MAX:
+            self._known.clear()
+        self._known.update(zip(jobs, wanted, strict=True))
+
+    def are_wanted(self, jobs: list[int]) -> list[bool]:
+        known = self._known
+        for job in sorted({one for one in jobs if one not in known}):
+            if job not in known:
+                self._look_near(job)
+            if job not in known:
+                known[job] = self._look_up(job)
+        return [known[job] for job in jobs]
+
+    def _look_near(self, job: int) -> None:
+        """Learn the jobs that were enqueued with this one, and right behind it."""
+        if self._standing is None:
+            places = segments(self._place, on_problem=lambda _: None)
+            self._standing = Standing(self._place, places, durable_end(self._place, places))
+        standing = self._standing
+        try:
+            position = at_lsn(standing, job)
+            place = standing.find(position.segment)
+            if place is None or position.lsn > job:
+                return
+            with standing.open(place) as file:
+                size = standing.size(place)
+                behind = file.first_from((position.offset + _LOOKED_UP_BYTES + 7) & ~7, size)
+            end = behind[0] if behind is not None else size
+            log = self._place
+            piece = Piece(
+                place.path, log.device, log.log_id, log.tag, place.first_lsn, position.offset, end
+            )
+            for batch in decode(piece, _NAMES, corrupt=Corrupt.SKIP):
+                both = pc.and_(pc.is_valid(batch.column("queue")), pc.is_valid(batch.column("job")))
+                named = batch.filter(both)
+                queues = named.column("queue").to_pylist()
+                self.learn(named.column("job").to_pylist(), (one in self._queues for one in queues))
+        except (FileNotFoundError, LogError):
+            return
+
+    def _look_up(self, job: int) -> bool:
+        """Ask the log's indexes; a job of which nothing is left is not wanted."""
+        try:
+            if self._reader is None:
+                self._reader = LogReader.open(str(Path(self._place.path)))
+            view = self._reader.job(job)
+        except LogError:
+            return False
+        return view is not None and view.queue in self._queues
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
 
 _log: Final = logging.getLogger("taskq")
 #: Batches are joined up to so many bytes: a few compressed payloads may be as much.

@@ -15,9 +15,15 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from taskq_plugins.spark.source.allotting import UNLIMITED, Backlog, Limits, allot, left
-from taskq_plugins.spark.source.batch import Pieces, beginning, bound_of, check_named, patiently
+from taskq_plugins.spark.source.batch import (
+    Pieces,
+    beginning,
+    bound_of,
+    check_named,
+    pack,
+    patiently,
+)
 from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
-from taskq_plugins.spark.source.packing import pack
 from taskq_plugins.spark.source.positions import (
     Offsets,
     Position,
