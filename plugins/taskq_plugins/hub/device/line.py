@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: A part is smaller on a slow line, and grows while the line is fast: between these.
 _PART_BYTES_MIN: Final = 64 * 1024
 _PART_BYTES_FIRST: Final = 512 * 1024
-_PART_BYTES_MAX: Final = 4 * 1024 * 1024
+_PART_BYTES_MAX: Final = 8 * 1024 * 1024
 _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
 #: Each has the line's time-out for itself.

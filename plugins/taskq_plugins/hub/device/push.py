@@ -8,6 +8,8 @@ the hub stands, so that whatever happened is found by content.
 
 from __future__ import annotations
 
+import hashlib
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError
@@ -164,8 +166,11 @@ def _send_segment(
     log: DeviceLog, told: Synced, behind: Position, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     session, log_id, end = told.session, log.identity.log_id, log.end_of(behind.segment)
+    hashing = None if behind.offset else _Hashing()
     while behind.offset < end.offset:
         data, following = log.part(behind, part_bytes())
+        if hashing is not None:
+            hashing.add(data)
         answer = yield Append(session, log_id, behind, data)
         if answer == Stored(following):
             behind = following
@@ -182,8 +187,32 @@ def _send_segment(
         return False
     if not log.is_sealed(behind.segment):
         return True
-    answer = yield Seal(session, log_id, end, log.digest(end))
+    digest = log.digest(end) if hashing is None else hashing.digest()
+    answer = yield Seal(session, log_id, end, digest)
     return answer == Stored(end)
+
+
+class _Hashing:
+    """SHA-256 of what goes over the line, made while the hub is waited for."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._adding: Thread | None = None
+
+    def add(self, data: bytes) -> None:
+        """Go on with these bytes."""
+        self._done()
+        self._adding = Thread(target=self._hash.update, args=(data,), daemon=True)
+        self._adding.start()
+
+    def digest(self) -> bytes:
+        """Of all that was added."""
+        self._done()
+        return self._hash.digest()
+
+    def _done(self) -> None:
+        if self._adding is not None:
+            self._adding.join()
 
 
 # -- where a fork parts ----------------------------------------------------------------------------
