@@ -104,7 +104,7 @@ class Place:
         }
 
 
-def _is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
+def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
     """Whether the copy has all but the sync points that end the log."""
     return copies.keys() == segments.keys() and all(
         segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
@@ -116,13 +116,13 @@ async def test_a_log_goes_to_the_hub_and_grows_there(place: Place) -> None:
     token = enrol(place.hub, "edge-7")
     await place.write("edge-7", 300, 5_000)
     assert await place.sync("edge-7", token) == [Verdict.NEW]
-    assert _is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))
     await place.write("edge-7")
     assert await place.sync("edge-7", token) == [Verdict.BEHIND]
     before = place.tree()
     assert await place.sync("edge-7", token) == [Verdict.BEHIND]
     assert place.tree() == before
-    assert _is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))
 
 
 async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: Place) -> None:
@@ -387,4 +387,4 @@ def test_hub_and_device_are_killed_again_and_again_and_the_copy_is_whole(tmp_pat
     server.kill()
     server.wait()
     assert kills >= 5
-    assert _is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))

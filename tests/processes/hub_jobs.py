@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _OF_PROCESS: Final = 25
 _DROPS: Final = 0.05
+#: A device looks again after so long, and the later the longer there was nothing.
+_PAUSE_SECONDS: Final = 0.5
+_PAUSE_SECONDS_MAX: Final = 10.0
 #: So many of a device's turns are cut short: it goes off.
 _CUT: Final = 0.2
 _CHANCE: Final = random.Random(7)
@@ -49,17 +52,21 @@ async def _live(path: Path, port: int) -> None:
         f"http://127.0.0.1:{port}", path.with_suffix(".token").read_text(encoding="ascii"), None,
         HubSettings(accept=("update",), metered="all"),
     )  # fmt: skip
+    pause = _PAUSE_SECONDS
     while True:
-        await _for_a_while(sync(str(path), line))
-        await _for_a_while(_work(path))
-        await asyncio.sleep(random.uniform(0, 1))
+        done = await _for_a_while(sync(str(path), line))
+        if done is None or done.sent_bytes or any(done.taken):
+            pause = _PAUSE_SECONDS
+            await _for_a_while(_work(path))
+        await asyncio.sleep(random.uniform(0, pause))
+        pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
 
-async def _for_a_while(doing: Any) -> None:
-    """Do something, which may be cut short."""
+async def _for_a_while(doing: Any) -> Any:
+    """Do something, which may be cut short; returns what came of it, None if nothing did."""
     limit = random.uniform(0.05, 0.5) if random.random() < _CUT else 60.0
     with contextlib.suppress(TimeoutError, LogError):
-        await asyncio.wait_for(doing, limit)
+        return await asyncio.wait_for(doing, limit)
 
 
 async def _work(path: Path) -> None:
@@ -160,10 +167,10 @@ async def _until(
     ended = asyncio.create_task(all_ended())
     while server.kills + there.kills < kills:
         await asyncio.wait((ended,), timeout=_CHANCE.uniform(1.0, 8.0))
-        if _CHANCE.random() < 1 / 2:
-            await server.kill()
-        else:
+        if there.kills < server.kills:
             there.kill_one()
+        else:
+            await server.kill()
     await ended
 
 

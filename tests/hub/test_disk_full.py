@@ -1,0 +1,100 @@
+"""A hub whose disk is full, on a small file system of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq.log.read.reader import LogReader
+from taskq.log.read.verify import verify
+from taskq_plugins.hub import copy, devices
+from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.wire import HubError
+from tests.hub.test_server import is_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.hub.test_server import Place
+
+_DEVICE: Final = "edge-7"
+_MIB: Final = 2**20
+
+
+def _mounted(place: Place, options: str) -> subprocess.CompletedProcess[str]:
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place.hub)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def resize(place: Place) -> Iterator[Callable[[int], object]]:
+    """Let the hub have a disk of 66 MiB; gives what lets that have another size."""
+    place.hub.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    told = _mounted(place, f"size={66 * _MIB}")
+    if told.returncode:
+        pytest.skip(f"nothing may be mounted here: {told.stderr.strip()}")
+    yield lambda size: _mounted(place, f"remount,size={size}")
+    subprocess.run(["umount", "--lazy", place.hub], check=True)
+
+
+@pytest.fixture
+def token(place: Place, resize: Callable[[int], object]) -> str:
+    """On that disk."""
+    assert resize
+    return devices.enrol(place.hub, _DEVICE)
+
+
+def _torn_bytes(place: Place) -> int:
+    """What stands behind the last whole frame of the copy, which is a log without damage."""
+    (path,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    with LogReader.open(str(path)) as reader:
+        told = verify(reader.journal)
+    assert not told.damage
+    return told.torn_bytes
+
+
+async def _all_is_there(place: Place, token: str) -> None:
+    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    assert is_copy(place.copies(_DEVICE), place.segments(_DEVICE))
+
+
+async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
+    place: Place, token: str, resize: Callable[[int], object]
+) -> None:
+    await place.write(_DEVICE)
+    await place.sync(_DEVICE, token)
+    await place.write(_DEVICE, 8, _MIB // 2)
+    with pytest.raises(HubError, match="507"):
+        await place.sync(_DEVICE, token)
+    assert not _torn_bytes(place)
+    assert sum(map(len, place.copies(_DEVICE).values())) > _MIB
+    before = place.tree()
+    with pytest.raises(HubError, match="507"):
+        await place.sync(_DEVICE, token)
+    assert place.tree() == before
+    told = await place.ask("GET", "/v1/logs", token)
+    assert told.json()["logs"]
+    await place.write(_DEVICE)  # the device works on
+    resize(200 * _MIB)
+    await _all_is_there(place, token)
+
+
+async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
+    place: Place, token: str, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "_FREE_BYTES_MIN", 0)
+    await place.write(_DEVICE, 5)
+    await place.sync(_DEVICE, token)
+    resize(_MIB)
+    await place.write(_DEVICE, 30, 50_000)
+    for _ in range(3):
+        with pytest.raises(HubError, match="507"):
+            await place.sync(_DEVICE, token)
+    resize(200 * _MIB)
+    await _all_is_there(place, token)
+    assert not _torn_bytes(place)
