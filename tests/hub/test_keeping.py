@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _DEVICE: Final = "edge-7"
 _DAY: Final = 86_400.0
 _SMALL: Final = 64 * 1024
+_MIB: Final = 2**20
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
     async with TaskLog.open(place.path / _DEVICE, segment_bytes=_SMALL, **limits) as log:  # type: ignore[arg-type]
         for _ in range(jobs):
             await log.put(bytes(4_000))
-            (delivery,) = await log.claim(1)
+            (delivery,) = await log.claim(1, queues=["default"])
             await log.ack(delivery)
         await log.compact()
 
@@ -149,6 +151,74 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(
     place.restart()
     await _work(place, 3)
     assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+
+
+async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(
+    place: Place, token: str
+) -> None:
+    """Its large bodies are with it until then; that it was is told for ever."""
+    async with TaskLog.open(place.path / _DEVICE, spill=True) as log:
+        await log.put(bytes(2 * _MIB))
+    await place.sync(_DEVICE, token)
+    yesterday = shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    await place.write(_DEVICE)
+    await place.sync(_DEVICE, token)
+    shutil.rmtree(place.path / _DEVICE)
+    yesterday.rename(place.path / _DEVICE)
+    await place.write(_DEVICE, 4)
+    assert Verdict.FORKED in await place.sync(_DEVICE, token)
+    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    copy = place.hub / "devices" / _DEVICE / str(log_id)
+    with LogReader.open(str(copy / "old" / "1")) as reader:
+        report = verify(reader.journal)
+    assert (report.damage, report.files, report.records) == ((), (), 4)
+    soon = time.time_ns() - round(30 * _DAY) * 10**9
+    assert not hub.keep(_DEVICE, log_id, soon)
+    for one in [*(copy / "old" / "1" / "log").iterdir()][:1]:
+        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    assert not hub.keep(_DEVICE, log_id, soon)  # a part of it is young
+    for one in (copy / "old").rglob("?" * 24):
+        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    for one in (copy / "old").rglob("spill/*"):
+        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    told = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    assert (copy / "old" / "1" / "taskq.json").exists()
+    assert hub.keep(_DEVICE, log_id, soon) == told != []
+    assert not [one for one in (copy / "old").rglob("*") if one.is_file()]
+    assert not hub.keep(_DEVICE, log_id, soon)
+    with LogReader.open(str(copy)) as reader:
+        report = verify(reader.journal)
+    assert (report.damage, report.files) == ((), ())
+    assert len(_copy(place).breaks.all) == 1
+    await place.write(_DEVICE)
+    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+
+
+async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(
+    place: Place, token: str
+) -> None:
+    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=_SMALL) as log:
+        await log.put(os.urandom(2 * _MIB), queue="later")
+        await log.put(os.urandom(3 * _MIB))
+        (over,) = await log.claim(1, queues=["default"])
+        await log.ack(over)
+    await _work(place)
+    await place.sync(_DEVICE, token)
+    _arrived(place, 3 * _DAY)
+    await place.sync(_DEVICE, token)
+    await _work(place, keep_segments=1)
+    await place.sync(_DEVICE, token)
+    _arrived(place, 40 * _DAY)
+    (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
+    for one in spill.iterdir():
+        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    gone = hub.keep(_DEVICE, log_id, time.time_ns())
+    assert any(one.name.startswith("log/") for one in gone)
+    assert [one.stat().st_size for one in spill.iterdir()] == [2 * _MIB]
+    with LogReader.open(str(spill.parent)) as reader:
+        report = verify(reader.journal)
+    assert (report.damage, report.files) == ((), ())
 
 
 def _log_id(place: Place) -> UUID:

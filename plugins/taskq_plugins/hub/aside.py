@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.machine.disk import PatientDisk
 from taskq.log.machine.ports import write_all, write_file
+from taskq.log.segments.identity import FILE
+from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
 from taskq_plugins.hub.messages import Kind
 from taskq_plugins.hub.positions import Position
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _COPY_BYTES: Final = 1024 * 1024
 SEALS: Final = "seals.jsonl"
+LOG: Final = "log"
 #: A hint, as ``Copy`` writes it.
 MARK: Final = "replica.json"
 
@@ -77,17 +80,21 @@ class Breaks:
         # The place that a gap leaves keeps nothing; of a fork what is before it stays.
         keep = one.at if one.kind is Kind.FORK else Position(0)
         if segments(disk, path):
-            disk.make_directory(f"{old}/log")
-            for name in (
-                "taskq.json",
-                SEALS,
-                *(f"log/{one}" for one in disk.names(f"{path}/log")),
-            ):
+            names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+            folders = sorted({name.partition("/")[0] for name in names})
+            for folder in folders:
+                disk.make_directory(f"{old}/{folder}")
+            for name in (FILE, SEALS, *names):
                 _link(disk, f"{path}/{name}", f"{old}/{name}")
-            for directory in (f"{old}/log", old, f"{path}/old", path):
+            for directory in (*(f"{old}/{one}" for one in folders), old, f"{path}/old", path):
                 disk.sync_directory(directory)
         self._cut(keep)
         self._notes.add(step="done", n=len(self.all))
+
+    def left(self) -> list[str]:
+        """Where what they left is kept, oldest first."""
+        paths = [f"{self._path}/old/{number + 1}" for number in range(len(self.all))]
+        return [path for path in paths if self._disk.status(f"{path}/{FILE}") is not None]
 
     def _cut(self, keep: Position) -> None:
         """Remove all behind that place from the current directory."""

@@ -150,6 +150,7 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
     from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
+    from taskq.log.segments.identity import FILE  # noqa: PLC0415 - likewise
     from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
     from taskq_plugins.hub.aside import noted  # noqa: PLC0415 - likewise
 
@@ -159,7 +160,7 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
                 if line["step"] == "begun":
                     at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
                     left = file.parent / "old" / str(line["n"])
-                    rest = f"; what was left: {left}" if left.exists() else ""
+                    rest = f"; what was left: {left}" if (left / FILE).exists() else ""
                     click.echo(f"{name}: {line['kind']} {at}: {line['cause']}{rest}")
 
 
@@ -168,9 +169,10 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="So long.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def keep(directory: Path, keep: str, dry_run: bool) -> None:
-    """Remove segments that came long ago, and that their log itself does not need any more.
+    """Remove what came long ago, and what its log itself does not need any more.
 
-    A hub that is served does so by itself each hour. What a log has not written again stays.
+    A hub that is served does so by itself each hour. What a log has not written again stays; large
+    bodies stay while a record names them, and what a break left goes as a whole.
     """
     from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
     from taskq_plugins.hub.hub import Hub  # noqa: PLC0415 - likewise
@@ -180,10 +182,10 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
         one = Hub(PatientDisk, str(directory))
         for device, log_id in one.logs():
             gone = one.keep(device, log_id, before_ns, dry_run=dry_run)
-            size = sum(segment.size for segment in gone)
+            size = sum(one.size for one in gone)
             if gone:
                 what = "would go" if dry_run else "went"
-                click.echo(f"{device}/{log_id}: {len(gone)} segments, {size} B {what}")
+                click.echo(f"{device}/{log_id}: {len(gone)} files, {size} B {what}")
 
 
 @hub.command()

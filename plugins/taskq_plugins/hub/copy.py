@@ -14,20 +14,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.errors import FormatError
+from taskq.core.records import CARRYING_KINDS, Flag
 from taskq.log.format import codec
+from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.record import decode_record, places
 from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import write_once_more
 from taskq.log.machine.ports import write_all, write_file
 from taskq.log.segments.identity import FILE
 from taskq.log.segments.segments import SegmentFiles, sweep_gone
-from taskq_plugins.hub.aside import MARK, SEALS, Breaks, Notes, content
+from taskq.log.segments.spill import DIRECTORY as SPILL
+from taskq.log.segments.spill import decode_reference, files_named
+from taskq_plugins.hub.aside import LOG, MARK, SEALS, Breaks, Notes, content
 from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
 from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, stands
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from uuid import UUID
 
+    from taskq.log.format.frames import Frame
     from taskq.log.machine.ports import Disk
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
@@ -175,26 +182,58 @@ class Copy:
 
         And which arrived before that moment.
 
+        And what a break left, if all of it arrived before; and bodies that nothing names any more.
+
         Args:
             before_ns: that moment.
-            known: what was returned beside the segments before, so that no more is read again.
+            known: what was returned beside the files before, so that no more is read again.
             dry_run: they stay.
         """
-        files, gone = self._files, list[Old]()
+        files, disk = self._files, self._disk
         limit = self.safe(before_ns)
         if files.lsns and limit > files.lsns[0]:
             known = files.lsns[-1], max(known[1], self._floor(known[0]))
         limit = min(limit, known[1])
-        for segment, following in pairwise(list(files.lsns)):
-            if following > limit:
-                break
-            gone.append(Old(segment, files.size(segment)))
-            if not dry_run:
-                # One at a time, the oldest first: what is left is a log at any moment.
-                files.remove(segment)
-                sweep_gone(self._disk, f"{self._path}/log")
-                self._disk.sync_directory(f"{self._path}/log")
+        over = [one for one, following in pairwise(files.lsns) if following <= limit]
+        gone = [Old(f"{LOG}/{segment_name(one)}", files.size(one)) for one in over]
+        gone += self._unnamed(files.lsns[len(over) :], before_ns) if over else []
+        gone += (one for left in self.breaks.left() for one in self._left(left, before_ns))
+        for segment in [] if dry_run else over:
+            # One at a time, the oldest first: what is left is a log at any moment.
+            files.remove(segment)
+            sweep_gone(disk, f"{self._path}/{LOG}")
+            disk.sync_directory(f"{self._path}/{LOG}")
+        for one in [] if dry_run else gone[len(over) :]:
+            disk.remove(f"{self._path}/{one.name}")
+            disk.sync_directory(f"{self._path}/{one.name}".rpartition("/")[0])
         return gone, known
+
+    def _left(self, path: str, before_ns: int) -> Iterator[Old]:
+        """The files of what a break left, if all of them are that old; the log's name first."""
+        disk = self._disk
+        names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+        if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
+            below = path.removeprefix(f"{self._path}/")
+            for name in (FILE, SEALS, *names):
+                found = disk.status(f"{path}/{name}")
+                if found is not None:
+                    yield Old(f"{below}/{name}", found[2])
+
+    def _unnamed(self, kept: list[int], before_ns: int) -> list[Old]:
+        """The bodies that came before that moment, and that no record of these segments names."""
+        disk, folder = self._disk, f"{self._path}/{SPILL}"
+        names = {
+            name
+            for name in disk.names(folder)
+            if (disk.modified_ns(f"{folder}/{name}") or before_ns) < before_ns
+        }
+        for segment in kept if names else ():
+            scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
+            for frame in scanner.frames(START):
+                if not isinstance(frame, Gap):
+                    names.difference_update(_bodies(frame))
+        found = ((name, disk.status(f"{folder}/{name}")) for name in sorted(names))
+        return [Old(f"{SPILL}/{name}", status[2]) for name, status in found if status is not None]
 
     def _floor(self, since: int) -> int:
         """What the newest COMPACTED record says: it is not told before its records are there."""
@@ -344,10 +383,19 @@ class Copy:
         self._find_end()
 
 
-class Old(NamedTuple):
-    """A segment that a hub lets go, and its bytes."""
+def _bodies(frame: Frame) -> Iterator[str]:
+    """The names of the files that records of a frame name."""
+    data = frame.data
+    for lsn, at, length in places(frame):
+        if data[at + FLAGS_AT] & Flag.SPILLED or data[at + KIND_AT] in CARRYING_KINDS:
+            record = decode_record(bytes(data[at : at + length]), lsn, 0, 0)
+            yield from (decode_reference(one, "a body").name for one in files_named(record))
 
-    segment: int
+
+class Old(NamedTuple):
+    """A file of a copy that a hub lets go, and its bytes."""
+
+    name: str
     size: int
 
 
@@ -477,15 +525,17 @@ class Bodies:
 
     def missing(self, names: tuple[str, ...]) -> Missing:
         """Say which of these are not there, and how much of each is."""
-        there = frozenset(self._disk.names(f"{self._path}/spill"))
+        there = frozenset(self._disk.names(f"{self._path}/{SPILL}"))
         lacking = [name for name in names if NAME.match(name) and name not in there]
+        for name in there.intersection(names):  # a record is about to name it
+            self._disk.touch(f"{self._path}/{SPILL}/{name}")
         sizes = [self._has(name) if name + _PART in there else 0 for name in lacking]
         return Missing(tuple(zip(lacking, sizes, strict=True)))
 
     def take(self, asked: SpillPart, received: int | None) -> Missing:
         """Add to a file, and say what is missing of it still."""
         disk, name = self._disk, asked.name
-        folder, data = f"{self._path}/spill", asked.data[:received]
+        folder, data = f"{self._path}/{SPILL}", asked.data[:received]
         part = f"{folder}/{name}{_PART}"
         if disk.status(f"{folder}/{name}") is not None:
             return Missing(())
@@ -515,7 +565,7 @@ class Bodies:
         return Missing(())
 
     def _has(self, name: str) -> int:
-        descriptor = self._disk.open(f"{self._path}/spill/{name}{_PART}", write=False)
+        descriptor = self._disk.open(f"{self._path}/{SPILL}/{name}{_PART}", write=False)
         try:
             return self._disk.size(descriptor)
         finally:
