@@ -434,9 +434,9 @@ class _Run:
         elif is_hit := _is_over(self._server, _STEP_SECONDS if ended else 0):
             (self.folder / "trouble").unlink(missing_ok=True)  # of a device that heard no more
         assert is_hit or ended == 0, f"the device ended with {ended}"
+        if moment.side == "hub":  # one that lives still would be killed later
+            self._serve_anew()
         if is_hit:
-            if moment.side == "hub":
-                self._serve_anew()
             self._go_wrong(afterwards, moment.side)
         assert _ended(self._process(_live_on)) == 0
         self.stop()
