@@ -71,7 +71,8 @@ async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: 
     assert "edge-7: fork from lsn" in told.output
     assert "/old/1" in told.output
     assert _run("hub", "check", place.hub, "--deep").exit_code == 0
-    assert _run("hub", "keep", place.hub, "--keep", "0s").output == ""
+    assert _run("hub", "keep", place.hub).output == ""
+    assert "files" in _run("hub", "keep", place.hub, "--keep", "0s", "--dry-run").output
     assert _run("hub", "restore", place.hub, _DEVICE, place.path / "new").exit_code == 0
     assert _run("ls", "-d", place.path / "new").exit_code == 0
 

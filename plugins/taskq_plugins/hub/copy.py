@@ -227,6 +227,8 @@ class Copy:
             for name in disk.names(folder)
             if (disk.modified_ns(f"{folder}/{name}") or before_ns) < before_ns
         }
+        for left in self.breaks.left():  # who reads what was left looks for its bodies here
+            names.difference_update(disk.names(f"{left}/{SPILL}"))
         for segment in kept if names else ():
             scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
             for frame in scanner.frames(START):
