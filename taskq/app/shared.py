@@ -16,7 +16,7 @@ from taskq.core.errors import JobNotFound, UsageError
 from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
     from taskq.connection.connection import Connection, JobId
@@ -59,6 +59,10 @@ class LogHolder:
     def _connections(self) -> list[Connection]:
         return [self._connection]
 
+    def logs(self) -> Sequence[LogHolder]:
+        """The holder of each of its logs: itself, where it has one."""
+        return [self]
+
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
 
@@ -67,10 +71,10 @@ class LogHolder:
 
     @property
     def dead(self) -> DeadLetters:
-        """The log's dead letters: list, requeue, purge."""
+        """The log's dead letters: list, requeue, purge; with shards those of all."""
         from taskq.reading.dead import DeadLetters  # noqa: PLC0415 - few ask
 
-        return DeadLetters(self._connection)
+        return DeadLetters(*(one._connection for one in self.logs()))
 
     @property
     def schedules(self) -> LogSchedules:
@@ -136,6 +140,7 @@ class LogHolder:
         """
         from taskq.log.read.selection import WaitingFilter  # noqa: PLC0415 - few ask
         from taskq.reading.dead import (  # noqa: PLC0415 - as above
+            Swept,
             checked_limit,
             moment_before,
             waiting_states,
@@ -156,7 +161,11 @@ class LogHolder:
             before_ns=None if before is None else moment_before(before, "before"),
             states=waiting_states(state),
         )
-        return await withdraw(self._connection, wanted, limit, dry_run=dry_run)
+        swept = Swept()
+        for one in self.logs():
+            left = None if limit is None else limit - swept.count
+            swept += await withdraw(one._connection, wanted, left, dry_run=dry_run)
+        return swept
 
     cancel_many_sync = blocking(cancel_many)
 
@@ -207,7 +216,7 @@ class LogHolder:
     # -- questions ---------------------------------------------------------------------------------
 
     async def stats(self, at: datetime | int | None = None) -> LogStats:
-        """Counts of the log and of each of its queues.
+        """Counts of the log and of each of its queues; with shards the sums over all.
 
         Args:
             at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
@@ -217,6 +226,12 @@ class LogHolder:
             UsageError: the moment is none, or still to come.
             MomentGone: compaction removed what would tell it.
         """
+        logs = self.logs()
+        if len(logs) > 1:
+            if isinstance(at, int):
+                raise UsageError("at is an lsn, which is of one log: give a datetime")
+            found = [await one.stats(at) for one in logs]
+            return sum(found[1:], found[0])
         if at is not None:
             return await self._stats_at(at)
         port = await self._connection.port()
@@ -509,17 +524,15 @@ class LogHolder:
             UploadDamaged: an upload was refused; all others were adopted.
             LogError: the log could not be written; what was adopted stands, and the rest waits.
         """
-        port = await self._connection.port()
-        jobs: int = await port.adopt()
-        return jobs
+        ports = [await one._connection.port() for one in self.logs()]
+        return sum([await port.adopt() for port in ports])
 
     adopt_sync = blocking(adopt)
 
     async def _set_paused(self, queue: str, *, paused: bool) -> bool:
         check_name("queue name", queue)
-        port = await self._connection.port()
-        changed: bool = await port.pause(queue, paused=paused)
-        return changed
+        ports = [await one._connection.port() for one in self.logs()]
+        return any([await port.pause(queue, paused=paused) for port in ports])
 
     async def _found(self, job: JobId) -> tuple[LoopPort, int]:
         tag, lsn = split_job_id(job)

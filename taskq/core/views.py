@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -261,6 +261,11 @@ class JobView:
         return job_document(self)
 
 
+_COUNTED: Final = (
+    "scheduled", "ready", "running", "succeeded", "dead", "cancelled", "expired",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """Counts of one queue, now, and how it fares."""
@@ -280,6 +285,19 @@ class QueueStats:
     #: jobs that succeeded or died, over the last minute, as the answering process saw it; None when
     #: it has not looked for a second yet
     throughput_per_second: float | None = None
+
+    def __add__(self, more: QueueStats) -> QueueStats:
+        """Those of a queue in two logs; paused if it is in either."""
+        waits = (self.oldest_ready_seconds, more.oldest_ready_seconds)
+        rates = (self.throughput_per_second, more.throughput_per_second)
+        told = [rate for rate in rates if rate is not None]
+        return replace(
+            self,
+            paused=self.paused or more.paused,
+            oldest_ready_seconds=max((one for one in waits if one is not None), default=None),
+            throughput_per_second=sum(told) if told else None,
+            **{name: getattr(self, name) + getattr(more, name) for name in _COUNTED},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +368,19 @@ class LogStats:
     engine: EngineStats | None = None
     #: that were published and are not adopted as a whole
     uploads: int = 0
+
+    def __add__(self, more: LogStats) -> LogStats:
+        """Those of two logs together; ``next_lsn`` is of the longer one."""
+        queues = {one.queue: one for one in self.queues}
+        for one in more.queues:
+            queues[one.queue] = queues[one.queue] + one if one.queue in queues else one
+        return LogStats(
+            queues=tuple(queues[name] for name in sorted(queues)),
+            segments=self.segments + more.segments,
+            size=self.size + more.size,
+            next_lsn=max(self.next_lsn, more.next_lsn),
+            uploads=self.uploads + more.uploads,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a document of JSON, but for the engine."""

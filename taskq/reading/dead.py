@@ -7,6 +7,7 @@ import time
 from dataclasses import field
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
 
 from taskq.connection.blocking import blocking
@@ -61,6 +62,15 @@ class Swept:
     refused_count: int = 0
     refused: Mapping[str, TaskqError] = field(default_factory=dict)
     running: int = 0
+
+    def __add__(self, more: Swept) -> Swept:
+        refused = {**self.refused, **more.refused}
+        return Swept(
+            count=self.count + more.count,
+            refused_count=self.refused_count + more.refused_count,
+            refused=dict(islice(refused.items(), REFUSED_MAX)),
+            running=self.running + more.running,
+        )
 
 
 class Sweeping:
@@ -166,7 +176,7 @@ if TYPE_CHECKING:
     Letters: TypeAlias = list[Letter]
     Answers: TypeAlias = list[TaskqError | None]
     #: Does something to the dead letters of one slice, and counts.
-    Act: TypeAlias = Callable[[Jobs, Sweeping], Awaitable[None]]
+    Act: TypeAlias = Callable[["DeadLetters", Jobs, Sweeping], Awaitable[None]]
 
 _LIST_DEFAULT: Final = 100
 
@@ -193,10 +203,15 @@ class DeadLetters:
     crashes; jobs that it cannot be done to (somebody else was faster, the key is held) are left out
     of it and told in ``Swept.refused``. It raises a ``UsageError`` if an argument is wrong or an id
     is of another log, and then nothing was done.
+
+    Args:
+        connection: to the log.
+        rest: to the others that an app has.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *rest: Connection) -> None:
         self._connection = connection
+        self._rest = [DeadLetters(one) for one in rest]
 
     async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
         """At most ``limit`` dead letters that fit, the latest death first.
@@ -222,7 +237,10 @@ class DeadLetters:
             place = found[1]
             if place is None:
                 break
-        return await self._connection.packer.listed(views)
+        views = await self._connection.packer.listed(views)
+        for other in self._rest:
+            views += await other.list(limit=limit, **filters)
+        return sorted(views, key=_death, reverse=True)[:limit] if self._rest else views
 
     list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
@@ -234,10 +252,10 @@ class DeadLetters:
         """
         wanted = dead_filter(filters)
         if wanted.error is not None:
-            return (await self._sweep(wanted, None, _count)).count
+            return (await self._sweep(wanted, None, DeadLetters._count)).count
         port = await self._connection.port()
         count: int = await port.look(partial(count_dead, wanted=wanted))
-        return count
+        return count + sum([await one.count(**filters) for one in self._rest])
 
     count_sync = blocking(count)
 
@@ -259,7 +277,7 @@ class DeadLetters:
 
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
         """Make these dead letters ready again."""
-        return await self._many(job_ids, self._requeue)
+        return await self._many(job_ids, DeadLetters._requeue)
 
     requeue_many_sync = blocking(requeue_many)
 
@@ -275,7 +293,8 @@ class DeadLetters:
             dry_run: change nothing, and count.
             filters: see ``DeadFilters``.
         """
-        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._requeue)
+        act = DeadLetters._count if dry_run else DeadLetters._requeue
+        return await self._sweep(dead_filter(filters), limit, act)
 
     requeue_all_sync = blocking(requeue_all)
 
@@ -293,7 +312,7 @@ class DeadLetters:
 
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
         """Forget these dead letters."""
-        return await self._many(job_ids, self._purge_checked)
+        return await self._many(job_ids, DeadLetters._purge_checked)
 
     purge_many_sync = blocking(purge_many)
 
@@ -301,7 +320,8 @@ class DeadLetters:
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
     ) -> Swept:
         """Forget all dead letters that fit; see ``requeue_all``."""
-        return await self._sweep(dead_filter(filters), limit, _count if dry_run else self._purge)
+        act = DeadLetters._count if dry_run else DeadLetters._purge
+        return await self._sweep(dead_filter(filters), limit, act)
 
     purge_all_sync = blocking(purge_all)
 
@@ -314,16 +334,27 @@ class DeadLetters:
         if isinstance(job_ids, str):
             raise UsageError(f"job_ids is the text {job_ids!r:.60}: give a list of ids")
         named = {split_job_id(job_id) for job_id in job_ids}
-        if not named:
-            return Swept()
-        await self._connection.opened()
+        homes = {self: set[int]()}
         for tag, job in named:
-            self._connection.check_tag(tag, job)
-        jobs = sorted({job for _, job in named})
-        sweeping = Sweeping(self._connection.tag)
-        for start in range(0, len(jobs), LETTERS_MAX):
-            await act(jobs[start : start + LETTERS_MAX], sweeping)
-        return sweeping.swept()
+            home = await self._home(tag)
+            await home._connection.opened()
+            home._connection.check_tag(tag, job)
+            homes.setdefault(home, set()).add(job)
+        swept = Swept()
+        for home, of_home in homes.items():
+            sweeping, jobs = Sweeping(home._connection.tag), sorted(of_home)
+            for start in range(0, len(jobs), LETTERS_MAX):
+                await act(home, jobs[start : start + LETTERS_MAX], sweeping)
+            swept += sweeping.swept()
+        return swept
+
+    async def _home(self, tag: str) -> DeadLetters:
+        """That of the log whose ids begin so; this one if none does."""
+        for one in (self, *self._rest) if self._rest else ():
+            await one._connection.opened()
+            if one._connection.tag == tag:
+                return one
+        return self
 
     async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
         """Act upon the letters that fit, by job, among those of jobs that were there by now."""
@@ -339,10 +370,16 @@ class DeadLetters:
             port = await self._connection.port()
             page: Page[int] = await port.look(look)
             if page.items:
-                await act(page.items, sweeping)
+                await act(self, page.items, sweeping)
             left = None if left is None else left - len(page.items)
             start = page.following
-        return sweeping.swept()
+        swept = sweeping.swept()
+        for other in self._rest if left != 0 else ():
+            swept += await other._sweep(wanted, left, act)
+            left = None if limit is None else limit - swept.count - swept.refused_count
+            if left == 0:
+                break
+        return swept
 
     async def _requeue(self, jobs: Jobs, sweeping: Sweeping) -> None:
         while jobs:
@@ -366,9 +403,12 @@ class DeadLetters:
         if page.items:
             await self._purge(page.items, sweeping)
 
+    async def _count(self, jobs: Jobs, sweeping: Sweeping) -> None:
+        sweeping.count += len(jobs)
 
-async def _count(jobs: Jobs, sweeping: Sweeping) -> None:
-    sweeping.count += len(jobs)
+
+def _death(view: JobView) -> int:
+    return view.settled_ns
 
 
 def _raise_first(swept: Swept) -> None:
