@@ -28,8 +28,9 @@ TAKEOVER_SECONDS = 1.0
 LEAVING_A_CHILD = ["jobs.forks_by_multiprocessing", "jobs.forks_by_itself"]
 
 
-def start_worker(path: Path) -> Child:
-    return Child(sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, cwd=SCRIPTS)
+def start_worker(path: Path, *options: object) -> Child:
+    command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, *options]
+    return Child(*command, cwd=SCRIPTS)
 
 
 def enqueue(path: Path, task: str, *args: Any, attempts: int = 5) -> JobHandle[Any]:

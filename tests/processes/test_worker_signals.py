@@ -63,17 +63,22 @@ def test_a_process_that_a_task_forks_ends_when_it_is_told_to(tmp_path: Path) -> 
     assert view(tmp_path, job).result == b"-15"
 
 
-def test_ctrl_z_on_a_busy_worker_never_keeps_the_lock(tmp_path: Path) -> None:
-    """SIGTSTP takes effect between two batches, so that the others go on beside it."""
-    app = TaskQ(tmp_path, durability="os", lock_wait=0.5)
-    quick = app.call_by_name("jobs.quick", 1)
-    app.enqueue_many_sync([quick] * 5_000)
-    with start_worker(tmp_path) as worker:
+@pytest.mark.parametrize("logs", [1, 3])
+def test_ctrl_z_on_a_busy_worker_never_keeps_a_lock(tmp_path: Path, logs: int) -> None:
+    """SIGTSTP takes effect between two batches of each log, so that the others go on beside it."""
+    apps = [TaskQ(tmp_path / f"{n}", durability="os", lock_wait=0.5) for n in range(logs)]
+    quick = apps[0].call_by_name("jobs.quick", 1)
+    for app in apps:
+        app.enqueue_many_sync([quick] * (5_000 // logs))
+    rest = [word for app in apps[1:] for word in ("-d", app.data_dir)]
+    with start_worker(apps[0].data_dir, *rest) as worker:
         worker.expect("  ready")
         for _ in range(30):
             worker.send(signal.SIGTSTP)
             eventually(lambda: worker.state() == "T")
-            app.enqueue_many_sync([quick] * 200)
+            for app in apps:
+                app.enqueue_many_sync([quick] * (200 // logs))
             worker.send(signal.SIGCONT)
             eventually(lambda: worker.state() != "T")
-    app.close_sync()
+    for app in apps:
+        app.close_sync()

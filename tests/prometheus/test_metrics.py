@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 import taskq_plugins.prometheus
-from taskq import TaskQ, retry
+from taskq import Shards, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import TaskqError
 from taskq_plugins.prometheus.serving import registry_of, serve, text_of, worker_metrics
@@ -99,6 +99,31 @@ async def test_a_worker_tells_each_attempt_its_log_and_its_engine(tmp_path: Path
     assert told["taskq_jobs_ended_total", "succeeded", "default"] == 4
     assert told["taskq_jobs", "default", "dead"] == 1
     assert told["taskq_engine_batches_total",] == told["taskq_engine_batch_records_count",] > 0
+
+
+def test_each_of_several_logs_has_its_label_in_one_family(tmp_path: Path) -> None:
+    app = TaskQ(shards=Shards(tmp_path / "root", bits=1), durability="os")
+
+    @app.task(name="work", key=lambda number: number)
+    async def work(number: str) -> None: ...
+
+    calls = [work.call(f"{number}") for number in range(9)]
+    app.enqueue_many_sync(calls, atomic=False)
+    ready = [one.stats_sync().queues[0].ready for one in app.logs()]
+    assert sum(ready) == 9
+    with worker_metrics(app, 0) as (address, _):
+        told = scraped(address)
+    text = text_of(str(tmp_path / "root"))
+    paths = [str(one.data_dir) for one in app.logs()]
+    with worker_metrics(app, 0, paths) as (address, _):
+        by_path = scraped(address)
+    for number, name in enumerate(("1.000", "1.001")):
+        assert told["taskq_jobs", name, "default", "ready"] == ready[number]
+        assert by_path["taskq_jobs", paths[number], "default", "ready"] == ready[number]
+        line = f'taskq_jobs{{log="{name}",queue="default",state="ready"}} {float(ready[number])}'
+        assert line in text
+    assert text.count("# TYPE taskq_jobs gauge") == 1
+    app.close_sync()
 
 
 def test_workers_of_one_guard_answer_at_ports_of_their_own(tmp_path: Path) -> None:

@@ -214,6 +214,11 @@ class Worker:
         return self._parts[0].app.store()
 
     @property
+    def stores(self) -> list[Store]:
+        """Those of its logs that are open."""
+        return [part.store for part in self._parts if part.store is not None]
+
+    @property
     def running(self) -> int:
         """How many jobs run now."""
         return 0 if self._runner is None else self._runner.running()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import log_argument, open_reader
+from taskq.cli.options import log_argument, open_reader, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,13 +33,16 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
     by taskq worker --metrics-port.
     """
     try:
+        from taskq.shards.layout import read_layout  # noqa: PLC0415 - help must not import the log
         from taskq_plugins.prometheus import serving  # noqa: PLC0415 - help needs no package for it
     except ImportError as error:
         raise Failure(
             "taskq metrics needs the package prometheus-client: pip install 'taskq-local[metrics]'"
         ) from error
-    with open_reader(data_dir) as reader:  # what is wrong is said now, and not to whoever scrapes
-        path = reader.path
+    path = str(resolve(data_dir))
+    if read_layout(path) is None:
+        with open_reader(data_dir) as reader:  # what is wrong is said now, not to whoever scrapes
+            path = reader.path
     if address is None:
         click.echo(serving.text_of(path), nl=False)
         return

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from taskq.core.errors import TaskqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from prometheus_client import CollectorRegistry
@@ -40,35 +40,47 @@ _SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 18
 
 
 class LogMetrics(Collector):
-    """Tells of a log at each scrape.
+    """Tells of logs at each scrape; of several each sample has a label ``log``.
 
     Args:
-        look: gives what is told; a ``TaskqError`` that it raises is told as ``taskq_log_readable``.
+        looks: by log what gives what is told; a ``TaskqError`` that it raises is told as
+            ``taskq_log_readable``.
     """
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, looks: Mapping[str, Look]) -> None:
+        self._looks = looks
 
     def describe(self) -> list[Metric]:
         """Nothing: a registry need not look at the log before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What the log and its processes come to now."""
-        readable = GaugeMetricFamily("taskq_log_readable", "1 if the log could be read, 0 if not.")
-        try:
-            stats, owners = self._look()
-        except TaskqError:
-            readable.add_metric((), 0)
-            yield readable
-            return
-        readable.add_metric((), 1)
+        """What the logs and their processes come to now."""
+        families: dict[str, Metric] = {}
+        for log, look in self._looks.items():
+            own = {"log": log} if len(self._looks) > 1 else {}
+            for metric in _of(look):
+                samples = [one._replace(labels=own | one.labels) for one in metric.samples]
+                metric.samples = []
+                families.setdefault(metric.name, metric).samples += samples
+        yield from families.values()
+
+
+def _of(look: Look) -> Iterator[Metric]:
+    readable = GaugeMetricFamily("taskq_log_readable", "1 if the log could be read, 0 if not.")
+    try:
+        stats, owners = look()
+    except TaskqError:
+        readable.add_metric((), 0)
         yield readable
-        yield from _of_queues(stats)
-        yield from _of_log(stats)
-        yield from _of_processes(owners)
-        if stats.engine is not None:
-            yield from _of_engine(stats.engine)
+        return
+    readable.add_metric((), 1)
+    yield readable
+    yield from _of_queues(stats)
+    yield from _of_log(stats)
+    yield from _of_processes(owners)
+    if stats.engine is not None:
+        yield from _of_engine(stats.engine)
 
 
 class AttemptMetrics:

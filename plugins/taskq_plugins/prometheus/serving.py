@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
+from taskq.app.logs import over
 from taskq.core.errors import TaskqError
 from taskq.log.machine.owners import owner_views
 from taskq.log.read.reader import LogReader
+from taskq.shards.layout import read_layout
 from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskq import TaskQ
     from taskq.core.views import LogStats, OwnerView
@@ -28,9 +31,10 @@ _HOST_DEFAULT: Final = "127.0.0.1"
 
 
 def registry_of(path: str) -> CollectorRegistry:
-    """What is told of the log in a directory, read from there at each scrape."""
-    registry = CollectorRegistry()
-    registry.register(LogMetrics(_Onlooker(path).look))
+    """What is told of the log in a directory, or of its shards, read from there at each scrape."""
+    registry, layout = CollectorRegistry(), read_layout(path)
+    paths = {"": path} if layout is None else {one: f"{path}/{one}" for one in layout.names()}
+    registry.register(LogMetrics({name: _Onlooker(one).look for name, one in paths.items()}))
     return registry
 
 
@@ -65,17 +69,29 @@ def serve(registry: CollectorRegistry, host: str, port: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def worker_metrics(app: TaskQ, port: int) -> Iterator[tuple[str, Callable[[JobFinished], None]]]:
-    """Answer for the log and the worker of this process; gives the address and its ``on_event``.
+def worker_metrics(
+    app: TaskQ, port: int, logs: Iterable[str] = ()
+) -> Iterator[tuple[str, Callable[[JobFinished], None]]]:
+    """Answer for the logs and the worker of this process; gives the address and its ``on_event``.
+
+    Args:
+        app: whose worker.
+        port: 0 for a free one.
+        logs: the directories that it works, unless they are the app's own.
 
     Raises:
         TaskqError: as ``serve``.
     """
     registry = CollectorRegistry()
-    registry.register(LogMetrics(lambda: _look(app)))
+    views = {one: over(app, one) for one in logs} or {one.data_dir.name: one for one in app.logs()}
+    registry.register(LogMetrics({name: partial(_look, one) for name, one in views.items()}))
     attempts = AttemptMetrics(registry)
-    with serve(registry, "", port) as place:
-        yield place, attempts
+    try:
+        with serve(registry, "", port) as place:
+            yield place, attempts
+    finally:
+        for one in views.values() if logs else ():
+            one.close_sync()
 
 
 class _Onlooker:

@@ -224,7 +224,7 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
     measuring = find_plugin("taskq.services", "prometheus", "metrics")
-    with measuring(app, order.metrics_port) as (place, count):
+    with measuring(app, order.metrics_port, order.logs or ()) as (place, count):
         reporter.say(f"metrics at {place}")
         tell = order.on_event
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +42,8 @@ _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _GARBAGE_THRESHOLD: Final = 10_000
 _EXIT_AT: Final = 3
+#: How long the storage threads of several logs wait for each other before the process stops.
+_TOGETHER_SECONDS: Final = 5.0
 _ALARM_BYTES: Final = 64
 #: Names of the default executor's threads begin so.
 _EXECUTOR: Final = "taskq-executor"
@@ -50,8 +53,8 @@ class Supervisor:
     """Runs the worker until it stops by itself or by signals.
 
     The first SIGTERM or SIGINT drains, a second cancels and releases what runs, a third ends the
-    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of the storage thread, so
-    that a stopped process never holds the writer lock.
+    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of each storage
+    thread, so that a stopped process never holds a writer lock.
 
     Args:
         worker: not yet started.
@@ -214,12 +217,22 @@ class Supervisor:
         del number, frame
         if self._store is None:
             _pause()
-        else:
-            self._store.between_batches(_pause)
+            return
+        # All of them stand still before the process does. Where one waits for its lock, or has
+        # just failed, the others go on after a while, and it is to be asked for once more.
+        stores = self._worker.stores
+        together = threading.Barrier(len(stores), _pause, _TOGETHER_SECONDS)
+        for store in stores:
+            store.between_batches(partial(_meet, together))
 
 
 def _executor_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith(_EXECUTOR)]
+
+
+def _meet(together: threading.Barrier) -> None:
+    with contextlib.suppress(threading.BrokenBarrierError):
+        together.wait()
 
 
 def _pause() -> None:
