@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from taskq import TaskQ, current_job, progress
 from taskq.app.logs import over
 from taskq.errors import JobCancelled, LogGone, UsageError
+from taskq.log.config import LogConfig
+from taskq.log.store.store import open_store
+from taskq_workers.process.supervisor import Supervisor
 from tests.effort import grows, some
 from tests.shards.resting_logs import ManySchedule
 from tests.workers.slots.resting import make_deterministic, run_seeds
@@ -19,6 +24,8 @@ from tests.workers.slots.resting import make_deterministic, run_seeds
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from taskq_workers.pool import Worker
 
 
 async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:
@@ -261,3 +268,25 @@ def test_at_rest_a_ready_job_of_any_log_and_a_free_slot_never_coexist(
 ) -> None:
     make_deterministic(monkeypatch)
     run_seeds(ManySchedule, range(start, start + 50), monkeypatch)
+
+
+def test_a_worker_stands_still_only_when_all_its_logs_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process would be stopped while one of its storage threads holds its writer lock."""
+    stopped, is_free = threading.Event(), threading.Event()
+    monkeypatch.setattr("taskq_workers.process.supervisor._pause", stopped.set)
+    stores = [open_store(str(tmp_path / name), LogConfig()) for name in ("one", "two")]
+    worker = cast("Worker", SimpleNamespace(app=None, stores=stores))
+    supervisor = Supervisor(worker, lambda _store, _stats: None, print)
+    supervisor._on_pause_signal(0, None)
+    assert stopped.is_set()  # nothing is open yet
+    stopped.clear()
+    supervisor._store = stores[0]
+    stores[1].between_batches(is_free.wait)
+    supervisor._on_pause_signal(0, None)
+    assert not stopped.wait(0.2)
+    is_free.set()
+    assert stopped.wait(30)
+    for store in stores:
+        store.close()
