@@ -170,7 +170,7 @@ async def test_calls_of_several_shards_are_no_transaction(tmp_path: Path) -> Non
         with pytest.raises(UsageError, match="of one log"):
             app.transaction()
         with pytest.raises(UsageError, match="4 logs"):
-            await app.stats()
+            await app.readers()
 
 
 async def test_a_flow_lies_in_one_shard_and_one_that_cannot_is_refused(tmp_path: Path) -> None:
