@@ -246,8 +246,11 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(
         jobs.append(await log.put(os.urandom(_LARGE)))
     await place.sync(_DEVICE, token)
     shutil.rmtree(place.path / _DEVICE)
-    line = _line(place, token)
+    line, told = _line(place, token), list[tuple[int, int]]()
+    line.tell = lambda gone, whole: told.append((gone, whole))
     await fetched(line, place.path / _DEVICE)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > _LARGE
     async with TaskLog.open(place.path / _DEVICE) as log:
         assert {(await log.get(one)).state for one in jobs} == {State.READY}
         assert await log.put(b"more") not in jobs

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import httpx
 import pytest
@@ -25,12 +26,15 @@ from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
+from taskq_plugins.hub import wire
 from taskq_plugins.hub.compare import Verdict
 from taskq_plugins.hub.device.line import Line, check_url
 from taskq_plugins.hub.devices import device_of, enrol
+from taskq_plugins.hub.messages import Sync
+from taskq_plugins.hub.positions import NOWHERE
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
-from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError
+from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError, HubStops
 from tests.hub.carrier import Direct
 
 if TYPE_CHECKING:
@@ -182,6 +186,20 @@ async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place
     values = '{"session": 1, "places": []}'
     told = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", token, content=values)
     assert (told.status_code, told.json()["type"]) == (409, "superseded")
+
+
+async def test_a_device_of_another_version_is_told_so_and_what_helps(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = enrol(place.hub, "edge-7")
+    await place.write("edge-7")
+    monkeypatch.setattr(wire, "PROTOCOL", 2)
+    asked = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
+    monkeypatch.undo()
+    told = await place.ask("POST", "/v1/sync", token, content=asked.body)
+    assert (told.status_code, told.json()["title"]) == (426, "this hub speaks protocol 1")
+    assert isinstance(wire.refusal(426), HubStops)
+    assert "bring the older one up to date" in str(wire.refusal(426))
 
 
 async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
+import subprocess
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -111,3 +115,23 @@ async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
     began = asyncio.get_running_loop().time()
     await _pause(0.05, "https://hub.example")
     assert asyncio.get_running_loop().time() - began >= 0.05
+
+
+async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_HUB_URL", url)
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
+    monkeypatch.setenv("TERM", "xterm")
+    await place.write("edge-7", 4, 500_000)
+    command = [sys.executable, "-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
+    terminal, end = pty.openpty()
+    run = partial(subprocess.run, command, check=True, text=True)
+    await to_thread.run_sync(partial(run, stderr=end))
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    os.close(end)
+    assert "1.9/1.9 MiB" in shown
+    await place.write("edge-7", 4, 500_000)
+    told = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
+    assert "MiB" not in told.stderr

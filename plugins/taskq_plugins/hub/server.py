@@ -52,6 +52,8 @@ from taskq_plugins.hub.wire import (
     NOT_THERE,
     PACKED,
     PROBLEM,
+    PROTOCOL,
+    OtherProtocol,
     answered,
     delivered,
 )
@@ -249,6 +251,8 @@ class Server:
             body = await self._on_thread(_unpacked, body, limit)
         try:
             asked = delivered(request.method, request.url.path, request.headers, body)
+        except OtherProtocol:
+            return _problem(426, f"this hub speaks protocol {PROTOCOL}")
         except (ValueError, KeyError, TypeError):
             return _problem(400, "that is no request of protocol 1")
         if asked is None:

@@ -29,7 +29,7 @@ from taskq_plugins.hub.device.allowance import HubWaits
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.messages import Skip
+from taskq_plugins.hub.messages import Append, Skip, Stored
 from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.outbox.asking import take
 from taskq_plugins.hub.outbox.taking import Taken, look
@@ -129,7 +129,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
 async def _session(
     path: str, log: DeviceLog, line: Line, hold: NamedReader, *, is_dry: bool
 ) -> tuple[Synced, int]:
-    before, answer, session = line.sent_bytes, None, 0
+    before, answer, session, gone, whole = line.sent_bytes, None, 0, 0, 0
     steps = push(log, lambda: line.part_bytes)
     while True:
         try:
@@ -141,10 +141,13 @@ async def _session(
             answer = None
             continue
         answer = await line.ask(asked)
+        if isinstance(asked, Append) and isinstance(answer, Stored):
+            gone += len(asked.data)
+            line.tell(gone, whole)
         if isinstance(answer, Told):
-            session = answer.session
+            behind = log.bytes_behind(answer.at)
+            session, whole = answer.session, gone + behind
             if is_dry:
-                behind = log.bytes_behind(answer.at)
                 return Synced([compare(answer, log)], 0, log.end, behind), session
             if answer.at.segment and line.pins:
                 _pin(hold, log, min(answer.safe, log.end.next_lsn))

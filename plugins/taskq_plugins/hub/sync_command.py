@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +20,7 @@ from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.device.line import Line, line_to, token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
@@ -54,9 +56,10 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         return
     line = _line(given) if given["stick"] is None else _stick(given["stick"])
     if given["follow"] or given["wait"]:
-        done = _run(line, syncing.follow(path, line, at_once=True, once=not given["follow"]))
+        work = syncing.follow(path, line, at_once=True, once=not given["follow"])
     else:
-        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
+        work = syncing.sync(path, line, is_dry=given["dry_run"])
+    done = _run(line, work, shows=not given["follow"])
     from taskq.cli import render  # noqa: PLC0415 - who follows never comes here
     from taskq.cli.many import count_of  # noqa: PLC0415 - likewise
 
@@ -77,7 +80,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
 def _restore(target: Path, line: Line) -> None:
     from taskq_plugins.hub.care.copies import fetched  # noqa: PLC0415 - likewise
 
-    report = _run(line, fetched(line, target))
+    report = _run(line, fetched(line, target), shows=True)
     click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
@@ -117,11 +120,32 @@ def _line(given: dict[str, Any]) -> Line:
     return Line(*line_to(hub, url, given["token_file"]), None, hub)
 
 
-def _run(line: Any, what: Coroutine[Any, Any, Any]) -> Any:
+def _run(line: Any, what: Coroutine[Any, Any, Any], *, shows: bool = False) -> Any:
     async def main() -> Any:
         try:
             return await what
         finally:
             await line.close()
 
-    return asyncio.run(main())
+    with _bar(line) if shows and sys.stderr.isatty() else contextlib.nullcontext():
+        return asyncio.run(main())
+
+
+@contextlib.contextmanager
+def _bar(line: Line) -> Iterator[None]:
+    """Show how much has gone over the line, once a part has."""
+    from rich import progress  # noqa: PLC0415 - who follows needs none of it
+    from rich.console import Console  # noqa: PLC0415 - likewise
+
+    columns = (
+        progress.BarColumn(), progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(), progress.TimeRemainingColumn(),
+    )  # fmt: skip
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", visible=False)
+
+        def tell(gone: int, whole: int) -> None:
+            bar.update(task, completed=gone, total=whole, visible=True)
+
+        line.tell = tell
+        yield

@@ -90,6 +90,10 @@ class HubStops(HubError):
     """It will answer so until a person has done something."""
 
 
+class OtherProtocol(ValueError):
+    """A request of a version that is not spoken here."""
+
+
 class Carried(NamedTuple):
     """A request on its way, but for the token."""
 
@@ -159,12 +163,13 @@ def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -
     """Read a request that came; None if nothing is there.
 
     Raises:
+        OtherProtocol: it is of another version.
         ValueError: it is not as the protocol has it.
     """
     if (method, path) == ("POST", "/v1/sync"):
         values = _object(body)
         if values["protocol"] != PROTOCOL:
-            raise ValueError("another protocol")
+            raise OtherProtocol
         incompat = frozenset(map(str, values["incompat"]))
         end = Position.from_list(values["end"])
         grace, clock_ns = int(values["grace_seconds"]), int(values["clock_ns"])
@@ -272,7 +277,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
 
 def refusal(status: int, title: str = "") -> HubError:
     """What an answer means from which nobody can go on."""
-    kind = HubStops if status in (401, 403, 410) else HubError
+    kind = HubStops if status in (401, 403, 410, 426) else HubError
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 
 
@@ -299,6 +304,7 @@ _SEE_HUB: Final = "see the hub's own log, and try again later"
 _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enrol' there",
     404: "there is no hub at this address, or one of another version",
+    426: "its taskq and this one speak no protocol in common: bring the older one up to date",
     413: "the request is too large for it, or for a proxy before it",
     503: "it could not write just now: try again later",
     507: "its disk is full: free some space there, then try again",

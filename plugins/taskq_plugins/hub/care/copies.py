@@ -19,6 +19,7 @@ from taskq.log.segments.identity import FILE
 from taskq.log.upkeep.backup import BackupReport, restore
 from taskq_plugins.hub.aside import SEALS, high_lsn, noted
 from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.device.line import tell_nobody
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.devices import known
@@ -27,7 +28,7 @@ from taskq_plugins.hub.messages import Declare, Skip
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from uuid import UUID
 
     from taskq_plugins.hub.device.line import Line, Told
@@ -44,7 +45,7 @@ class Stick:
         path.mkdir(parents=True, exist_ok=True)
         self.device, self.hub, self.pins = device, HubSettings(), False
         self.part_bytes, self.sent_bytes = _PART_BYTES, 0
-        self.allowance = Allowance(HubSettings(metered="all"), "")
+        self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), tell_nobody
         self._hub = Hub(PatientDisk, str(path.absolute()))
 
     async def ask(self, asked: Request) -> Answer:
@@ -128,17 +129,27 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     for folder in ("log", "spill"):
         (part / folder).mkdir(parents=True, exist_ok=True)
     (part / FILE).write_bytes((await _get(line, f"/{log_id}/identity")).content)
-    for lsn, size, digest in held["segments"]:
-        name = segment_name(int(lsn))
-        await _file(line, f"/{log_id}/segments/{int(lsn):020d}", part / "log" / name, size, digest)
-    for name, size in held["spill"]:
-        await _file(line, f"/{log_id}/spill/{name}", part / "spill" / Path(name).name, size, name)
+    wanted = [
+        (f"segments/{int(lsn):020d}", part / "log" / segment_name(int(lsn)), size, digest)
+        for lsn, size, digest in held["segments"]
+    ]
+    wanted += [
+        (f"spill/{name}", part / "spill" / Path(name).name, size, name)
+        for name, size in held["spill"]
+    ]
+    before, whole = 0, sum(size for _, _, size, _ in wanted)
+    for where, file, size, digest in wanted:
+        async for has in _file(line, f"/{log_id}/{where}", file, size):
+            line.tell(before + has, whole)
+        _check(file, size, digest)
+        before += size
     report = restore(str(part), str(target), int(held["high_lsn"]))
     shutil.rmtree(part.parent)
     return report
 
 
-async def _file(line: Line, where: str, file: Path, size: int, digest: str | None) -> None:
+async def _file(line: Line, where: str, file: Path, size: int) -> AsyncIterator[int]:
+    """Bring a file to its size; gives how much of it is there."""
     with file.open("ab") as opened:
         while opened.tell() < size:
             start, end = opened.tell(), min(opened.tell() + _PART_BYTES, size) - 1
@@ -146,6 +157,10 @@ async def _file(line: Line, where: str, file: Path, size: int, digest: str | Non
             if not told.content:
                 break
             opened.write(told.content[: size - start])
+            yield opened.tell()
+
+
+def _check(file: Path, size: int, digest: str | None) -> None:
     if digest is not None and _digest(file, size) != digest:
         os.replace(file, f"{file}.bad")  # noqa: PTH105 - a moment
         raise HubError(f"{file.name} is not what the hub says it is: try again")

@@ -27,7 +27,7 @@ from taskq_plugins.hub.messages import Append, SpillPart, Sync
 from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from taskq_plugins.hub.messages import Answer, Request
 
@@ -222,6 +222,10 @@ class Http:
             connection.close()
 
 
+def tell_nobody(_gone: int, _whole: int) -> None:
+    """Tell nobody how many bytes of how many have gone."""
+
+
 class Line:
     """The way to one hub; it may serve many sessions, one after the other.
 
@@ -248,6 +252,8 @@ class Line:
         self.config = LogConfig()
         self.known: Collection[str] | None = None
         self.allowance = Allowance(self.hub, self.url)
+        #: told how many bytes of how many have gone, or come, over the line
+        self.tell: Callable[[int, int], None] = tell_nobody
         self._part_bytes = _PART_BYTES_FIRST
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._own = {"Authorization": f"Bearer {token}"} if token else {}
