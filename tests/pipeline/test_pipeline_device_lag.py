@@ -1,11 +1,20 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 
-from taskq_plugins.spark.tables.device_lag import device_lag
+from taskq_plugins.spark.tables.device_lag import count_jobs, device_lag
+from taskq_plugins.spark.tables.rollups import signed
 from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import duckdb
+    import pyarrow as pa
 
 AS_OF = NOON + HOUR
 
@@ -49,9 +58,20 @@ SEGMENT_ROWS = [
 ]
 
 
+def lag_of(
+    duck: duckdb.DuckDBPyConnection,
+    sign: int = 1,
+    old: pa.Table | None = None,
+    files: Sequence[tuple[int, str]] = (),
+) -> pa.Table:
+    """How far devices are, by jobs that came, or that went since a table was made."""
+    count_jobs(duck, signed(duck.view("jobs"), sign), old, files)
+    return device_lag(duck, AS_OF)
+
+
 @pytest.fixture(scope="module")
 def lag() -> dict[str, dict[str, Any]]:
-    found = device_lag(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS), AS_OF)
+    found = lag_of(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS))
     return {row["log_id"]: row for row in found.to_pylist()}
 
 
@@ -115,3 +135,19 @@ def test_a_log_without_segments_is_known_by_what_was_read_of_it(
     assert lag["log-over"]["waiting"] == 0
     assert lag["log-unseen"]["arrival_lag_seconds"] is None
     assert lag["log-empty"]["last_record_at"] is None
+
+
+def test_the_one_that_waits_longest_is_looked_for_only_where_it_is_gone(tmp_path: Path) -> None:
+    """File by file, the earliest first: those behind are not even there."""
+    jobs = [job(n, enqueued_ns=NOON + n * SECOND) for n in range(20)]
+    old = lag_of(tables(jobs=jobs))
+    files = [(NOON + n * SECOND, str(tmp_path / f"{n}.parquet")) for n in range(1, 99)]
+    for n, (_, path) in enumerate(files[:16], start=1):
+        parquet.write_table(tables(jobs=[jobs[n]]).table("jobs").to_arrow_table(), path)
+
+    def grown(gone: int, files: list[tuple[int, str]]) -> tuple[int, float]:
+        (row,) = lag_of(tables(jobs=[jobs[gone]]), -1, old, files).to_pylist()
+        return row["waiting"], row["oldest_waiting_seconds"]
+
+    assert grown(0, files) == (19, 3_599)
+    assert grown(1, []) == (19, 3_600)

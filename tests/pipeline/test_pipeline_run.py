@@ -205,6 +205,30 @@ def test_rollups_of_touched_days_equal_those_of_everything(
     assert {file.path for file in lake.data_files("rollup_hour")} == kept
 
 
+def test_tables_that_grew_batch_by_batch_equal_those_made_anew(
+    logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROWS_MAX", 5)
+    names = ["rollup_hour", "device_lag"]
+    lake = Lake.open(tmp_path / "lake", create=True)
+    before, carried, behind = logs.parts
+    for number, part in enumerate((*cut(before, 4), carried, *cut(behind, 2))):
+        assert fold_rows(lake, part, number)
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(lake.path, copy)
+        for name in names:
+            shutil.rmtree(copy / name, ignore_errors=True)
+        anew = Lake.open(copy)
+        assert refresh(lake, names) == refresh(anew, names) == names
+        keys = ("device", "queue", "task", "hour")
+        assert table(lake, "rollup_hour", *keys) == table(anew, "rollup_hour", *keys), number
+        grown, made = (table(one, "device_lag", "log_id") for one in (lake, anew))
+        for column in ("waiting", "scheduled", "running", "dead", "oldest_waiting_at"):
+            assert [row[column] for row in grown.values()] == [
+                made[key][column] for key in grown
+            ], (number, column)
+
+
 def test_what_is_kept_of_records_is_of_jobs_that_are_not_over(logs: Logs, small: Lake) -> None:
     kept = small.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
     jobs = small.dataset("jobs").to_table(columns=["log_id", "job", "is_over"]).to_pylist()

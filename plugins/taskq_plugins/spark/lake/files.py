@@ -28,6 +28,7 @@ PART_COLUMN: Final = "part"
 #: Readers see no difference: it is the first word of a file's name.
 OVER: Final = "over"
 OPEN: Final = "open"
+DEAD: Final = "dead"
 #: Rows of a file, at most, that a batch may have to write again.
 ROWS_MAX: Final = 5_000
 #: How Hive, Spark and Delta write a null in a directory's name.

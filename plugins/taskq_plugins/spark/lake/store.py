@@ -10,6 +10,7 @@ and its directory right behind it.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -304,6 +305,40 @@ class Lake:
         versions = {one: self.version_at(one, number) for one in there if self.has(one)}
         known = {one: version for one, version in versions.items() if version >= 0}
         return Lake(self.path, known, self)
+
+    def changes(self, table: str, number: int) -> tuple[list[str], list[str]] | None:
+        """Paths of the files that came, and of those that went, with the batches behind one.
+
+        Returns None where the table's log tells no more of it, or a file that went is removed.
+
+        Raises:
+            LakeDamaged: one that came is missing.
+        """
+        came: set[str] = set()
+        went: set[str] = set()
+        beside: list[dict[str, Any]] = []
+        for version in range(self.delta(table).version(), -1, -1):
+            entry = self.path / table / _LOG / f"{version:020}.json"
+            if not entry.exists():
+                return None
+            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+            batch = next(one["commitInfo"] for one in actions if "commitInfo" in one).get("batch")
+            if batch is None:  # as the batch before it left the rows
+                beside += actions
+                continue
+            if batch <= number:
+                break
+            for action in (*beside, *actions):
+                if "remove" in action:
+                    went.add(files.named(action["remove"]["path"]))
+                elif "add" in action:
+                    path = files.named(action["add"]["path"])
+                    (went.remove if path in went else came.add)(path)
+            beside = []
+        gone = [self.path / table / path for path in went]
+        if not all(path.is_file() for path in gone):
+            return None
+        return self.paths(table, lambda file: file.path in came), [*map(str, gone)]
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """A table as it was filled last before a moment; None: it was not, or is so still."""

@@ -1,9 +1,8 @@
 """Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
 
-Rollups are computed again only for the days that something happened on since they were last
-computed; the files that tell of no such day are not read. Failures and duplicates are made of all
-jobs, where a file that changed since tells of any; how far devices are, of the jobs that are not
-over.
+Each names the batch that it was computed at, and the logs of jobs and attempts which of their files
+came and went since. Rollups, and how far devices are, grow by the rows of these files; failures and
+duplicates are made of all jobs anew, where what came or went tells of any.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -20,39 +19,46 @@ from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake import OVER, Change, Lake
-from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import DATE, PART_COLUMN, write_rows
+from taskq_plugins.spark.lake import OPEN, OVER, Change
+from taskq_plugins.spark.lake.files import DATE, DEAD, PART_COLUMN, write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
 from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
 from taskq_plugins.spark.tables.breaks import breaks
-from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, device_lag
+from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour
+from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour, signed, take_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from taskq_plugins.fleet import LogPlace
-    from taskq_plugins.spark.lake import LakeWriter
+    from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
 
+#: By table: rows that came, of ``sign`` 1, and rows that went, of -1.
+Changes: TypeAlias = "dict[str, duckdb.DuckDBPyRelation]"
 ROLLUP: Final = "rollup_hour"
-#: More touched days than these (over a year) and the whole table is computed anew.
-_DAYS_MAX: Final = 400
 _DAY_HOURS: Final = 24
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NS: Final = 86_400 * 1_000_000_000
-#: Which rows of jobs and attempts some tables are made of.
+#: Which rows of jobs and attempts some tables are made of, and which columns of these.
 _TELLING: Final = {
     "failures": {
-        JOBS: "state = 'dead'",
-        ATTEMPTS: f"outcome IN ({', '.join(map(repr, FAILED_OUTCOMES))})",
+        JOBS: ("state = 'dead'", "job_id, device, queue, task, key, payload, reason, attempts"),
+        ATTEMPTS: (
+            f"outcome IN ({', '.join(map(repr, FAILED_OUTCOMES))})",
+            "job_id, device, queue, task, owner, outcome, ended_ns, reason",
+        ),
     },
-    "duplicates": {JOBS: "key IS NOT NULL AND first_started_ns IS NOT NULL"},
+    "duplicates": {
+        JOBS: (
+            "key IS NOT NULL AND first_started_ns IS NOT NULL",
+            "job_id, device, queue, task, key, state, first_started_ns",
+        )
+    },
 }
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
@@ -93,88 +99,150 @@ def refresh_tables(
     """
     lake, batch = writer.lake, writer.lake.batch()
     behind = stale(lake, names)
-    # Tables are mostly behind by the same batches.
-    since_batch = cache(partial(_changed, lake))
     with duckdb.connect(":memory:") as duck:
         spill = writer.new_directory("spill")
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
+        # Tables are mostly behind by the same batches.
+        since_batch = cache(partial(_changes, duck, lake))
         for name in behind:
             on_table(name)
-            computed = lake.batch(name) if name in _TELLING or name == ROLLUP else None
-            changed = None if computed is None else since_batch(computed.number)
-            days = _days_of(changed) if name == ROLLUP else None
-            if name in _TELLING and not _tells_any(duck, lake, name, changed):
-                writer.commit(name, Change(schema=lake.schema(name)), batch)
+            computed = lake.batch(name)
+            changes = None if computed is None else since_batch(computed.number)
+            gone = lake.data_files(name)
+            if name == ROLLUP:
+                rows, gone = _rolled_up(duck, lake, changes, since)
+            elif changes and name in _TELLING and not _tells_any(name, changes):
+                rows = None
             else:
-                rows = _computed(duck, lake, name, days, journals)
-                _commit(writer, name, rows, days, since)
+                rows = _computed(duck, lake, name, changes, journals)
+            if rows is None:
+                writer.commit(name, Change(schema=lake.schema(name)), batch)
+                continue
+            directory = writer.new_directory(name)
+            parts = pa.array([OVER] * rows.num_rows, pa.string())
+            write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
+            staged = writer.stage(name, directory)
+            change = Change(staged.files, tuple(gone), rows.schema)
+            writer.commit(name, change, batch, dates=name == ROLLUP)
     return behind
 
 
-def _commit(
-    writer: LakeWriter, name: str, rows: pa.Table, days: frozenset[int] | None, since: str
-) -> None:
-    """Put the rows in the place of all that the table has; of rollups of these days' alone."""
-    lake, directory = writer.lake, writer.new_directory(name)
-    if name == ROLLUP and since:
-        rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
-    parts = pa.array([OVER] * rows.num_rows, pa.string())
-    write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
-    staged = writer.stage(name, directory)
-    gone = (file for file in lake.data_files(name) if days is None or _day(file) in days)
-    if name == ROLLUP:
-        gone = (file for file in gone if (file.date or since) >= since)
-    change = Change(staged.files, tuple(gone), rows.schema)
-    writer.commit(name, change, lake.batch(), dates=name == ROLLUP)
-
-
-def _look(
-    duck: duckdb.DuckDBPyConnection, lake: Lake, name: str, days: frozenset[int] | None
-) -> None:
-    """Show DuckDB jobs and attempts as far as a table needs them: of these days, all if None."""
-
-    def is_wanted(table: str, file: DataFile) -> bool:
-        if name == "device_lag":
-            return table == JOBS and file.part != OVER
-        return _tells(table, file, days)
-
+def _changes(duck: duckdb.DuckDBPyConnection, lake: Lake, number: int) -> Changes | None:
+    """The rows that came and went since a batch, signed; None if that is not known any more."""
+    found = {}
     for table in (JOBS, ATTEMPTS):
-        paths = lake.paths(table, partial(is_wanted, table))
-        if paths:
-            # DuckDB's own reader takes a third of the time of Arrow's.
-            found = duck.read_parquet(paths, hive_partitioning=False)
+        changes = lake.changes(table, number)
+        if changes is None:
+            return None
+        rows = [
+            signed(_read(duck, lake, table, paths), sign)
+            for sign, paths in zip((1, -1), changes, strict=True)
+        ]
+        found[table] = rows[0].union(rows[1])
+    return found
+
+
+def _read(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, table: str, paths: list[str]
+) -> duckdb.DuckDBPyRelation:
+    if paths:
+        # DuckDB's own reader takes a third of the time of Arrow's.
+        return duck.read_parquet(paths, hive_partitioning=False)
+    schema = lake.schema(table)
+    return duck.from_arrow(schema.remove(schema.get_field_index(DATE)).empty_table())
+
+
+def _show(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, table: str, want: Callable[[DataFile], bool]
+) -> None:
+    """Show a table, as far as it lies in these files."""
+    _read(duck, lake, table, lake.paths(table, want)).create_view(f"all_{table}")
+    view = _ONCE[table] if _is_forked(lake, table) else f"FROM all_{table}"
+    duck.execute(f"CREATE OR REPLACE VIEW {table} AS {view}")
+
+
+def _is_forked(lake: Lake, table: str) -> bool:
+    return any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
+
+
+def _tells_any(name: str, changes: Changes) -> bool:
+    """Whether any row changed of which a table is made."""
+    return any(
+        changes[table]
+        .filter(where)
+        .aggregate(f"{columns}, sum(sign) AS sign", columns)
+        .filter("sign <> 0")
+        .limit(1)
+        .fetchall()
+        for table, (where, columns) in _TELLING[name].items()
+    )
+
+
+def _rolled_up(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, changes: Changes | None, since: str
+) -> tuple[pa.Table | None, list[DataFile]]:
+    """The rollups of the days that changed, and the files that have them now."""
+    gone = lake.data_files(ROLLUP)
+    old, hours, days = None, None, None
+    if changes:
+        hours = take_changes(duck, changes[JOBS], changes[ATTEMPTS])
+        if not hours:
+            return None, []
+        days = {hour // _DAY_HOURS for hour in hours}
+        gone = [file for file in gone if _day(file) in days]
+        if _is_forked(lake, JOBS):
+            hours = {day * _DAY_HOURS + hour for day in days for hour in range(_DAY_HOURS)}
         else:
-            found = duck.from_arrow(lake.schema(table).empty_table())
-        found.create_view(f"all_{table}", replace=True)
-        is_forked = any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
-        view = _ONCE[table] if is_forked else f"FROM all_{table}"
-        duck.execute(f"CREATE OR REPLACE VIEW {table} AS {view}")
+            chosen = frozenset(file.path for file in gone)
+            schema = lake.schema(ROLLUP)
+            paths = lake.paths(ROLLUP, lambda file: file.path in chosen)
+            found = dataset.dataset(paths, schema=schema, format="parquet").to_table()
+            old = found.drop_columns([DATE])
+    _show(duck, lake, ATTEMPTS, partial(_tells, ATTEMPTS, days))
+    if old is None:
+        _show(duck, lake, JOBS, partial(_tells, JOBS, days))
+    rows = rollup_hour(duck, None if old is not None else hours, old)
+    rows = rows.append_column(DATE, rows["hour"].cast(pa.date32()))
+    if since:
+        rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
+        gone = [file for file in gone if (file.date or since) >= since]
+    return rows, gone
 
 
 def _computed(
     duck: duckdb.DuckDBPyConnection,
     lake: Lake,
     name: str,
-    days: frozenset[int] | None,
+    changes: Changes | None,
     journals: Path | None,
 ) -> pa.Table:
     if name == "breaks":
         return breaks(_broken(lake), _logs(journals))
-    _look(duck, lake, name, days)
-    if name == "failures":
-        return failures(duck)
-    if name == "duplicates":
-        return duplicates(duck)
     if name == "device_lag":
+        if changes:
+            count_jobs(duck, changes[JOBS], lake.dataset(name).to_table(), _waiting(lake))
+        else:
+            _show(duck, lake, JOBS, lambda file: file.part != OVER)
+            count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
         duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
         read = [one._asdict() for one in positions(lake).values()]
         duck.register("read", pa.Table.from_pylist(read, READ))
         return device_lag(duck, time.time_ns())
-    hours = None
-    if days is not None:
-        hours = [day * _DAY_HOURS + hour for day in days for hour in range(_DAY_HOURS)]
-    rows = rollup_hour(duck, hours)
-    return rows.append_column(DATE, rows["hour"].cast(pa.date32()))
+    if name == "failures":
+        _show(duck, lake, JOBS, lambda file: file.part == DEAD)
+        _show(duck, lake, ATTEMPTS, lambda _: True)
+        return failures(duck)
+    _show(duck, lake, JOBS, lambda file: "first_started_ns" in file.ranges)
+    return duplicates(duck)
+
+
+def _waiting(lake: Lake) -> list[tuple[int, str]]:
+    """The files of jobs that may wait, and from when on the jobs of each are."""
+    return [
+        (file.ranges["enqueued_ns"][0], str(lake.path / JOBS / file.path))
+        for file in lake.data_files(JOBS)
+        if file.part == OPEN and "enqueued_ns" in file.ranges
+    ]
 
 
 def _logs(journals: Path | None) -> list[LogPlace]:
@@ -204,59 +272,12 @@ def _segments(journals: Path | None) -> list[dict[str, object]]:
     return rows
 
 
-def _tells(table: str, file: DataFile, days: frozenset[int] | None) -> bool:
+def _tells(table: str, days: Collection[int] | None, file: DataFile) -> bool:
+    """Whether rows of the file may count on these days."""
+    spans = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
     return days is None or any(
-        first <= day <= last for first, last in _spans(table, file) for day in days
+        first // _DAY_NS <= day <= last // _DAY_NS for first, last in spans for day in days
     )
-
-
-def _changed(lake: Lake, number: int) -> list[tuple[str, DataFile]] | None:
-    """The files, by table, that came or went since a batch; None: not known."""
-    found: list[tuple[str, DataFile]] = []
-    try:
-        for table in (JOBS, ATTEMPTS):
-            version = lake.version_at(table, number)
-            then = Lake(lake.path, {table: version} if version >= 0 else {}, lake)
-            now, before = ({one.path: one for one in at.data_files(table)} for at in (lake, then))
-            found += [(table, (now | before)[path]) for path in now.keys() ^ before.keys()]
-    except LakeError:  # its log tells no more of so long ago
-        return None
-    return found
-
-
-def _days_of(changed: list[tuple[str, DataFile]] | None) -> frozenset[int] | None:
-    """The days whose rows may have changed; None: all of them."""
-    days: set[int] = set()
-    for table, file in changed or ():
-        for first, last in _spans(table, file):
-            days.update(range(first, min(last, first + _DAYS_MAX) + 1))
-        if len(days) > _DAYS_MAX:
-            return None
-    return None if changed is None else frozenset(days)
-
-
-def _tells_any(
-    duck: duckdb.DuckDBPyConnection,
-    lake: Lake,
-    name: str,
-    changed: list[tuple[str, DataFile]] | None,
-) -> bool:
-    """Whether any row of the files that changed is one that a table is made of, or may be."""
-    if changed is None:
-        return True
-    for table, where in _TELLING[name].items():
-        paths = [lake.path / table / file.path for of, file in changed if of == table]
-        if not all(path.exists() for path in paths):
-            return True  # those that went are removed after an hour
-        if paths and duck.read_parquet([*map(str, paths)]).filter(where).limit(1).fetchall():
-            return True
-    return False
-
-
-def _spans(table: str, file: DataFile) -> list[tuple[int, int]]:
-    """From which day to which, since 1970, rows of the file may tell of something."""
-    told = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
-    return [(first // _DAY_NS, last // _DAY_NS) for first, last in told]
 
 
 def _day(file: DataFile) -> int:

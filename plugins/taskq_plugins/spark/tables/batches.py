@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from taskq.core.records import Flag, Kind
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake.files import DATE, PART_COLUMN
+from taskq_plugins.spark.lake.files import DATE, DEAD, OPEN, PART_COLUMN
 from taskq_plugins.spark.lake.store import POSITION
 from taskq_plugins.spark.tables.fold import (
     CARRIED,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 CLOCK: Final = told(Kind.CLOCK)
 #: Header that links a job to the one that it runs again.
 _REPLAY_OF: Final = "replay_of"
-_DEAD: Final = "dead"
 _LONG: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
 #: What is told of the last record of a stretch.
@@ -206,7 +205,7 @@ def _settled(job: Job | None, last_lsn: int, log: Log) -> Job | None:
 
 def part_of(state: str) -> str:
     """The part of the tables that a job in this state is in."""
-    return "over" if state in OVER else _DEAD if state == _DEAD else "open"
+    return "over" if state in OVER else DEAD if state == DEAD else OPEN
 
 
 def _needed(events: Sequence[Event], log: Log, *, is_brought: bool) -> Iterable[int]:
@@ -232,7 +231,7 @@ def _kept(
         PART_COLUMN, pa.array(parts, pa.string())
     )
     over = [
-        dict(zip(KEYS, key, strict=True)) | {"kind": TOLD, PART_COLUMN: _DEAD} for key in told_jobs
+        dict(zip(KEYS, key, strict=True)) | {"kind": TOLD, PART_COLUMN: DEAD} for key in told_jobs
     ]
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 

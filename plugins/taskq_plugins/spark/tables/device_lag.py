@@ -42,9 +42,12 @@ import pyarrow as pa
 from taskq_plugins.spark.tables.moments import SECOND_NS, at_moments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import duckdb
 
 MISSING_MAX: Final = 20
+_FILES_AT_ONCE: Final = 16
 #: Differences of clocks that are no news: NTP keeps far closer, devices without it do not.
 AHEAD_SECONDS_MAX: Final = 60
 #: How long a record may take to arrive before it is told.
@@ -78,17 +81,9 @@ _QUERY: Final = f"""
             count(*) FILTER (is_missing) AS missing_segments,
             list_sort(list(segment) FILTER (is_missing))[:{MISSING_MAX}] AS missing_from
         FROM segments GROUP BY device, log_id
-    ), of_jobs AS (
-        SELECT device, log_id,
-            count(*) FILTER (state = 'ready') AS waiting,
-            count(*) FILTER (state = 'scheduled') AS scheduled,
-            count(*) FILTER (state = 'running') AS running,
-            count(*) FILTER (state = 'dead') AS dead,
-            min(enqueued_ns) FILTER (state = 'ready') AS oldest_ns
-        FROM jobs GROUP BY device, log_id
     ), logs AS (
         SELECT *, coalesce(segment_record_ns, ts_ns) AS last_record_ns
-        FROM of_segments FULL JOIN of_jobs USING (device, log_id)
+        FROM of_segments FULL JOIN waiting USING (device, log_id)
             FULL JOIN read USING (device, log_id)
     )
     SELECT device, log_id,
@@ -117,11 +112,83 @@ _QUERY: Final = f"""
 """  # noqa: S608 - numbers of our own
 
 
+#: Jobs by log, and since when the first waits, to the microsecond.
+_COUNTED: Final = """
+    CREATE TEMP TABLE waiting AS
+    SELECT device, log_id,
+        coalesce(sum(sign) FILTER (state = 'ready'), 0)::BIGINT AS waiting,
+        coalesce(sum(sign) FILTER (state = 'scheduled'), 0)::BIGINT AS scheduled,
+        coalesce(sum(sign) FILTER (state = 'running'), 0)::BIGINT AS running,
+        coalesce(sum(sign) FILTER (state = 'dead'), 0)::BIGINT AS dead,
+        min(at_ns) FILTER (state = 'ready' AND sign > 0) AS oldest_ns,
+        min(at_ns) FILTER (state = 'ready' AND sign < 0) AS gone_ns
+    FROM (
+        SELECT device, log_id, state, enqueued_ns // 1000 * 1000 AS at_ns,
+            sum(sign)::BIGINT AS sign
+        FROM new_jobs GROUP BY ALL HAVING sum(sign) <> 0
+    ) GROUP BY ALL
+"""
+#: ... added to what was told before: as long as the first is there, it is the first.
+_GROWN: Final = """
+    CREATE OR REPLACE TEMP TABLE waiting AS
+    SELECT device, log_id,
+        coalesce(old.waiting, 0) + coalesce(new.waiting, 0) AS waiting,
+        coalesce(old.scheduled, 0) + coalesce(new.scheduled, 0) AS scheduled,
+        coalesce(old.running, 0) + coalesce(new.running, 0) AS running,
+        coalesce(old.dead, 0) + coalesce(new.dead, 0) AS dead,
+        epoch_ns(oldest_waiting_at) AS told_ns,
+        coalesce(gone_ns > told_ns, true) OR old.waiting + new.waiting = 0 AS is_known,
+        CASE WHEN old.waiting + new.waiting = 0 OR NOT is_known THEN NULL
+            ELSE least(told_ns, new.oldest_ns) END AS oldest_ns
+    FROM told AS old FULL JOIN waiting AS new USING (device, log_id)
+"""
+_FOUND: Final = """
+    UPDATE waiting SET oldest_ns = least(waiting.oldest_ns, found.at_ns) FROM (
+        SELECT device, log_id, min(enqueued_ns) // 1000 * 1000 AS at_ns FROM looked_at
+        WHERE state = 'ready' GROUP BY device, log_id
+    ) AS found
+    WHERE NOT is_known AND found.device = waiting.device AND found.log_id = waiting.log_id
+"""
+
+
+def count_jobs(
+    duck: duckdb.DuckDBPyConnection,
+    jobs: duckdb.DuckDBPyRelation,
+    old: pa.Table | None,
+    files: Sequence[tuple[int, str]],
+) -> None:
+    """Make the table ``waiting`` for ``device_lag``: of all jobs, or of what was told and changed.
+
+    Args:
+        duck: where ``device_lag`` is asked.
+        jobs: rows that came, of ``sign`` 1, and rows that went, of -1.
+        old: the table as it was before these; None: they are all.
+        files: those that hold jobs which wait, with when the first in each was enqueued at the
+            earliest; they are read, in this order, where the first of a log is gone.
+    """
+    jobs.create_view("new_jobs")
+    duck.execute(_COUNTED)
+    if old is None:
+        return
+    duck.register("told", old)
+    duck.execute(_GROWN)
+    ordered = sorted(files)
+    for at in range(0, len(ordered), _FILES_AT_ONCE):
+        if not duck.sql("FROM waiting WHERE NOT is_known LIMIT 1").fetchall():
+            return
+        paths = [path for _, path in ordered[at : at + _FILES_AT_ONCE]]
+        duck.read_parquet(paths, hive_partitioning=False).create_view("looked_at")
+        duck.execute(_FOUND)
+        behind = ordered[at + _FILES_AT_ONCE :][:1]
+        if behind:
+            duck.execute("UPDATE waiting SET is_known = true WHERE oldest_ns <= ?", [behind[0][0]])
+
+
 def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
     """One row per task log of the fleet (columns: see the module's docstring).
 
     Args:
-        duck: with the tables ``jobs`` (those that are not over), ``read`` (as ``READ``) and
+        duck: with the tables ``waiting`` (of ``count_jobs``), ``read`` (as ``READ``) and
             ``segments`` (as ``SEGMENTS``: the segment files on the hub, and the gaps between them).
         as_of_ns: the hub's time when it was looked at, in nanoseconds.
     """

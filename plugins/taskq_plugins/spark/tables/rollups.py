@@ -41,80 +41,164 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq_plugins.spark.tables.moments import HOUR_NS, at_hours, whole_hours
+import pyarrow as pa
+
+from taskq_plugins.spark.tables.moments import HOUR_NS, TIME, at_hours, whole_hours
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import duckdb
-    import pyarrow as pa
 
-JOB_STATES: Final = ("succeeded", "dead", "cancelled", "expired")
-ATTEMPT_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost")
 #: Outcomes that count as failures; a released attempt counts as nothing.
 FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
-SPANS: Final = ("wait", "run")
-PERCENTILES: Final = (50, 95, 99)
+_HOURS: Final = f"CREATE OR REPLACE TEMP MACRO hour_of(ns) AS {whole_hours('ns')}"
+_COUNTS: Final = (
+    *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
+    *(f"attempts_{name}" for name in ("succeeded", "retried", "dead", "released", "lost", "ended")),
+)
+_SPREADS: Final = [
+    f"{span}_{name}_seconds" for span in ("wait", "run") for name in ("p50", "p95", "p99", "max")
+]
+ROLLUP: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("device", "queue", "task")),
+        ("hour", TIME),
+        *((name, pa.int64()) for name in _COUNTS),
+        *((name, pa.float64()) for name in ("failure_rate", "dead_rate", *_SPREADS)),
+    ]
+)
+#: What counts in which hour; ``sign`` is -1 where something is taken back.
 _EVENTS: Final = """
-    SELECT device, queue, task, enqueued_ns AS ns, 'enqueued' AS what, NULL::BIGINT AS wait_ns,
-        NULL::BIGINT AS run_ns FROM jobs
+    SELECT device, queue, task, hour_of(enqueued_ns) AS hour, 'enqueued' AS what,
+        NULL::BIGINT AS wait_ns, NULL::BIGINT AS run_ns, sign
+    FROM new_jobs WHERE enqueued_ns IS NOT NULL
     UNION ALL
-    SELECT device, queue, task, settled_ns, state, NULL, NULL FROM jobs
+    SELECT device, queue, task, hour_of(settled_ns), state, NULL, NULL, sign
+    FROM new_jobs WHERE settled_ns IS NOT NULL
     UNION ALL
-    SELECT device, queue, task, ended_ns, 'attempt ' || coalesce(outcome, ''), wait_ns, run_ns
-    FROM attempts
+    SELECT device, queue, task, hour_of(ended_ns), 'attempt ' || coalesce(outcome, ''),
+        wait_ns, run_ns, sign
+    FROM new_attempts WHERE ended_ns IS NOT NULL
+"""
+#: Counts are those of before and what changed; percentiles are of all attempts of an hour in which
+#: any changed. Spans are in whole nanoseconds up to the interpolation, and seconds only then.
+_ROLLUP: Final = r"""
+    WITH before AS (SELECT * REPLACE (epoch_ns(hour) // $hour_ns AS hour) FROM told),
+    counted AS (
+        SELECT device, queue, task, hour,
+            coalesce(sum(COLUMNS(* EXCLUDE (device, queue, task, hour))), 0)::BIGINT AS '\0'
+        FROM (
+            SELECT device, queue, task, hour,
+                sum(sign) FILTER (what = 'enqueued') AS enqueued,
+                sum(sign) FILTER (what = 'succeeded') AS succeeded,
+                sum(sign) FILTER (what = 'dead') AS dead,
+                sum(sign) FILTER (what = 'cancelled') AS cancelled,
+                sum(sign) FILTER (what = 'expired') AS expired,
+                sum(sign) FILTER (what IN ('succeeded', 'dead', 'cancelled', 'expired')) AS settled,
+                sum(sign) FILTER (what = 'attempt succeeded') AS attempts_succeeded,
+                sum(sign) FILTER (what = 'attempt retried') AS attempts_retried,
+                sum(sign) FILTER (what = 'attempt dead') AS attempts_dead,
+                sum(sign) FILTER (what = 'attempt released') AS attempts_released,
+                sum(sign) FILTER (what = 'attempt lost') AS attempts_lost,
+                sum(sign) FILTER (what LIKE 'attempt %') AS attempts_ended
+            FROM changes WHERE $hours IS NULL OR hour IN (SELECT unnest($hours)) GROUP BY ALL
+            UNION ALL
+            SELECT device, queue, task, hour, enqueued, succeeded, dead, cancelled, expired,
+                settled, attempts_succeeded, attempts_retried, attempts_dead, attempts_released,
+                attempts_lost, attempts_ended
+            FROM before
+        ) GROUP BY ALL HAVING greatest(sum(enqueued), sum(settled), sum(attempts_ended)) > 0
+    ),
+    moved AS (SELECT DISTINCT device, queue, task, hour FROM changes WHERE what LIKE 'attempt %'),
+    spread AS (
+        SELECT device, queue, task, hour,
+            quantile_cont(wait_ns, 0.5) FILTER (wait_ns >= 0) / 1e9 AS wait_p50_seconds,
+            quantile_cont(wait_ns, 0.95) FILTER (wait_ns >= 0) / 1e9 AS wait_p95_seconds,
+            quantile_cont(wait_ns, 0.99) FILTER (wait_ns >= 0) / 1e9 AS wait_p99_seconds,
+            max(wait_ns) FILTER (wait_ns >= 0) / 1e9 AS wait_max_seconds,
+            quantile_cont(run_ns, 0.5) FILTER (run_ns >= 0) / 1e9 AS run_p50_seconds,
+            quantile_cont(run_ns, 0.95) FILTER (run_ns >= 0) / 1e9 AS run_p95_seconds,
+            quantile_cont(run_ns, 0.99) FILTER (run_ns >= 0) / 1e9 AS run_p99_seconds,
+            max(run_ns) FILTER (run_ns >= 0) / 1e9 AS run_max_seconds
+        FROM (SELECT *, hour_of(ended_ns) AS hour FROM attempts WHERE ended_ns IS NOT NULL)
+        WHERE (device, queue, coalesce(task, ''), hour) IN (
+            SELECT (device, queue, coalesce(task, ''), hour) FROM moved)
+        GROUP BY ALL
+        UNION ALL
+        SELECT device, queue, task, hour, wait_p50_seconds, wait_p95_seconds, wait_p99_seconds,
+            wait_max_seconds, run_p50_seconds, run_p95_seconds, run_p99_seconds, run_max_seconds
+        FROM before WHERE (device, queue, coalesce(task, ''), hour) NOT IN (
+            SELECT (device, queue, coalesce(task, ''), hour) FROM moved)
+    )
+    SELECT counted.*,
+        (attempts_retried + attempts_dead + attempts_lost) / nullif(
+            attempts_retried + attempts_dead + attempts_lost + attempts_succeeded, 0
+        ) AS failure_rate,
+        dead / nullif(dead + succeeded, 0) AS dead_rate,
+        spread.* EXCLUDE (device, queue, task, hour)
+    FROM counted LEFT JOIN spread ON counted.device = spread.device
+        AND counted.queue = spread.queue AND counted.hour = spread.hour
+        AND counted.task IS NOT DISTINCT FROM spread.task
 """
 
 
-def rollup_hour(duck: duckdb.DuckDBPyConnection, hours: Collection[int] | None = None) -> pa.Table:
+def take_changes(
+    duck: duckdb.DuckDBPyConnection,
+    jobs: duckdb.DuckDBPyRelation,
+    attempts: duckdb.DuckDBPyRelation,
+) -> set[int]:
+    """Take what changed for ``rollup_hour``: the hours since 1970 whose rows are others now.
+
+    Args:
+        duck: where ``rollup_hour`` is asked.
+        jobs: rows that came, of ``sign`` 1, and rows that went, of -1; many a row is among both.
+        attempts: likewise.
+    """
+    _take(duck, jobs, attempts)
+    duck.execute("""
+        CREATE TEMP TABLE net AS SELECT * REPLACE (sum(sign)::BIGINT AS sign)
+        FROM events GROUP BY ALL HAVING sum(sign) <> 0
+    """)
+    duck.table("net").create_view("changes")
+    return {hour for (hour,) in duck.sql("SELECT DISTINCT hour FROM changes").fetchall()}
+
+
+def _take(
+    duck: duckdb.DuckDBPyConnection,
+    jobs: duckdb.DuckDBPyRelation,
+    attempts: duckdb.DuckDBPyRelation,
+) -> None:
+    duck.execute(_HOURS)
+    jobs.create_view("new_jobs")
+    attempts.create_view("new_attempts")
+    duck.sql(_EVENTS).create_view("events")
+
+
+def rollup_hour(
+    duck: duckdb.DuckDBPyConnection,
+    hours: Collection[int] | None = None,
+    old: pa.Table | None = None,
+) -> pa.Table:
     """One row per device, queue, task and hour in which anything happened.
 
     Args:
-        duck: with the tables ``jobs`` and ``attempts``.
+        duck: with the tables ``jobs`` and ``attempts``; with ``old`` the attempts alone, those that
+            ended in the hours that ``take_changes`` gave.
         hours: only these, as numbers of hours since 1970; all if None. Given all jobs and attempts
             that touch these hours, the rows are those of the whole table.
+        old: the rows before what ``take_changes`` took.
     """
-    settled = ", ".join(f"'{name}'" for name in JOB_STATES)
-    failed = " + ".join(f"attempts_{name}" for name in FAILED_OUTCOMES)
-    columns = [
-        _count("enqueued", "= 'enqueued'"),
-        *(_count(name, f"= '{name}'") for name in JOB_STATES),
-        _count("settled", f"IN ({settled})"),
-        *(_count(f"attempts_{name}", f"= 'attempt {name}'") for name in ATTEMPT_OUTCOMES),
-        _count("attempts_ended", "LIKE 'attempt %'"),
-        f"{_rate(failed, 'attempts_succeeded')} AS failure_rate",
-        f"{_rate('dead', 'succeeded')} AS dead_rate",
-        *(one for name in SPANS for one in _spread(name)),
-    ]
-    within = "ns IS NOT NULL"
-    if hours is not None:
-        # The range alone is what Parquet's statistics can pass over files by.
-        first, last = min(hours, default=0), max(hours, default=-1)
-        within = f"ns >= {first * HOUR_NS} AND ns < {(last + 1) * HOUR_NS}"
-        if len(hours) < last - first + 1:
-            within += f" AND {whole_hours('ns')} IN ({', '.join(map(str, sorted(hours)))})"
-    # Numbers and names of our own, and no text of anybody else.
-    found = duck.sql(
-        f"SELECT device, queue, task, {whole_hours('ns')} AS hour, {', '.join(columns)} "  # noqa: S608
-        f"FROM ({_EVENTS}) WHERE {within} GROUP BY ALL"
-    )
+    if old is None:
+        _take(duck, signed(duck.table("jobs"), 1), signed(duck.table("attempts"), 1))
+        duck.table("events").create_view("changes")
+        old = ROLLUP.empty_table()
+    duck.register("told", old)
+    wanted = None if hours is None else sorted(hours)
+    found = duck.sql(_ROLLUP, params={"hours": wanted, "hour_ns": HOUR_NS})
     return at_hours(found.to_arrow_table(), "hour")
 
 
-def _count(name: str, what: str) -> str:
-    return f"count(*) FILTER (what {what}) AS {name}"
-
-
-def _rate(bad: str, good: str) -> str:
-    """A rate of columns before it; null of nothing."""
-    return f"({bad}) / nullif({bad} + {good}, 0)"
-
-
-def _spread(name: str) -> list[str]:
-    # In whole nanoseconds up to the interpolation, and seconds only then.
-    known = f"FILTER ({name}_ns >= 0) / 1e9 AS {name}"
-    spans = [
-        f"quantile_cont({name}_ns, {percent / 100}) {known}_p{percent}_seconds"
-        for percent in PERCENTILES
-    ]
-    return [*spans, f"max({name}_ns) {known}_max_seconds"]
+def signed(rows: duckdb.DuckDBPyRelation, sign: int) -> duckdb.DuckDBPyRelation:
+    """The rows as such that came, or went."""
+    return rows.project(f"*, {sign} AS sign")
