@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from taskq.app.around import AroundFunction
-    from taskq.app.logs import Router
+    from taskq.app.logs import ByJob, ByKey
     from taskq.app.schedules import Schedule, ScheduleChoices
     from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
@@ -119,7 +119,7 @@ class TaskQ(LogHolder):
         self._planned = Planned()
         #: of an app over another log: the app itself
         self._origin: TaskQ | None = None
-        self._router: Router | None = None
+        self._router: ByJob | ByKey | None = None
         if shards is not None:
             from taskq.app.logs import ByKey  # noqa: PLC0415 - few apps have several logs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from taskq.app.context import _current
 from taskq.connection import tracing
@@ -23,30 +23,6 @@ if TYPE_CHECKING:
     from taskq.shards.layout import Shards
 
 R = TypeVar("R")
-
-
-class Router(Protocol):
-    """Says where the jobs of an app go that has more than one log."""
-
-    def logs(self) -> list[TaskQ]:
-        """The app over each of its own logs."""
-        ...
-
-    def connections(self) -> list[Connection]:
-        """Of those of them that may be open."""
-        ...
-
-    def here(self) -> TaskQ:
-        """The app over the log that a transaction is of, begun here and now."""
-        ...
-
-    def of(self, tag: str) -> TaskQ:
-        """The app over the log that has job ids with this tag."""
-        ...
-
-    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
-        """Enqueue calls, each where it belongs."""
-        ...
 
 
 def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
@@ -82,7 +58,7 @@ def own_log(app: TaskQ) -> TaskQ | None:
 
 
 class ByJob:
-    """What a job enqueues goes into its own log, and all else into the app's."""
+    """Routes what a job enqueues into its own log, and all else into the app's."""
 
     def __init__(self, app: TaskQ) -> None:
         self._app = app
@@ -92,26 +68,26 @@ class ByJob:
         return [self._app]
 
     def here(self) -> TaskQ:
-        """See ``Router``."""
+        """The app over the log that a transaction is of, begun here and now."""
         return own_log(self._app) or self._app
 
     def connections(self) -> list[Connection]:
-        """See ``Router``."""
+        """Of the app's own logs, those that may be open."""
         return [self._app._connection]
 
     def of(self, tag: str) -> TaskQ:
-        """See ``Router``; an id of another log is refused there."""
+        """The app over the log whose job ids begin so; one of another log is refused there."""
         here = self.here()
         return here if tag in {"", here._connection.tag} else self._app
 
     async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
-        """See ``Router``."""
+        """Enqueue calls, each where it belongs."""
         del atomic  # they are one transaction in any case
         return await self.here()._send_here(calls)
 
 
 class ByKey:
-    """What is decided together lies together; see ``taskq.shards.layout``.
+    """Routes as ``ByJob`` does; what is decided together lies together, see ``shards.layout``.
 
     Calls that no key or limit binds go to the log of the job that makes them, else all of a process
     into one: an fsync of it serves all who wait.
@@ -131,7 +107,7 @@ class ByKey:
         tracing.take_the_long_way()
 
     def logs(self) -> list[TaskQ]:
-        """See ``Router``.
+        """The app over each of its logs.
 
         Raises:
             UsageError: the directory has other shards.
@@ -153,11 +129,11 @@ class ByKey:
         return view
 
     def connections(self) -> list[Connection]:
-        """See ``Router``."""
+        """See ``ByJob``."""
         return [one._connection for one in self._made]
 
     def here(self) -> TaskQ:
-        """See ``Router``.
+        """See ``ByJob``.
 
         Raises:
             UsageError: no job runs here, whose log it would be.
@@ -168,7 +144,7 @@ class ByKey:
         return own
 
     def of(self, tag: str) -> TaskQ:
-        """See ``Router``.
+        """See ``ByJob``.
 
         Raises:
             UsageError: a number alone says nothing of the shard.
@@ -183,7 +159,7 @@ class ByKey:
         return logs[index]
 
     async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
-        """See ``Router``.
+        """See ``ByJob``.
 
         Raises:
             UsageError: they belong to several shards, and are to be all or none.

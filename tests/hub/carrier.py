@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from taskq_plugins.hub.device.line import Told
+from taskq_plugins.hub.device.line import Http, Told
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.server import Server
 
 
-class Direct:
+class Direct(Http):
     """Carries requests to a server that listens nowhere."""
 
     def __init__(self, server: Server) -> None:
-        self.used_bytes = 0
+        super().__init__("http://hub")
         self._transport = httpx.ASGITransport(server.app)
 
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
@@ -24,6 +24,3 @@ class Direct:
         async with httpx.AsyncClient(transport=self._transport, base_url="http://hub") as client:
             told = await client.request(method, path, headers=headers, content=body)
         return Told(told.status_code, told.content)
-
-    def close(self) -> None:
-        """Nothing is open."""

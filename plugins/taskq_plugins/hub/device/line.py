@@ -15,7 +15,7 @@ import zlib
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from taskq.conditions.base import aside
@@ -115,28 +115,6 @@ class Told(NamedTuple):
     content: bytes
 
 
-class Carrier(Protocol):
-    """Carries requests to a hub.
-
-    Attributes:
-        used_bytes: that went over the line so far, either way.
-    """
-
-    used_bytes: int
-
-    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        """Send a request.
-
-        Raises:
-            OSError, HTTPException: nobody answers.
-        """
-        ...
-
-    def close(self) -> None:
-        """Hang up."""
-        ...
-
-
 class Http:
     """One connection to a hub, each request in a thread: a cancelled one holds up nobody.
 
@@ -146,7 +124,7 @@ class Http:
         rate: bytes of bodies that it sends in a second; None: as fast as the line is.
 
     Attributes:
-        used_bytes: as ``Carrier``; of TLS not less than what it took.
+        used_bytes: that went over the line so far, either way; of TLS not less than what it took.
     """
 
     def __init__(self, url: str, ca: Path | None = None, rate: int | None = None) -> None:
@@ -165,7 +143,11 @@ class Http:
         self.used_bytes = 0
 
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        """See ``Carrier``."""
+        """Send a request.
+
+        Raises:
+            OSError, HTTPException: nobody answers.
+        """
         try:
             return await aside(
                 lambda: self._exchange(method, self._prefix + path, headers, body), self._turn
@@ -214,7 +196,7 @@ class Http:
             yield piece
 
     def close(self) -> None:
-        """See ``Carrier``; from any thread."""
+        """Hang up, from any thread."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -240,7 +222,7 @@ class Line:
         self,
         url: str,
         token: str,
-        carrier: Carrier | None = None,
+        carrier: Http | None = None,
         hub: HubSettings | None = None,
     ) -> None:
         self.url = check_url(url)
