@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from taskq.core.errors import LogError
@@ -50,10 +50,11 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.positions import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from taskq_plugins.hub.messages import Answer, Request
 
+M = TypeVar("M")
 PROTOCOL: Final = 1
 FRAMES: Final = "application/vnd.taskq.frames"
 #: The same through zlib.
@@ -106,33 +107,10 @@ class Carried(NamedTuple):
 def carried(asked: Request) -> Carried:
     """Make a request fit for the line."""
     if isinstance(asked, Sync):
-        values = {
-            "protocol": PROTOCOL,
-            "log_id": str(asked.log_id),
-            "created_ns": asked.created_ns,
-            "incompat": sorted(asked.incompat),
-            "end": asked.end.as_list(),
-            "grace_seconds": asked.grace_seconds,
-            "machine": asked.machine,
-            "clock_ns": asked.clock_ns,
-        }
-        return _post("/v1/sync", values)
+        return _post("/v1/sync", {"protocol": PROTOCOL, **asked._asdict()})
     log = f"/v1/logs/{asked.log_id}"
-    if isinstance(asked, Ask):
-        places = [one.as_list() for one in asked.places]
-        return _post(f"{log}/ask", {"session": asked.session, "places": places})
-    if isinstance(asked, Declare):
-        values = {
-            "session": asked.session,
-            "kind": asked.kind.value,
-            "left": asked.left.as_list(),
-            "at": asked.at.as_list(),
-            "end_lsn": asked.end_lsn,
-            "cause": asked.cause,
-        }
-        return _post(f"{log}/breaks", values)
-    if isinstance(asked, SpillAsk):
-        return _post(f"{log}/spill", {"session": asked.session, "names": asked.names})
+    if isinstance(asked, Ask | Declare | SpillAsk):
+        return _post(f"{log}/{_POSTED[type(asked)]}", asked._asdict())
     if isinstance(asked, SpillPart):
         headers = {
             "Taskq-Session": str(asked.session),
@@ -156,7 +134,7 @@ def carried(asked: Request) -> Carried:
 
 
 def _post(path: str, values: dict[str, Any]) -> Carried:
-    return Carried("POST", path, {"Content-Type": JSON}, json.dumps(values).encode())
+    return Carried("POST", path, {"Content-Type": JSON}, _json(values))
 
 
 def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request | None:
@@ -170,14 +148,7 @@ def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -
         values = _object(body)
         if values["protocol"] != PROTOCOL:
             raise OtherProtocol
-        incompat = frozenset(map(str, values["incompat"]))
-        end = Position.from_list(values["end"])
-        grace, clock_ns = int(values["grace_seconds"]), int(values["clock_ns"])
-        machine = str(values["machine"])
-        if machine and not _MACHINE.match(machine):
-            raise ValueError("no hash of a machine")
-        log_id, created_ns = UUID(values["log_id"]), int(values["created_ns"])
-        return Sync(log_id, created_ns, incompat, end, abs(grace), machine, clock_ns)
+        return _read(Sync, values)
     found = _LOG.match(path)
     if found is None or method != ("PATCH" if found[3] or found[4] else "POST"):
         return None
@@ -188,20 +159,8 @@ def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -
         session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
         is_last = headers["upload-complete"] == "?1"
         return SpillPart(session, log_id, found[4], offset, body, is_last)
-    return _posted(log_id, found[2], _object(body))
-
-
-def _posted(log_id: UUID, what: str, values: dict[str, Any]) -> Request:
-    session = int(values["session"])
-    if what == "ask":
-        places = tuple(map(Position.from_list, values["places"][:ASKED_MAX]))
-        return Ask(session, log_id, places)
-    if what == "spill":
-        return SpillAsk(session, log_id, tuple(map(str, values["names"][:SPILL_MAX])))
-    positions = Position.from_list(values["left"]), Position.from_list(values["at"])
-    cause = str(values["cause"])[:_CAUSE_MAX]
-    end_lsn = int(values["end_lsn"])
-    return Declare(session, log_id, Kind(values["kind"]), *positions, end_lsn, cause)
+    kind = next(one for one, what in _POSTED.items() if what == found[2])
+    return _read(kind, _object(body) | {"log_id": log_id})
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -238,18 +197,9 @@ def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) ->
 def answered(answer: Answer) -> tuple[int, str, bytes]:
     """(status, content type, body) of an answer."""
     if isinstance(answer, Refused):
-        trouble = answer.trouble
-        values: dict[str, Any] = {"type": trouble.value, "at": answer.at.as_list()}
-        return _STATUS[trouble], PROBLEM, json.dumps(values).encode()
-    if isinstance(answer, Synced):
-        values = answer._asdict() | {"at": answer.at.as_list()}
-    elif isinstance(answer, Missing):
-        values = {"missing": answer.files}
-    elif isinstance(answer, Known):
-        values = {"has": answer.has}
-    else:
-        values = {"at": answer.at.as_list()}
-    return _WELL, JSON, json.dumps(values).encode()
+        values = {"type": answer.trouble.value, "at": answer.at}
+        return _STATUS[answer.trouble], PROBLEM, _json(values)
+    return _WELL, JSON, _json(answer._asdict())
 
 
 def understood(asked: Request, status: int, body: bytes) -> Answer:
@@ -268,7 +218,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
             if trouble not in (Trouble.FULL, Trouble.QUOTA):
                 return Refused(trouble, Position.from_list(values["at"]))
         if status == _WELL:
-            return _answer(asked, values)
+            return _read(_ANSWERS.get(type(asked), Stored), values)
         title = str(values.get("title", ""))[:_CAUSE_MAX]
     except (ValueError, KeyError, TypeError):
         """It is no answer of a hub: its status has to do."""
@@ -281,21 +231,62 @@ def refusal(status: int, title: str = "") -> HubError:
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 
 
-def _answer(asked: Request, values: dict[str, Any]) -> Answer:
-    if isinstance(asked, Ask):
-        return Known(tuple(one is True for one in values["has"]))
-    if isinstance(asked, SpillAsk | SpillPart):
-        return Missing(tuple((str(name), int(size)) for name, size in values["missing"]))
-    at = Position.from_list(values["at"])
-    if not isinstance(asked, Sync):
-        return Stored(at)
-    numbers = {name: int(values[name]) for name in ("session", "high_lsn", "begins", "safe")}
-    if not 0 <= numbers["high_lsn"] < _LSN_MAX:
+# -- messages as JSON, by the names of their fields -----------------------------------------------
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return sorted(value) if isinstance(value, frozenset) else str(value)
+
+
+def _read(kind: type[M], values: dict[str, Any]) -> M:
+    return kind(**{name: _FIELDS[name](values[name]) for name in kind.__annotations__})
+
+
+def _machine(value: Any) -> str:
+    if value and not _MACHINE.match(value):
+        raise ValueError("no hash of a machine")
+    return str(value)
+
+
+def _lsn(value: Any) -> int:
+    if not 0 <= int(value) < _LSN_MAX:
         raise ValueError("no lsn")
-    is_sealed, has_end = values["is_sealed"] is True, values["has_end"] is True
-    return Synced(at=at, is_sealed=is_sealed, has_end=has_end, **numbers)
+    return int(value)
 
 
+_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("session", "created_ns", "clock_ns", "end_lsn", "begins", "safe"), int),
+    **dict.fromkeys(("at", "left", "end"), Position.from_list),
+    **dict.fromkeys(("is_sealed", "has_end"), lambda value: value is True),
+    "log_id": lambda value: UUID(str(value)),
+    "incompat": lambda value: frozenset(map(str, value)),
+    "grace_seconds": lambda value: abs(int(value)),
+    "machine": _machine,
+    "places": lambda value: tuple(map(Position.from_list, value[:ASKED_MAX])),
+    "kind": Kind,
+    "cause": lambda value: str(value)[:_CAUSE_MAX],
+    "names": lambda value: tuple(map(str, value[:SPILL_MAX])),
+    "high_lsn": _lsn,
+    "has": lambda value: tuple(one is True for one in value),
+    "files": lambda value: tuple((str(name), int(size)) for name, size in value),
+}
+_POSTED: Final[dict[type[Ask | Declare | SpillAsk], str]] = {
+    Ask: "ask",
+    Declare: "breaks",
+    SpillAsk: "spill",
+}
+_ANSWERS: Final[dict[type, type[Synced | Known | Missing | Stored]]] = {
+    Sync: Synced,
+    Ask: Known,
+    SpillAsk: Missing,
+    SpillPart: Missing,
+}
 _CLONED: Final = (
     "another machine sends under this device's name, so the token was copied: let this one go on "
     "with 'taskq hub move' there, or give it a name of its own with 'taskq hub enrol'"
