@@ -8,13 +8,18 @@ import random
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+import duckdb
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from taskq_plugins.spark import session
-from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.lake import Lake, LakeWriter, store
 from taskq_plugins.spark.run.checkpoint import check, read_checkpoint
+from taskq_plugins.spark.run.inprocess import RunOptions, run_here
+from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import live, rows_of
@@ -133,6 +138,36 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert run(tmp_path).exit_code == 0
     told = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
     assert len(told["tables"]) == 8
+
+
+def test_an_increment_looks_only_at_what_came_and_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour has 720: none opens a table as it was before, nor looks at all of its files."""
+    opened: list[int] = []
+
+    class Opened(DeltaTable):
+        def __init__(self, where: str, version: int | None = None) -> None:
+            super().__init__(where, version=version)
+            if version is not None:
+                opened.append(version)
+
+    connected = mock.Mock(wraps=duckdb.connect)
+    vacuumed = mock.Mock(return_value=0)
+    monkeypatch.setattr(LakeWriter, "vacuum", vacuumed)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    options = RunOptions(journals=tmp_path / "hub", max_bytes=2**26)
+    with lake.writer() as writer:
+        for seed in range(4):
+            asyncio.run(live(tmp_path / "hub" / "edge-1", seed, 4))
+            if seed == 2:
+                monkeypatch.setattr(store, "DeltaTable", Opened)
+                monkeypatch.setattr(duckdb, "connect", connected)
+            done = run_here(writer, options, mock.Mock())
+            assert done.refreshed == DERIVED
+    assert not opened, "no version that is long gone"
+    assert connected.call_count == 2, "once in each of two increments"
+    assert sorted(call.args[0] for call in vacuumed.mock_calls) == ["_open", *lake.tables()]
 
 
 @pytest.mark.slow

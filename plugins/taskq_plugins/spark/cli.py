@@ -29,17 +29,23 @@ class PipelineCommands(LazyGroup):
     table = COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command.
+        """Import one command; None for completion if it does not load.
 
         Raises:
-            Failure: something that it needs is not installed.
+            Failure: something is wrong with its module.
         """
         try:
             return super().get_command(ctx, cmd_name)
         except (ImportError, AttributeError) as error:
-            if ctx.resilient_parsing:  # completion leaves a command out that does not load
+            if ctx.resilient_parsing:
                 return None
-            raise _failure(cmd_name, error) from error
+            if isinstance(error, ImportError) and missing_package(error, ""):
+                raise  # which ``invoke`` tells
+            detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise Failure(
+                f"the command {cmd_name!r} does not load ({detail}). Reinstall the package "
+                f"taskq-local"
+            ) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it lacks is told in one line."""
@@ -50,18 +56,6 @@ class PipelineCommands(LazyGroup):
             if missing is None:
                 raise
             raise Failure(str(missing)) from error
-
-
-def _failure(name: str, error: ImportError | AttributeError) -> Failure:
-    missing = None
-    if isinstance(error, ImportError):
-        missing = missing_package(error, f"taskq pipeline {name}")
-    if missing is not None:
-        return Failure(str(missing))
-    detail = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return Failure(
-        f"the command {name!r} does not load ({detail}). Reinstall the package taskq-local"
-    )
 
 
 @click.group(cls=PipelineCommands, name="pipeline")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -46,6 +47,9 @@ _BATCH_BYTES: Final = 8 * 1024 * 1024
 _NOTES_KEPT: Final = 100
 #: So long can be told what is new of a small table; of the others, how long a reader may take.
 _KEEP_HOURS: Final = {"failures": 7 * 24}
+#: So often a run that is kept open removes what is older: each time it looks at every file.
+_VACUUM_SECONDS: Final = 600
+_vacuum_due: Final[WeakKeyDictionary[LakeWriter, float]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +144,13 @@ def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list
             writer.drop_days(table, options.kept_from(table))
     for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
         compact(writer, table)
+    is_due = time.monotonic() >= _vacuum_due.get(writer, 0)
+    if is_due:
+        _vacuum_due[writer] = time.monotonic() + _VACUUM_SECONDS
     for table in (OPEN_RECORDS, *writer.lake.tables()):
         writer.keep_short(table)
-        writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
+        if is_due:
+            writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
     _give_back_memory()
     return refreshed
 
