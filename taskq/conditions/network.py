@@ -104,6 +104,11 @@ def unmetered() -> Condition:
     return Unmetered()
 
 
+async def metered_line() -> str:
+    """What of the network is metered; "" for nothing, and where there is no telling."""
+    return metered_devices(await _ask_network_manager() or "")
+
+
 def has_route(host: str) -> bool:
     """Whether the kernel knows any way to the host; for a name, to anywhere. Sends no packet."""
     try:

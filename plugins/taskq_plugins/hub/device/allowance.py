@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from taskq.conditions import on_power, online, unmetered
+from taskq.conditions.network import metered_line
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from taskq.conditions import Condition
     from taskq.connection.settings import HubSettings
@@ -81,9 +82,10 @@ class Allowance:
         if monotonic() - self._looked < LOOK_SECONDS:
             return
         for one in self._requires:
-            if problem := await _problem(one):
+            if problem := await _told(one.name, one.problem(), one.timeout_seconds):
                 raise HubWaits(f"nothing is sent while {one.name} does not hold: {problem}")
-        metered = "" if self._hub.metered == "all" else await _problem(unmetered())
+        # Who asked for nothing is not told that there is no telling.
+        metered = "" if self._hub.metered == "all" else await _told("metered", metered_line())
         if metered and self._hub.metered == "never":
             raise HubWaits(f"nothing is sent, as metered = 'never' has it: {metered}")
         self.metered, self._looked = metered, monotonic()
@@ -146,10 +148,10 @@ class Allowance:
                 temporary.replace(self._file)
 
 
-async def _problem(one: Condition) -> str:
-    """Why a condition does not hold, "" if it does; one that cannot be told does not."""
+async def _told(name: str, told: Awaitable[str], timeout_seconds: float = 10.0) -> str:
+    """What a probe says; of one that cannot tell, why."""
     try:
-        async with asyncio.timeout(one.timeout_seconds):
-            return await one.problem()
+        async with asyncio.timeout(timeout_seconds):
+            return await told
     except Exception as error:  # noqa: BLE001 - whatever a probe meets
-        return f"{one.name} cannot be told ({type(error).__name__}: {error})"
+        return f"{name} cannot be told ({type(error).__name__}: {error})"

@@ -12,11 +12,12 @@ import ssl
 import threading
 import time
 import zlib
+from base64 import b64encode
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from taskq.conditions.base import aside
 from taskq.connection.settings import HubSettings
@@ -39,6 +40,8 @@ _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
 #: Each has the line's time-out for itself.
 _PIECE_BYTES: Final = 256 * 1024
+#: The largest is a stretch of a segment or of a file beside it.
+_ANSWER_BYTES_MAX: Final = 64 * 2**20
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0
 #: What a request and its answer take beside their bodies, and what TLS does, at most.
@@ -133,7 +136,10 @@ class Http:
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=ca)
             connect = partial(http.client.HTTPSConnection, context=context)  # type: ignore[assignment]
-        self._connect = partial(connect, parts.hostname or "", parts.port, timeout=_CONNECT_SECONDS)
+        self._proxy = _proxy_for(parts)
+        self._place = parts.hostname or "", parts.port
+        host, port = self._proxy[:2] if self._proxy else self._place
+        self._connect = partial(connect, host, port, timeout=_CONNECT_SECONDS)
         self._is_secret, self._prefix = parts.scheme == "https", parts.path
         self._rate = rate
         #: until when the line is used up by what was sent
@@ -152,6 +158,8 @@ class Http:
             return await aside(
                 lambda: self._exchange(method, self._prefix + path, headers, body), self._turn
             )
+        except RuntimeError as error:
+            raise OSError("a request that was given up has not ended yet") from error
         except BaseException:
             self.close()  # where it was cancelled, this ends what the thread waits for
             raise
@@ -163,8 +171,10 @@ class Http:
         self.used_bytes += head + _HEADS_BYTES // 4
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
             connection.request(method, path, self._pieces(body), headers | own)
-        answer = connection.getresponse()
-        content = answer.read()
+        with connection.getresponse() as answer:
+            content = answer.read(_ANSWER_BYTES_MAX + 1)
+            if len(content) > _ANSWER_BYTES_MAX:
+                raise http.client.HTTPException(f"an answer of over {_ANSWER_BYTES_MAX} bytes")
         self.used_bytes += len(str(answer.headers)) + len(content) + _RECORD_BYTES
         if answer.will_close:
             self.close()
@@ -180,6 +190,8 @@ class Http:
             connection = None
         if connection is None:
             connection = self._connection = self._connect()
+            if self._proxy is not None:
+                connection.set_tunnel(*self._place, headers=self._proxy[2])
             connection.connect()
             connection.sock.settimeout(_ANSWER_SECONDS)
             self.used_bytes += _HANDSHAKE_BYTES if self._is_secret else 0
@@ -206,6 +218,29 @@ class Http:
 
 def tell_nobody(_gone: int, _whole: int) -> None:
     """Tell nobody how many bytes of how many have gone."""
+
+
+def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
+    """Host, port and headers of the proxy that the environment names; None: straight on.
+
+    Raises:
+        UsageError: it is none that can be used.
+    """
+    if parts.scheme != "https" or not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - few have one
+
+    given = getproxies().get("https")
+    if not given or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    proxy = urlsplit(given if "://" in given else f"http://{given}")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise UsageError(f"https_proxy={given!r:.80}: give a proxy as http://host:port")
+    headers = {}
+    if proxy.username is not None:
+        who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {b64encode(who.encode()).decode()}"
+    return proxy.hostname, proxy.port or 8080, headers
 
 
 class Line:

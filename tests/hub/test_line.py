@@ -1,0 +1,129 @@
+"""A device's line to its hub: through a proxy, with a limit to answers, given up at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq.connection.settings import HubSettings
+from taskq.errors import UsageError
+from taskq_plugins.hub.device import line as lines
+from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.wire import HubError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "tq1.edge-7.secret"  # noqa: S105 - of nobody
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@asynccontextmanager
+async def answering(answer: bytes, again: bytes = b"") -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A port that notes what it is asked and answers, then says ``again`` until nobody listens."""
+    asked: list[bytes] = []
+    ended: list[asyncio.Event] = []
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.Event())
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        with suppress(ConnectionError):
+            while again:
+                writer.write(again)
+                await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        ended[-1].set()
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], asked
+        for one in ended:
+            await one.wait()
+
+
+async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with answering(b"HTTP/1.1 403 Forbidden\r\n\r\n") as (port, asked):
+        monkeypatch.setenv("https_proxy", f"http://ada:love%40lace@127.0.0.1:{port}")
+        line = Line("https://hub.example:8443", TOKEN)
+        with pytest.raises(HubError, match=r"cannot be reached .*403"):
+            await line.request("GET", "/v1/logs", {})
+    (head,) = asked
+    assert head.startswith(b"CONNECT hub.example:8443 HTTP/1.")
+    assert b"Proxy-Authorization: Basic YWRhOmxvdmVAbGFjZQ==\r\n" in head
+    assert b"secret" not in head, "the token is for the hub"
+
+
+async def test_a_hub_that_is_excepted_is_reached_straight_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with answering(b"") as (port, asked):
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "hub.invalid")
+        with pytest.raises(HubError, match="cannot be reached"):
+            await Line("https://hub.invalid", TOKEN).request("GET", "/v1/logs", {})
+    assert not asked
+
+
+def test_a_proxy_of_another_kind_is_refused_with_what_to_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
+    with pytest.raises(UsageError, match="give a proxy as http://host:port"):
+        Line("https://hub.example", TOKEN)
+
+
+async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_ANSWER_BYTES_MAX", 100_000)
+    async with answering(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 10_000) as (port, _):
+        with pytest.raises(HubError, match="an answer of over 100000 bytes"):
+            await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
+
+
+async def test_an_answer_may_end_with_its_connection() -> None:
+    async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, _):
+        told = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
+    assert told == (200, b"{}")
+
+
+async def test_a_request_that_was_given_up_is_no_end_of_the_line() -> None:
+    """It is asked again while the first still waits for a connection that nobody accepts."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        line = Line(f"http://127.0.0.1:{full.getsockname()[1]}", TOKEN)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await line.request("GET", "/v1/logs", {})
+        with pytest.raises(HubError, match="cannot be reached"):
+            await line.request("GET", "/v1/logs", {})
+
+
+async def test_who_asked_for_nothing_is_not_told_that_a_line_cannot_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    allowance = Allowance(HubSettings(), "http://127.0.0.1")
+    await allowance.look()
+    assert allowance.left() is None
+    assert not caplog.records
