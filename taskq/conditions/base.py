@@ -166,20 +166,21 @@ def checked_conditions(
     return tuple(found)
 
 
-async def aside(call: Callable[[], T], room: threading.BoundedSemaphore = _aside) -> T:
+async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None = None) -> T:
     """What the call returns, from a daemon thread of its own: it may block, and even hang.
 
     Whoever waits may be cancelled; the thread then ends with its call.
 
     Args:
         call: what blocks.
-        room: how many of its kind may.
+        room: how many of its kind may at a time; None: as many as probes.
 
     Raises:
         RuntimeError: too many calls hang already.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    room = room or _aside
     if not room.acquire(blocking=False):
         raise RuntimeError("too many calls hang in their threads already")
 
