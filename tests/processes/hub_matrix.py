@@ -98,8 +98,8 @@ _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
     Moment("hub", "before a body", f"{_HUB}.server:_read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.hub:Hub._make", "steps", "new"),
-    Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Part.take", "steps"),
-    Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Part.end", "ends"),
+    Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
+    Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),
     Moment("hub", "in a file beside", f"{_HUB}.copy:Bodies.take", "steps"),
     Moment("hub", "in seal", f"{_HUB}.copy:Copy.seal", "steps"),
     Moment("hub", "in set-aside of a fork", f"{_HUB}.aside:Breaks.declare", "steps"),

@@ -257,13 +257,16 @@ class Copy:
 
     # -- growing ----------------------------------------------------------------------------------
 
-    def receive(self, asked: Append) -> Part:
-        """Let frames be added; give them to what is returned.
+    def append(self, asked: Append, received: int | None = None) -> Stored:
+        """Add the whole frames among the bytes that came, the first so many of them; None: all.
 
         Raises:
-            Refusal: they do not begin where the copy ends.
+            Refusal: they do not begin where the copy ends; or what comes then is no frame that may
+                stand there, and what came before it counts.
         """
-        behind, at = asked.behind, self.at
+        behind, at, disk, files = asked.behind, self.at, self._disk, self._files
+        data, start, header = asked.data[:received], 0, behind.header
+        epoch = 0 if header is None else header.epoch
         if behind.offset:
             fits = behind == at and not self.is_sealed
         else:
@@ -271,10 +274,45 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
-        check_room(self._disk, self._path, at)
-        return Part(self, self._disk, self._files, behind)
+        check_room(disk, self._path, at)
+        if not behind.offset:
+            if len(data) < START:
+                return Stored(at)
+            start, epoch = START, self._begin(behind.segment, data[:START])
+        end, is_well = _whole(data, start, behind, files.seed(behind.segment), epoch)
+        if end != behind:
+            self._write(data[: end.offset - behind.offset], behind)
+            disk.sync(files.descriptor(end.segment))
+            self._stored(end)
+        if not is_well:
+            raise Refusal(Trouble.DAMAGED, end)
+        return Stored(self.at)
 
-    def check_follows(self, header: codec.SegmentHeader) -> None:
+    def _begin(self, segment: int, data: bytes) -> int:
+        """The epoch of a segment with that header, which may stand there."""
+        try:
+            header = codec.decode_segment_header(data, segment_name(segment))
+        except FormatError:
+            header = None
+        if header is None or (header.first_lsn, header.log_id) != (
+            segment, self._files.log_id.bytes,
+        ):  # fmt: skip
+            raise Refusal(Trouble.DAMAGED, self.at)
+        self._check_follows(header)
+        return header.epoch
+
+    def _write(self, data: bytes, behind: Position) -> None:
+        files, disk = self._files, self._disk
+        path = files.file_path(behind.segment)
+        if behind.offset:
+            write_all(disk, files.descriptor(behind.segment), data, behind.offset)
+            return
+        write_file(disk, f"{path}.tmp", data)
+        disk.rename(f"{path}.tmp", path)
+        disk.sync_directory(path.rpartition("/")[0])
+        files.refresh()
+
+    def _check_follows(self, header: codec.SegmentHeader) -> None:
         """Refuse a segment that does not go on where the copy ends.
 
         Its header names the end before it, which seals that if the device had it no more. One that
@@ -293,16 +331,13 @@ class Copy:
         if not self.is_sealed or not (is_near or header.link == codec.LOST):
             raise Refusal(Trouble.GAP if self.is_sealed else Trouble.MISMATCH, at)
 
-    def stored(self, at: Position) -> Stored:
+    def _stored(self, at: Position) -> None:
         """Let the copy end there: it is on disk."""
-        if at != self.at:
-            self.at, self.is_sealed = at, False
-            self.high_lsn = max(self.high_lsn, at.next_lsn)
-            marked = self._marked
-            grown = at.offset - (marked.offset if marked.segment == at.segment else 0)
-            if grown >= self._mark_bytes:
-                self._mark(at)
-        return Stored(at)
+        self.at, self.is_sealed = at, False
+        self.high_lsn = max(self.high_lsn, at.next_lsn)
+        marked = self._marked
+        if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
+            self._mark(at)
 
     def _mark(self, at: Position) -> None:
         """Note what is durable; without a sync, since what a crash makes of it is found out."""
@@ -401,114 +436,43 @@ class Old(NamedTuple):
     size: int
 
 
-class Part:
-    """Frames on their way into a copy, in pieces of any size. End it with ``end``."""
+def _whole(data: bytes, at: int, behind: Position, seed: int, epoch: int) -> tuple[Position, bool]:
+    """Where the whole frames that begin there end, and whether what follows may become one.
 
-    def __init__(self, copy: Copy, disk: Disk, files: SegmentFiles, behind: Position) -> None:
-        self._copy = copy
-        self._disk = disk
-        self._files = files
-        self._seed = files.seed(behind.segment)
-        self._end = behind
-        self._epoch = 0
-        self._next_lsn = behind.next_lsn
-        header = behind.header
-        if header is not None:
-            self._epoch = header.epoch
-        #: what of the last piece is no whole frame yet, and where it stands
-        self._left, self._offset = b"", behind.offset
-        self._is_new = not behind.offset
+    One loop and no object a frame: a backlog of small ones is as fast as this is.
 
-    def take(self, piece: bytes) -> None:
-        """Write the whole frames that came with these bytes.
-
-        Raises:
-            Refusal: what came is no frame that may stand there; what came before it counts.
-            OSError: the disk refused.
-        """
-        data, start = self._left + piece if self._left else piece, 0
-        if not self._offset:
-            if len(data) < START:
-                self._left = data
-                return
-            self._check_header(data[:START])
-            start = START
-        end, is_well = self._whole(data, start)
-        if end > start:
-            self._write(data[:end])
-        self._left = data[end:] if end > start else data
-        self._offset += end if end > start else 0
-        if not is_well:
-            raise Refusal(Trouble.DAMAGED, self._end)
-
-    def _whole(self, data: bytes, at: int) -> tuple[int, bool]:
-        """Where the whole frames there end, and whether what follows may become one.
-
-        One loop and no object a frame: a backlog of small ones is as fast as this is.
-        """
-        unpack, crc32, view, size = codec.FRAME_HEADER.unpack_from, codec.crc32, memoryview(data), 0
-        base, seed, epoch, next_lsn = self._offset, self._seed, self._epoch, self._next_lsn
-        behind, is_well, last = len(data), True, -1
-        while at + HEAD <= behind:
-            magic, size, count, flags, _, first, of, _, _, body_crc, crc = unpack(data, at)
-            place = crc32((base + at).to_bytes(8, "little"), seed)
-            body = at + HEAD
-            is_well = (
-                crc32(data[at : body - 4], place) == crc
-                and magic == codec.FRAME_MAGIC
-                and of == epoch
-                and not flags
-                and size <= codec.FRAME_BODY_MAX
-                and next_lsn <= first < codec.LSN_MAX
-            )
-            if not is_well or body + size > behind:
-                break
-            # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
-            is_well = crc32(view[body : body + size], place) == body_crc
-            following = (body + size + 7) & ~7
-            if not is_well or following > behind:
-                break
-            next_lsn, last, at = first + count, at, following
-        if last >= 0:
-            stem = data[last : last + HEAD]
-            self._next_lsn = next_lsn
-            self._end = Position(self._end.segment, base + at, base + last, stem)
-        return at, is_well
-
-    def end(self) -> Stored:
-        """Make durable what was taken; what is no whole frame is forgotten.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        if self._end != self._copy.at and self._end.frame:
-            self._disk.sync(self._files.descriptor(self._end.segment))
-            return self._copy.stored(self._end)
-        return Stored(self._copy.at)
-
-    def _check_header(self, data: bytes) -> None:
-        segment = self._end.segment
-        try:
-            header = codec.decode_segment_header(data, segment_name(segment))
-        except FormatError:
-            header = None
-        log_id = self._files.log_id.bytes
-        if header is None or (header.first_lsn, header.log_id) != (segment, log_id):
-            raise Refusal(Trouble.DAMAGED, self._copy.at)
-        self._copy.check_follows(header)
-        self._epoch = header.epoch
-
-    def _write(self, data: bytes) -> None:
-        segment, files, disk = self._end.segment, self._files, self._disk
-        path = files.file_path(segment)
-        if self._is_new:
-            self._is_new = False
-            write_file(disk, f"{path}.tmp", data)
-            disk.rename(f"{path}.tmp", path)
-            disk.sync_directory(path.rpartition("/")[0])
-            files.refresh()
-            return
-        write_all(disk, files.descriptor(segment), data, self._offset)
+    Args:
+        data: what stands behind a position.
+        at: where in it the first of them begins.
+        behind: that position.
+        seed: of the segment's CRCs.
+        epoch: of the segment.
+    """
+    unpack, crc32, view = codec.FRAME_HEADER.unpack_from, codec.crc32, memoryview(data)
+    base, next_lsn, end, last, is_well = behind.offset, behind.next_lsn, len(data), -1, True
+    while at + HEAD <= end:
+        magic, size, count, flags, _, first, of, _, _, body_crc, crc = unpack(data, at)
+        place = crc32((base + at).to_bytes(8, "little"), seed)
+        body = at + HEAD
+        is_well = (
+            crc32(data[at : body - 4], place) == crc
+            and magic == codec.FRAME_MAGIC
+            and of == epoch
+            and not flags
+            and size <= codec.FRAME_BODY_MAX
+            and next_lsn <= first < codec.LSN_MAX
+        )
+        if not is_well or body + size > end:
+            break
+        # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
+        is_well = crc32(view[body : body + size], place) == body_crc
+        following = (body + size + 7) & ~7
+        if not is_well or following > end:
+            break
+        next_lsn, last, at = first + count, at, following
+    if last < 0:
+        return behind, is_well
+    return Position(behind.segment, base + at, base + last, data[last : last + HEAD]), is_well
 
 
 # -- files beside it ------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from taskq_plugins.hub.messages import (
     Seal,
     SpillAsk,
     SpillPart,
-    Stored,
     Sync,
     Synced,
     Trouble,
@@ -225,20 +224,10 @@ class Hub:
         return f"{self._path}/devices/{device}/{log_id}"
 
 
-def _append(copy: Copy, asked: Append, received: int | None) -> Stored:
-    part = copy.receive(asked)
-    try:
-        part.take(asked.data[:received])
-    except Refusal:
-        part.end()
-        raise
-    return part.end()
-
-
 #: What is done to a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any, int | None], Answer]]] = {
     Ask: lambda copy, asked, _: Known(tuple(map(copy.has, asked.places[:ASKED_MAX]))),
-    Append: _append,
+    Append: lambda copy, asked, received: copy.append(asked, received),
     Seal: lambda copy, asked, _: copy.seal(asked),
     Declare: lambda copy, asked, _: copy.declare(asked),
     SpillAsk: lambda copy, asked, _: copy.bodies.missing(asked.names[:SPILL_MAX]),
