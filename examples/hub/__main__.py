@@ -21,10 +21,10 @@ from examples.fleet.fold import job_row, read_logs
 from taskq.core.errors import LogError
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.reader import LogReader
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.positions import Position
 from taskq_plugins.hub.sync import sync
 
 from .line import BadLine, HubProcess

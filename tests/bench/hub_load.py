@@ -20,11 +20,11 @@ import httpx
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.messages import Append, Sync, Synced
-from taskq_plugins.hub.positions import Position
 from taskq_plugins.hub.sync import follow
 from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
 from tests.bench.process import MIB, cpu_seconds, rss_bytes

@@ -24,12 +24,12 @@ from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from taskq.testing.machine import parent
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.fleet.positions import START, Position
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
-from taskq_plugins.hub.positions import START, Position
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq_plugins.hub.compare import Verdict, compare
+from taskq_plugins.fleet.positions import NOWHERE, Position
+from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.messages import Synced
-from taskq_plugins.hub.positions import NOWHERE, Position
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.device.log import DeviceLog
 
 _AT: Final = Position(7, 200, 100, bytes(56))
 
@@ -40,6 +43,10 @@ class Told(NamedTuple):
         return self.is_older
 
 
+def _compare(told: Synced, log: Told) -> Verdict:
+    return compare(told, cast("DeviceLog", log))
+
+
 def _synced(at: Position = _AT, *, has_end: bool = False) -> Synced:
     return Synced(1, at, is_sealed=False, has_end=has_end, high_lsn=9, begins=7)
 
@@ -60,12 +67,12 @@ def _synced(at: Position = _AT, *, has_end: bool = False) -> Synced:
     ],
 )
 def test_each_finding_has_its_verdict(log: Told, verdict: Verdict, *, has_end: bool) -> None:
-    assert compare(_synced(has_end=has_end), log) is verdict
+    assert _compare(_synced(has_end=has_end), log) is verdict
 
 
 @given(st.builds(Told), st.booleans())
 def test_a_hub_without_anything_of_the_log_gets_all_of_it(log: Told, has_end: bool) -> None:
-    assert compare(_synced(NOWHERE, has_end=has_end), log) is Verdict.NEW
+    assert _compare(_synced(NOWHERE, has_end=has_end), log) is Verdict.NEW
 
 
 @given(st.builds(Told, *[st.booleans()] * 5), st.booleans())
@@ -73,7 +80,7 @@ def test_nothing_is_declared_where_the_hubs_end_stands_in_the_log(
     log: Told,
     has_end: bool,
 ) -> None:
-    verdict = compare(_synced(has_end=has_end), log._replace(is_there=True))
+    verdict = _compare(_synced(has_end=has_end), log._replace(is_there=True))
     assert verdict is (Verdict.OLDER if log.is_older else Verdict.BEHIND)
 
 

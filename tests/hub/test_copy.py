@@ -11,7 +11,8 @@ from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
 from taskq.testing.crashable import PowerLost, ProcessKilled
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.fleet.positions import NOWHERE, START, Position
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import (
     Append,
@@ -25,7 +26,6 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.positions import NOWHERE, START, Position
 from tests.hub.simulation import DEVICE, Simulation, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN

@@ -17,7 +17,7 @@ from taskq.core.model import State
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.care.copies import Stick, faults, fetched, given_back, taken_in
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.messages import Sync, Synced

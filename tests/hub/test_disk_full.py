@@ -11,7 +11,7 @@ import pytest
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.hub import copy, devices
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.wire import HubError
 from tests.hub.test_server import is_copy
 

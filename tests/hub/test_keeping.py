@@ -15,9 +15,8 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.read.verify import verify
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.hub import Hub
-from taskq_plugins.hub.messages import Kind
 from taskq_plugins.hub.wire import HubError
 from tests.hub.test_server import Place
 
@@ -103,8 +102,8 @@ async def test_what_goes_by_the_limit_of_a_lagging_reader_is_declared_with_its_c
     await _work(place, 30, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     assert await place.sync(_DEVICE, token) == [Verdict.GAP, Verdict.BEHIND]
     (one,) = _copy(place).breaks.all
-    assert (one.kind, one.cause) == (
-        Kind.GAP, "a limit of the device's log took it before it was sent",
+    assert (one.is_fork, one.cause) == (
+        False, "a limit of the device's log took it before it was sent",
     )  # fmt: skip
 
 

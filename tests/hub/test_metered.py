@@ -17,9 +17,9 @@ from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.compare import Verdict
 from taskq_plugins.hub.device import allowance
 from taskq_plugins.hub.device.allowance import Allowance, HubWaits
+from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import follow, last_note, sync

@@ -13,7 +13,7 @@ from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.aside import noted
 from taskq_plugins.hub.care.copies import faults
-from taskq_plugins.hub.compare import Verdict
+from taskq_plugins.hub.device.compare import Verdict
 from tests.hub.test_server import Place
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.log.format import codec
+from taskq_plugins.fleet.positions import NOWHERE, Position
 from taskq_plugins.hub.messages import (
     Append,
     Ask,
@@ -27,7 +28,6 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.positions import NOWHERE, Position
 from taskq_plugins.hub.wire import HubError, answered, carried, delivered, understood
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import Breaks
 from taskq_plugins.hub.messages import Declare, Kind
-from taskq_plugins.hub.positions import Position
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.core.parsing import parse_json
-from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.door import read_file
+from taskq_plugins.fleet.positions import Position
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 #: The file, in the directory of a copy.
 BREAKS: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
-
-
-class Place(NamedTuple):
-    """Behind a frame, which starts at ``frame`` with the header ``stem``; or before a segment."""
-
-    segment: int
-    offset: int
-    frame: int
-    stem: bytes
-
-    @property
-    def next_lsn(self) -> int:
-        """The lsn behind the frame; the segment's own where there is none."""
-        if not self.stem:
-            return self.segment
-        _, _, count, _, _, first, *_ = codec.FRAME_HEADER.unpack(self.stem)
-        return int(first + count)
 
 
 class Break(NamedTuple):
@@ -53,8 +36,8 @@ class Break(NamedTuple):
     """
 
     is_fork: bool
-    left: Place
-    at: Place
+    left: Position
+    at: Position
     end_lsn: int
     cause: str
     high_lsn: int
@@ -106,19 +89,9 @@ def decode_break(values: dict[str, Any]) -> Break:
     """
     return Break(
         values["kind"] == "fork",
-        _place(values["left"]),
-        _place(values["at"]),
+        Position.from_list(values["left"]),
+        Position.from_list(values["at"]),
         int(values["end_lsn"]),
         str(values["cause"]),
         int(values.get("high_lsn", 0)),
     )
-
-
-def _place(values: list[Any]) -> Place:
-    segment, offset, frame, stem = values
-    found = Place(int(segment), int(offset), int(frame), bytes.fromhex(stem))
-    if len(found.stem) not in {0, codec.FRAME_HEADER_SIZE} or bool(found.stem) != bool(
-        found.offset
-    ):
-        raise ValueError(f"{values!r:.200} is no place")
-    return found

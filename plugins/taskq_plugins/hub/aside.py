@@ -9,7 +9,7 @@ cut short and done again: the break is noted as begun before the first, and as d
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.machine.disk import PatientDisk
@@ -17,8 +17,8 @@ from taskq.log.machine.ports import write_all, write_file
 from taskq.log.segments.identity import FILE
 from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import Kind
-from taskq_plugins.hub.positions import Position
 
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
@@ -29,17 +29,6 @@ SEALS: Final = "seals.jsonl"
 LOG: Final = "log"
 #: A hint, as ``Copy`` writes it.
 MARK: Final = "replica.json"
-
-
-class Break(NamedTuple):
-    """One that was declared; as ``Declare``, and ``high_lsn`` as of ``Synced`` by then."""
-
-    kind: Kind
-    left: Position
-    at: Position
-    end_lsn: int
-    cause: str
-    high_lsn: int
 
 
 class Breaks:
@@ -53,13 +42,14 @@ class Breaks:
         self._disk = disk
         self._path = path
         self._notes = Notes(disk, f"{path}/{BREAKS}")
-        self.all = [_decoded(line) for line in self._notes.lines if line["step"] == "begun"]
+        self.all = [decode_break(line) for line in self._notes.lines if line["step"] == "begun"]
         if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
             self._carry_out()
 
     def knows(self, asked: Declare) -> bool:
         """Whether it was declared before, in the same words but for ``end_lsn`` and ``cause``."""
-        return any(one[:3] == (asked.kind, asked.left, asked.at) for one in self.all)
+        told = asked.kind is Kind.FORK, asked.left, asked.at
+        return any(one[:3] == told for one in self.all)
 
     def declare(self, asked: Declare, high_lsn: int) -> None:
         """Note a break and carry it out.
@@ -71,14 +61,14 @@ class Breaks:
             step="begun", n=len(self.all) + 1, kind=asked.kind.value, left=asked.left.as_list(),
             at=asked.at.as_list(), end_lsn=asked.end_lsn, cause=asked.cause, high_lsn=high_lsn,
         )  # fmt: skip
-        self.all.append(Break(*asked[2:], high_lsn))
+        self.all.append(decode_break(self._notes.lines[-1]))
         self._carry_out()
 
     def _carry_out(self) -> None:
         disk, path, one = self._disk, self._path, self.all[-1]
         old = f"{path}/old/{len(self.all)}"
         # The place that a gap leaves keeps nothing; of a fork what is before it stays.
-        keep = one.at if one.kind is Kind.FORK else Position(0)
+        keep = one.at if one.is_fork else Position(0)
         if segments(disk, path):
             names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
             folders = sorted({name.partition("/")[0] for name in names})
@@ -117,12 +107,6 @@ def segments(disk: Disk, path: str) -> list[int]:
     """First lsns of the segments of a directory, rising."""
     names = disk.names(f"{path}/log")
     return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
-
-
-def _decoded(line: dict[str, Any]) -> Break:
-    one = decode_break(line)
-    kind = Kind.FORK if one.is_fork else Kind.GAP
-    return Break(kind, Position(*one.left), Position(*one.at), one.end_lsn, one.cause, one.high_lsn)
 
 
 def _link(disk: Disk, source: str, target: str) -> None:

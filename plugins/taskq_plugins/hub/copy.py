@@ -26,9 +26,9 @@ from taskq.log.segments.identity import FILE
 from taskq.log.segments.segments import SegmentFiles, sweep_gone
 from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq.log.segments.spill import decode_reference, files_named
+from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, stands
 from taskq_plugins.hub.aside import LOG, MARK, SEALS, Breaks, Notes, content
 from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
-from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, stands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

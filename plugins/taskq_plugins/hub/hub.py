@@ -10,6 +10,7 @@ from uuid import UUID
 
 from taskq.core.model import SECOND_NS
 from taskq.log.segments.identity import FILE, REPLICA, Identity, write_identity
+from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
@@ -17,7 +18,6 @@ from taskq_plugins.hub.messages import (
     Append,
     Ask,
     Declare,
-    Kind,
     Known,
     Refusal,
     Refused,
@@ -28,14 +28,13 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.positions import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.machine.ports import Disk
+    from taskq_plugins.fleet.positions import Position
     from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.positions import Position
 
 _ID_CHARACTERS: Final = 36
 #: So many copies are remembered as they are; others are looked at anew when they are asked for.
@@ -169,7 +168,7 @@ class Hub:
         """(how many breaks of a log were declared, how many of them are forks)."""
         copy = self._copies.get((device, log_id))
         found = [] if copy is None else copy.breaks.all
-        return len(found), sum(one.kind is Kind.FORK for one in found)
+        return len(found), sum(one.is_fork for one in found)
 
     def keep(
         self, device: str, log_id: UUID, before_ns: int, *, dry_run: bool = False

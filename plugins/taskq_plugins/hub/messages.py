@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from taskq_plugins.hub.positions import Position
+    from taskq_plugins.fleet.positions import Position
 
 #: Most positions that one ``Ask`` names.
 ASKED_MAX = 64

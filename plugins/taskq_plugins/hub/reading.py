@@ -7,12 +7,11 @@ is its SHA-256 once it is sealed.
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine.disk import PatientDisk
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+BYTES: Final = "application/octet-stream"
 _LOG: Final = re.compile(_ID + r"\Z")
 _PATH: Final = re.compile(
     rf"/v1/logs(?:/({_ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
 )
-_RANGE: Final = re.compile(r"bytes=([0-9]{1,15})-([0-9]{1,15})?\Z")
-#: Of one answer; who wants more asks again.
-PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class Reading:
@@ -58,7 +55,7 @@ def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str
         return _json({"logs": [_about(one) for one in logs]})
     log, (kind, _, name) = place / log_id, what.partition("/")
     if kind == "identity":
-        return Response(_piece(log / FILE, 0, PIECE_BYTES_MAX)[0], media_type=JSON)
+        return _file(log / FILE, "", headers, JSON)
     if not name:
         return _json(_listing(log))
     file = log / "log" / f"{name}.log" if kind == "segments" else log / "spill" / name
@@ -91,35 +88,19 @@ def _sealed(log: Path, name: str) -> str:
     return next((line["sha256"] for line in lines if line["segment"] == int(name)), "")
 
 
-def _file(file: Path, digest: str, headers: Mapping[str, str]) -> Response:
-    asked = _RANGE.match(headers.get("range", ""))
-    start = int(asked[1]) if asked else 0
-    count = int(asked[2]) + 1 - start if asked and asked[2] else PIECE_BYTES_MAX
-    data, size = _piece(file, start, max(min(count, PIECE_BYTES_MAX), 0))
-    etag = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"} if digest else {}
-    if digest and headers.get("if-none-match") == etag["ETag"]:
+def _file(
+    file: Path,
+    digest: str,
+    headers: Mapping[str, str],
+    media_type: str = "application/octet-stream",
+) -> Response:
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):  # a link or a folder is not there
+        raise FileNotFoundError
+    etag = {"ETag": f'"{digest}"'} if digest else {}
+    if etag and headers.get("if-none-match") == etag["ETag"]:
         return Response(None, 304, etag)
-    if len(data) == size:
-        return Response(data, 200, etag, "application/octet-stream")
-    if not data:
-        return Response(None, 416, {"Content-Range": f"bytes */{size}"})
-    span = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{size}"}
-    return Response(data, 206, etag | span, "application/octet-stream")
-
-
-def _piece(file: Path, start: int, count: int) -> tuple[bytes, int]:
-    """(bytes of a file from there on, its size); a link or a folder is not there."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise FileNotFoundError from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError
-        return os.pread(descriptor, count, start), status.st_size
-    finally:
-        os.close(descriptor)
+    return FileResponse(file, 200, etag, media_type, stat_result=status)
 
 
 def _json(values: dict[str, Any]) -> Response:

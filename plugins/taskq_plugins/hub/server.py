@@ -30,6 +30,7 @@ from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine.disk import PatientDisk
+from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import (
@@ -44,7 +45,6 @@ from taskq_plugins.hub.messages import (
 )
 from taskq_plugins.hub.outbox.lines import DOWN, JSON_LINES, decode_question
 from taskq_plugins.hub.outbox.serving import Serving
-from taskq_plugins.hub.positions import NOWHERE
 from taskq_plugins.hub.reading import Reading
 from taskq_plugins.hub.wire import (
     FRAMES,

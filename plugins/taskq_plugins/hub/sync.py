@@ -24,8 +24,8 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.readers import HUB_READER, NamedReader
 from taskq.log.read.readers import Position as ReadPosition
 from taskq.log.segments.identity import read_identity
-from taskq_plugins.hub.compare import Verdict, compare
 from taskq_plugins.hub.device.allowance import HubWaits
+from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.log.config import LogConfig
     from taskq.log.store.store import Store
-    from taskq_plugins.hub.positions import Position
+    from taskq_plugins.fleet.positions import Position
 
 _log: Final = logging.getLogger("taskq")
 #: With less room on the disk all that was sent may go at once.

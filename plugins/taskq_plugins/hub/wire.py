@@ -29,6 +29,7 @@ from uuid import UUID
 
 from taskq.core.errors import LogError
 from taskq.log.format.frames import segment_lsn
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
     SPILL_MAX,
@@ -47,7 +48,6 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.positions import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.segments.segments import hop
 from taskq.log.segments.spill import DIRECTORY
-from taskq_plugins.hub.positions import HEAD, NOWHERE, START, Position, position_behind, stands
+from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, position_behind, stands
 
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk

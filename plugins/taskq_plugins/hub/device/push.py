@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError
 from taskq.log.format.frames import segment_name
-from taskq_plugins.hub.compare import Verdict, compare
+from taskq_plugins.fleet.positions import NOWHERE, Position
+from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
     SPILL_MAX,
@@ -34,7 +35,6 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.positions import NOWHERE, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -27,10 +27,10 @@ from taskq.log.requests import Ended, Op, Trait
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.segments.spill import DIRECTORY, decode_reference
 from taskq.log.state.story import tell
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Copies, Identified
-from taskq_plugins.hub.positions import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -163,7 +163,7 @@ class Handing:
         self, device: str, copies: Copies, waiting: dict[int, Waiting]
     ) -> dict[int, Waiting]:
         ended: list[tuple[Reading, There, Ended]] = []
-        for reading in copies.all():
+        for reading in copies.readings.values():
             for there, end in list(reading.ends.items()):
                 known = waiting.get(there.identified.job)
                 is_ours = known is not None and known.identified == there.identified
@@ -246,11 +246,10 @@ class Handing:
         if asked.refused:
             waiting = self._refuse(device, waiting, tag, asked.refused)
         self._note_taken(device, after)
-        reading = copies.of(log)
-        assert reading is not None
         if not asked.waiting:
-            waiting, reading = self._seek(device, log, waiting, after)
-        there = {one.identified for one in (*reading.live.values(), *copies.ends())}
+            waiting = self._seek(device, log, waiting, after)
+        reading = copies.readings[log]
+        there = copies.there(reading)
         new = [
             one for one in waiting.values() if one.number > after and one.identified not in there
         ]
@@ -291,31 +290,22 @@ class Handing:
 
     def _seek(
         self, device: str, log: str, waiting: dict[int, Waiting], after: int
-    ) -> tuple[dict[int, Waiting], Reading]:
+    ) -> dict[int, Waiting]:
         """Look for what the device says it took, and what is neither alive nor ended there."""
         copies = self._copies[device]
-        reading, missing = self._missing(copies, log, waiting, after)
+        missing = _missing(copies, log, waiting, after)
         if missing and not copies.is_whole:
             copies.read_whole()
             waiting = self._take_up(device, copies, waiting)
-            reading, missing = self._missing(copies, log, waiting, after)
-        if missing:
-            reason = f"{device} took it, and its log does not tell what became of it"
-            self._end(Ended(job, Kind.DEAD, 0, reason.encode()) for job in missing)
-            if not copies.has_gap(log):  # it never came so far
-                look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
-                self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
-            waiting = self._look(device)
-        return waiting, reading
-
-    def _missing(
-        self, copies: Copies, log: str, waiting: dict[int, Waiting], after: int
-    ) -> tuple[Reading, list[int]]:
-        reading = copies.of(log)
-        assert reading is not None
-        there = {one.identified for one in (*reading.live.values(), *copies.ends())}
-        taken = (job for job, one in waiting.items() if one.number <= after)
-        return reading, [job for job in taken if waiting[job].identified not in there]
+            missing = _missing(copies, log, waiting, after)
+        if not missing:
+            return waiting
+        reason = f"{device} took it, and its log does not tell what became of it"
+        self._end(Ended(job, Kind.DEAD, 0, reason.encode()) for job in missing)
+        if not copies.has_gap(log):  # it never came so far
+            look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
+            self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
+        return self._look(device)
 
     def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
         """The first of these as they go over the line."""
@@ -421,8 +411,8 @@ class Handing:
     def _arm(self, device: str, copies: Copies) -> None:
         """Note, before anything is handed over, from where on the copies are to be read."""
         if device not in self._armed:
-            begin = {name: one.at for name in copies.names() if (one := copies.of(name))}
-            is_idle = not any(one.live or one.ends for one in copies.all())
+            begin = {name: one.at for name, one in copies.readings.items()}
+            is_idle = not any(one.live or one.ends for one in copies.readings.values())
             note = self.note(device)
             self._write(device, note._replace(begin=begin if is_idle else note.begin))
             self._armed.add(device)
@@ -434,6 +424,12 @@ class Handing:
         write_file(self._disk, f"{path}.tmp", data)
         self._disk.rename(f"{path}.tmp", path)
         self._disk.sync_directory(path.rpartition("/")[0])
+
+
+def _missing(copies: Copies, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:
+    there = copies.there(copies.readings[log])
+    taken = (job for job, one in waiting.items() if one.number <= after)
+    return [job for job in taken if waiting[job].identified not in there]
 
 
 def _end_of(sight: Sight) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from taskq.log.inbox.manifest import stream_batch
-from taskq_plugins.hub.positions import Position
+from taskq_plugins.fleet.positions import Position
 
 DOWN: Final = "/v1/down"
 #: Header of a job on a device: its id in the outbox.

@@ -18,11 +18,10 @@ from taskq.log.requests import Ended
 from taskq.log.segments.identity import FILE, read_identity
 from taskq.log.segments.segments import SegmentFiles
 from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.positions import NOWHERE, Position, stands
 from taskq_plugins.hub.aside import content
-from taskq_plugins.hub.positions import NOWHERE, Position, stands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.log.machine.ports import Disk
@@ -149,15 +148,19 @@ def _ended(record: LogRecord, kind: Kind) -> Ended:
 
 
 class Copies:
-    """The copies of one device."""
+    """The copies of one device.
+
+    Attributes:
+        readings: of each log, by its id.
+        is_whole: whether they began at the beginning of all that there is.
+    """
 
     def __init__(self, disk: Disk, path: str, begin: dict[str, Position]) -> None:
         self._disk = disk
         self._path = path
         #: where a reading may begin, by the id of its log
         self._begin = begin
-        self._readings: dict[str, Reading] = {}
-        #: whether it was begun at the beginning of all that there is
+        self.readings: dict[str, Reading] = {}
         self.is_whole = False
 
     def read(self) -> None:
@@ -167,12 +170,12 @@ class Copies:
             OSError, LogError: one cannot be read.
         """
         for name in self.names():
-            reading = self._readings.get(name)
+            reading = self.readings.get(name)
             if reading is None:
                 reading = self._opened(f"{self._path}/{name}", self._begin.get(name, NOWHERE))
                 if reading is None:
                     continue
-                self._readings[name] = reading
+                self.readings[name] = reading
             reading.read()
 
     def read_whole(self) -> None:
@@ -181,9 +184,9 @@ class Copies:
         Raises:
             OSError, LogError: one cannot be read.
         """
-        self._begin, self._readings, self.is_whole = {}, {}, True
+        self._begin, self.readings, self.is_whole = {}, {}, True
         self.read()
-        for name, reading in self._readings.items():
+        for name, reading in self.readings.items():
             for number in self._disk.names(f"{self._path}/{name}/old"):
                 left = self._opened(f"{self._path}/{name}/old/{number}", NOWHERE)
                 if left is not None:
@@ -207,17 +210,10 @@ class Copies:
             for line in content(self._disk, f"{self._path}/{name}/{BREAKS}").splitlines()
         )
 
-    def of(self, name: str) -> Reading | None:
-        """The reading of one log."""
-        return self._readings.get(name)
-
-    def ends(self) -> Iterator[There]:
-        """What ended in any of them, and was not taken up yet."""
-        return (there for reading in self._readings.values() for there in reading.ends)
-
-    def all(self) -> Iterator[Reading]:
-        """Every reading."""
-        return iter(self._readings.values())
+    def there(self, log: Reading) -> set[Identified]:
+        """What lives in a log, and what ended in any of them and was not taken up yet."""
+        ended = (one for reading in self.readings.values() for one in reading.ends)
+        return {one.identified for one in (*log.live.values(), *ended)}
 
     def _opened(self, path: str, at: Position) -> Reading | None:
         try:

@@ -225,7 +225,7 @@ def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
     copies = Copies(LocalDisk(), str(folder), {})
     copies.read_whole()
     found: tuple[str, JobView] | None = None
-    for reading in copies.all():
+    for reading in copies.readings.values():
         jobs = [job for job, one in reading.live.items() if one.identified == wanted]
         jobs += [end.job for one, end in reading.ends.items() if one.identified == wanted]
         for job in jobs:

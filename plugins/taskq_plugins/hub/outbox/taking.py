@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.log.machine.ports import Clock, Disk
+    from taskq_plugins.fleet.positions import Position
     from taskq_plugins.hub.outbox.lines import Given, Handed
-    from taskq_plugins.hub.positions import Position
 
 #: So many uploads that nobody adopts: no more are taken.
 UPLOADS_MAX: Final = 10

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.messages import Synced
-    from taskq_plugins.hub.positions import Position
 
 
 class Verdict(enum.Enum):
@@ -30,31 +30,7 @@ class Verdict(enum.Enum):
     FORKED = "forked"
 
 
-class Log(Protocol):
-    """What the verdict asks of the device's log."""
-
-    def stands(self, at: Position) -> bool:
-        """Whether that frame stands at that place."""
-        ...
-
-    def follows(self, at: Position) -> bool:
-        """Whether the log begins right behind it."""
-        ...
-
-    def is_moved(self, at: Position) -> bool:
-        """Whether the same frame stands elsewhere, in a later segment."""
-        ...
-
-    def begins_behind(self, at: Position) -> bool:
-        """Whether the log has no segment that old."""
-        ...
-
-    def begins_before(self, segment: int) -> bool:
-        """Whether the log has an older segment."""
-        ...
-
-
-def compare(told: Synced, log: Log) -> Verdict:
+def compare(told: Synced, log: DeviceLog) -> Verdict:
     """Draw the verdict from what the hub told of its copy."""
     at = told.at
     if not at.segment:
