@@ -180,6 +180,7 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
     simulation._drive(line.log, 10**6, simulation._ask_hub)
     assert Verdict.FORKED not in simulation.verdicts
     assert simulation._device_records() <= simulation.hub_records()
+    assert not [path for path in hub_files(simulation) if path.endswith(".tmp")]
 
 
 def test_a_late_request_of_an_older_session_changes_nothing() -> None:

@@ -526,7 +526,8 @@ class _Run:
             assert mark.encode() in content, mark
         for file in (log / "spill").iterdir():
             assert (copy / "spill" / file.name).read_bytes() == file.read_bytes(), file
-        assert not [*hub.rglob("*.tmp"), *copy.glob("torn/*")]
+        left = [*hub.rglob("*.tmp"), *copy.glob("torn/*")]
+        assert not left, left
         assert not list(faults(hub, deep=True))
         self._check_breaks(copy, world)
         self._check_jobs(log)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _COPY_BYTES: Final = 1024 * 1024
 SEALS: Final = "seals.jsonl"
 LOG: Final = "log"
+#: Ends the name of a body that has not come as a whole.
+PART: Final = ".part"
 #: A hint, as ``Copy`` writes it.
 MARK: Final = "replica.json"
 
@@ -71,6 +73,8 @@ class Breaks:
         keep = one.at if one.is_fork else Position(0)
         if segments(disk, path):
             names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+            # What an earlier try had begun is no part of it: it is written over from now on.
+            names = [name for name in names if not name.endswith((".tmp", PART))]
             folders = sorted({name.partition("/")[0] for name in names})
             for folder in folders:
                 disk.make_directory(f"{old}/{folder}")

@@ -27,7 +27,7 @@ from taskq.log.segments.segments import SegmentFiles, sweep_gone
 from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq.log.segments.spill import decode_reference, files_named
 from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, stands
-from taskq_plugins.hub.aside import LOG, MARK, SEALS, Breaks, Notes, content
+from taskq_plugins.hub.aside import LOG, MARK, PART, SEALS, Breaks, Notes, content
 from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 #: In one sector: of what a loss of power makes of it, all or nothing is there.
 _MARK_FILE_BYTES: Final = 512
 NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
-_PART: Final = ".part"
 _PIECE_BYTES: Final = 1024 * 1024
 #: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
@@ -495,14 +494,14 @@ class Bodies:
         lacking = [name for name in names if NAME.match(name) and name not in there]
         for name in there.intersection(names):  # a record is about to name it
             self._disk.touch(f"{self._path}/{SPILL}/{name}")
-        sizes = [self._has(name) if name + _PART in there else 0 for name in lacking]
+        sizes = [self._has(name) if name + PART in there else 0 for name in lacking]
         return Missing(tuple(zip(lacking, sizes, strict=True)))
 
     def take(self, asked: SpillPart, received: int | None) -> Missing:
         """Add to a file, and say what is missing of it still."""
         disk, name = self._disk, asked.name
         folder, data = f"{self._path}/{SPILL}", asked.data[:received]
-        part = f"{folder}/{name}{_PART}"
+        part = f"{folder}/{name}{PART}"
         if disk.status(f"{folder}/{name}") is not None:
             return Missing(())
         check_room(disk, self._path, NOWHERE)
@@ -531,7 +530,7 @@ class Bodies:
         return Missing(())
 
     def _has(self, name: str) -> int:
-        descriptor = self._disk.open(f"{self._path}/{SPILL}/{name}{_PART}", write=False)
+        descriptor = self._disk.open(f"{self._path}/{SPILL}/{name}{PART}", write=False)
         try:
             return self._disk.size(descriptor)
         finally:
