@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.format.record import LogRecord
+    from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.device.log import DeviceLog
-    from taskq_plugins.hub.hub import Hub
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.outbox.lines import Given
     from taskq_plugins.hub.outbox.taking import Cancelled, Held
@@ -89,7 +89,7 @@ class OutboxSimulation(Simulation):
 
     # -- the hub's own log ------------------------------------------------------------------------
 
-    def _hub(self) -> Hub:
+    def _hub(self) -> Copies:
         is_new, hub = self.hub is None, super()._hub()
         if is_new and self.log_id is not None:
             hub._copy(DEVICE, self.log_id)  # what a crash left is cut off

@@ -25,10 +25,10 @@ from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from taskq.testing.machine import parent
 from taskq_plugins.fleet.positions import START, Position
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
@@ -68,7 +68,7 @@ class Simulation:
         self.world.is_whole = False
         self.process: Process | None = None
         self.hub_machine = Machine(seed + 1)
-        self.hub: Hub | None = None
+        self.hub: Copies | None = None
         self._hub_disk = CrashableDisk(self.hub_machine)
         self.verdicts: list[Verdict] = []
         self.log_id: UUID | None = None
@@ -229,13 +229,13 @@ class Simulation:
 
     # -- the hub ----------------------------------------------------------------------------------
 
-    def _hub(self) -> Hub:
+    def _hub(self) -> Copies:
         if self.hub is None:
             disk = CrashableDisk(self.hub_machine)
             disk.make_directory(HUB)
             disk.sync_directory(parent(HUB))
             disk.sync_directory("/")
-            self.hub, self._hub_disk = Hub(lambda: disk, HUB, 6_000), disk
+            self.hub, self._hub_disk = Copies(lambda: disk, HUB, 6_000), disk
         return self.hub
 
     def _stop_hub(self) -> None:

@@ -15,7 +15,7 @@ from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import Sync
 from tests.hub.test_server import Place
 
@@ -110,7 +110,7 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
 
 def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
     """As after a first contact whose line dropped."""
-    hub = Hub(PatientDisk, str(place.hub))
+    hub = Copies(PatientDisk, str(place.hub))
     hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))
     (copy,) = (place.hub / "devices" / _DEVICE).iterdir()
     for words in (("ls",), ("stats",), ("verify",), ("export",), ("tail",)):

@@ -16,7 +16,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.model import State
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.care.copies import Stick, faults, fetched, given_back, taken_in
+from taskq_plugins.hub.care import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.log import DeviceLog

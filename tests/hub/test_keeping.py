@@ -15,8 +15,8 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.read.verify import verify
 from taskq_plugins.hub import devices
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.wire import HubError
 from tests.hub.test_server import Place
 
@@ -130,7 +130,7 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(
     await _work(place, keep_segments=100)
     await place.sync(_DEVICE, token)
     before = place.copies(_DEVICE)
-    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     _arrived(place, 40 * _DAY)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
     assert not hub.keep(_DEVICE, log_id, soon)  # nothing was compacted on the device
@@ -166,7 +166,7 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(
     yesterday.rename(place.path / _DEVICE)
     await place.write(_DEVICE, 4)
     assert Verdict.FORKED in await place.sync(_DEVICE, token)
-    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     copy = place.hub / "devices" / _DEVICE / str(log_id)
     with LogReader.open(str(copy / "old" / "1")) as reader:
         report = verify(reader.journal)
@@ -211,7 +211,7 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(
     (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
     for one in spill.iterdir():
         os.utime(one, (time.time() - 40 * _DAY,) * 2)
-    hub, log_id = Hub(PatientDisk, str(place.hub)), _log_id(place)
+    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     gone = hub.keep(_DEVICE, log_id, time.time_ns())
     assert any(one.name.startswith("log/") for one in gone)
     assert [one.stat().st_size for one in spill.iterdir()] == [2 * _MIB]
@@ -221,11 +221,11 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(
 
 
 def _log_id(place: Place) -> UUID:
-    ((_, log_id),) = Hub(PatientDisk, str(place.hub)).logs()
+    ((_, log_id),) = Copies(PatientDisk, str(place.hub)).logs()
     return log_id
 
 
 def _copy(place: Place) -> Copy:
-    copy = Hub(PatientDisk, str(place.hub))._copy(_DEVICE, _log_id(place))
+    copy = Copies(PatientDisk, str(place.hub))._copy(_DEVICE, _log_id(place))
     assert copy is not None
     return copy

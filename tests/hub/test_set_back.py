@@ -12,7 +12,7 @@ from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.aside import noted
-from taskq_plugins.hub.care.copies import faults
+from taskq_plugins.hub.care import faults
 from taskq_plugins.hub.device.compare import Verdict
 from tests.hub.test_server import Place
 

@@ -46,7 +46,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.care.copies import faults
+from taskq_plugins.hub.care import faults
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
@@ -97,7 +97,7 @@ class Moment(NamedTuple):
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
     Moment("hub", "before a body", f"{_HUB}.server:_read", "calls"),
-    Moment("hub", "in first contact", f"{_HUB}.hub:Hub._make", "steps", "new"),
+    Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),
     Moment("hub", "in a file beside", f"{_HUB}.copy:Bodies.take", "steps"),

@@ -175,11 +175,11 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
     bodies stay while a record names them, and what a break left goes as a whole.
     """
     from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
-    from taskq_plugins.hub.hub import Hub  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.copies import Copies  # noqa: PLC0415 - likewise
 
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
     with contextlib.nullcontext() if dry_run else _alone(directory):
-        one = Hub(PatientDisk, str(directory))
+        one = Copies(PatientDisk, str(directory))
         for device, log_id in one.logs():
             gone = one.keep(device, log_id, before_ns, dry_run=dry_run)
             size = sum(one.size for one in gone)
@@ -193,8 +193,8 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
 def check(directory: Path, deep: bool) -> None:
     """Compare the copies with what was noted when their segments were sealed; exits with 1."""
-    copies, found = _package("taskq_plugins.hub.care.copies"), False
-    for path, what in copies.faults(directory, deep=deep):
+    care, found = _package("taskq_plugins.hub.care"), False
+    for path, what in care.faults(directory, deep=deep):
         found = True
         click.echo(f"{path}: {what}")
     if found:
@@ -207,7 +207,7 @@ def check(directory: Path, deep: bool) -> None:
 @click.argument("target", metavar="DIR", type=_FOLDER)
 def restore(directory: Path, device: str, target: Path) -> None:
     """Make a log of a device's newest copy, in DIR, which is empty or not there."""
-    report = _package("taskq_plugins.hub.care.copies").given_back(directory, device, target)
+    report = _package("taskq_plugins.hub.care").given_back(directory, device, target)
     click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
@@ -216,9 +216,9 @@ def restore(directory: Path, device: str, target: Path) -> None:
 @click.argument("stick", metavar="DIR", type=_FOLDER)
 def take_in(directory: Path, stick: Path) -> None:
     """Take in what devices wrote to DIR with taskq sync --to DIR; the hub must not be served."""
-    copies = _package("taskq_plugins.hub.care.copies")
+    care = _package("taskq_plugins.hub.care")
     with _alone(directory):
-        for device, log_id, lsn in copies.taken_in(directory.absolute(), stick):
+        for device, log_id, lsn in care.taken_in(directory.absolute(), stick):
             click.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 

@@ -46,7 +46,7 @@ def enrol(hub: Path, device: str, machine: str = "") -> str:
     Raises:
         UsageError: that is no name of a device.
     """
-    token = f"tq1.{_checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+    token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
     hashes = [*_device(hub, device).get("tokens", []), _hash(token)][-_TOKENS_MAX:]
     _change(hub, device, tokens=hashes, machine=machine, code=None, state="active")
     return token
@@ -59,7 +59,7 @@ def invite(hub: Path, device: str) -> str:
         UsageError: that is no name of a device.
     """
     secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
-    code = f"{_checked(device)}.{secret}"
+    code = f"{checked(device)}.{secret}"
     _change(hub, device, code=[_hash(code), time.time_ns() + _CODE_NS])
     return code
 
@@ -144,17 +144,6 @@ def is_enrolled(hub: Path, device: str) -> bool:
     return bool(known.get("tokens") or known.get("code"))
 
 
-def check_group(name: str) -> str:
-    """The name, if a group can be called so.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if not _DEVICE.match(name):
-        raise UsageError(f"{name!r:.80} is no name of a group: they are as those of devices")
-    return name
-
-
 def groups(hub: Path) -> dict[str, list[str]]:
     """The members of each group, by name."""
     found: dict[str, list[str]] = {}
@@ -170,17 +159,22 @@ def set_member(hub: Path, group: str, device: str, *, is_in: bool) -> None:
     Raises:
         UsageError: the device is not enrolled, or that is no name of a group.
     """
-    check_group(group)
+    checked(group, "group")
     others = set(map(str, _device(hub, known(hub, device)).get("groups", ()))) - {group}
     _change(hub, device, groups=sorted(others | {group} if is_in else others))
 
 
-def _checked(device: str) -> str:
-    if not _DEVICE.match(device):
+def checked(name: str, what: str = "device") -> str:
+    """The name, if a device, or a group, can be called so.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _DEVICE.match(name):
         raise UsageError(
-            f"{device!r} is no name of a device: it has up to 63 small letters, digits and '-'"
+            f"{name!r:.80} is no name of a {what}: it has up to 63 small letters, digits and '-'"
         )
-    return device
+    return name
 
 
 def known(hub: Path, device: str) -> str:
@@ -189,7 +183,7 @@ def known(hub: Path, device: str) -> str:
     Raises:
         UsageError: none was.
     """
-    if not _device(hub, _checked(device)):
+    if not _device(hub, checked(device)):
         raise UsageError(f"{hub} has no device {device!r}: see taskq hub status {hub}")
     return device
 

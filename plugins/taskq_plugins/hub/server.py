@@ -32,7 +32,7 @@ from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.hub import Hub
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import (
     Append,
     Declare,
@@ -112,7 +112,7 @@ class Server:
     ) -> None:
         self._path = path
         self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
-        self._hub = Hub(PatientDisk, str(path))
+        self._copies = Copies(PatientDisk, str(path))
         self._reading = Reading(path)
         self._outbox = Serving(path)
         #: one request of a device at a time; the hub has no locks of its own
@@ -140,17 +140,17 @@ class Server:
             tasks.start_soon(self._outbox.expire, self._on_thread)
             yield
             tasks.cancel_scope.cancel()
-        self._hub.close()
+        self._copies.close()
         await self._outbox.close()
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_EVERY_SECONDS)
             before_ns = time.time_ns() - round(self._keep_seconds * SECOND_NS)
-            for device, log_id in await self._on_thread(self._hub.logs):
+            for device, log_id in await self._on_thread(self._copies.logs):
                 async with self._turn(device):
                     try:
-                        await self._on_thread(self._hub.keep, device, log_id, before_ns)
+                        await self._on_thread(self._copies.keep, device, log_id, before_ns)
                     except (OSError, LogError) as error:
                         _log.warning("hub: %s keeps all of %s: %s", device, log_id, error)
                 self._used.pop(device, None)
@@ -234,7 +234,7 @@ class Server:
         at = device, asked.session, asked.log_id, asked.up
         try:
             lines = await self._outbox.answer(
-                device, asked, self._on_thread, self._turn(device), lambda: self._hub.is_at(*at)
+                device, asked, self._on_thread, self._turn(device), lambda: self._copies.is_at(*at)
             )
         except (OSError, TaskqError) as error:
             _log.warning("hub: a question of %s failed: %s", device, error)
@@ -282,7 +282,7 @@ class Server:
             self._used[device] = used
         if isinstance(asked, Declare):  # what is about to be set aside may end jobs
             self._outbox.arrived(device)
-        answer = self._hub.answer(device, asked)
+        answer = self._copies.answer(device, asked)
         if isinstance(asked, Append | SpillPart) and not isinstance(answer, Refused):
             self._used[device] = self._used.get(device, 0) + len(asked.data)
         if isinstance(asked, Append) and isinstance(answer, Stored):
@@ -302,7 +302,7 @@ class Server:
         self._noted[device] = now, end
         clock = {"clock_ns": asked.clock_ns - time.time_ns()} if isinstance(asked, Sync) else {}
         known = devices.facts(self._path, device) | clock
-        breaks, forks = self._hub.breaks(device, asked.log_id)
+        breaks, forks = self._copies.breaks(device, asked.log_id)
         known |= {"heard_ns": time.time_ns(), "log_id": str(asked.log_id), "end_lsn": end}
         known |= {"at_lsn": lsn, "breaks": breaks, "forks": forks}
         devices.note(self._path, device, **known)

@@ -78,14 +78,14 @@ def sync(data_dir: Path | None, **given: Any) -> None:
 
 
 def _restore(target: Path, line: Line) -> None:
-    from taskq_plugins.hub.care.copies import fetched  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.care import fetched  # noqa: PLC0415 - likewise
 
     report = _run(line, fetched(line, target), shows=True)
     click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
 def _stick(path: Path) -> Any:
-    from taskq_plugins.hub.care.copies import Stick  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.care import Stick  # noqa: PLC0415 - likewise
 
     return Stick(path, socket.gethostname().split(".")[0].lower())
 

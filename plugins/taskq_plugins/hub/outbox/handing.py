@@ -30,7 +30,7 @@ from taskq.log.state.story import tell
 from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
-from taskq_plugins.hub.outbox.reading import NUMBER, Copies, Identified
+from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,7 +126,7 @@ class Handing:
         #: by device and number of the job: what was seen to wait, and may have ended since
         self._waiting: dict[str, dict[int, Waiting]] = {}
         self._cursor: Cursor | None = None
-        self._copies: dict[str, Copies] = {}
+        self._readings: dict[str, Readings] = {}
         #: devices whose note says where nothing had come yet of what they have
         self._armed: set[str] = set()
         #: looks are on the thread of the log, requests on many
@@ -152,18 +152,20 @@ class Handing:
             OSError, TaskqError: as ``arrived``.
         """
         waiting = self._look(device)
-        copies = self._copies.get(device)
-        if copies is None:
-            copies = Copies(self._disk, f"{self._path}/devices/{device}", self.note(device).begin)
-            self._copies[device] = copies
-        copies.read()
-        return self._take_up(device, copies, waiting)
+        readings = self._readings.get(device)
+        if readings is None:
+            readings = Readings(
+                self._disk, f"{self._path}/devices/{device}", self.note(device).begin
+            )
+            self._readings[device] = readings
+        readings.read()
+        return self._take_up(device, readings, waiting)
 
     def _take_up(
-        self, device: str, copies: Copies, waiting: dict[int, Waiting]
+        self, device: str, readings: Readings, waiting: dict[int, Waiting]
     ) -> dict[int, Waiting]:
         ended: list[tuple[Reading, There, Ended]] = []
-        for reading in copies.readings.values():
+        for reading in readings.logs.values():
             for there, end in list(reading.ends.items()):
                 known = waiting.get(there.identified.job)
                 is_ours = known is not None and known.identified == there.identified
@@ -240,16 +242,16 @@ class Handing:
         if after >= next_lsn:  # the outbox was set back: no number is given twice
             self._ask(Op.SKIP, after)
         waiting = self.settle(device)
-        copies = self._copies[device]
-        if copies.names()[-1:] != [log]:
+        readings = self._readings[device]
+        if readings.names()[-1:] != [log]:
             return Given(tag, after, [], [])  # another of its logs came later
         if asked.refused:
             waiting = self._refuse(device, waiting, tag, asked.refused)
         self._note_taken(device, after)
         if not asked.waiting:
             waiting = self._seek(device, log, waiting, after)
-        reading = copies.readings[log]
-        there = copies.there(reading)
+        reading = readings.logs[log]
+        there = readings.there(reading)
         new = [
             one for one in waiting.values() if one.number > after and one.identified not in there
         ]
@@ -268,7 +270,7 @@ class Handing:
         if over:
             cancels = self._ask(Op.LOOK, (lambda sight: _cancelled(sight, over), Trait.AGENDA))
         if jobs:
-            self._arm(device, copies)
+            self._arm(device, readings)
         elif not reading.live and not waiting:
             self._armed.discard(device)
         return Given(tag, jobs[-1].number if jobs else after, jobs, cancels)
@@ -292,17 +294,17 @@ class Handing:
         self, device: str, log: str, waiting: dict[int, Waiting], after: int
     ) -> dict[int, Waiting]:
         """Look for what the device says it took, and what is neither alive nor ended there."""
-        copies = self._copies[device]
-        missing = _missing(copies, log, waiting, after)
-        if missing and not copies.is_whole:
-            copies.read_whole()
-            waiting = self._take_up(device, copies, waiting)
-            missing = _missing(copies, log, waiting, after)
+        readings = self._readings[device]
+        missing = _missing(readings, log, waiting, after)
+        if missing and not readings.is_whole:
+            readings.read_whole()
+            waiting = self._take_up(device, readings, waiting)
+            missing = _missing(readings, log, waiting, after)
         if not missing:
             return waiting
         reason = f"{device} took it, and its log does not tell what became of it"
         self._end(Ended(job, Kind.DEAD, 0, reason.encode()) for job in missing)
-        if not copies.has_gap(log):  # it never came so far
+        if not readings.has_gap(log):  # it never came so far
             look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
             self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
         return self._look(device)
@@ -408,11 +410,11 @@ class Handing:
             parts = [*parts, (after, self._clock.wall_ns())][-_PARTS_MAX:]
             self._write(device, note._replace(parts=parts))
 
-    def _arm(self, device: str, copies: Copies) -> None:
+    def _arm(self, device: str, readings: Readings) -> None:
         """Note, before anything is handed over, from where on the copies are to be read."""
         if device not in self._armed:
-            begin = {name: one.at for name, one in copies.readings.items()}
-            is_idle = not any(one.live or one.ends for one in copies.readings.values())
+            begin = {name: one.at for name, one in readings.logs.items()}
+            is_idle = not any(one.live or one.ends for one in readings.logs.values())
             note = self.note(device)
             self._write(device, note._replace(begin=begin if is_idle else note.begin))
             self._armed.add(device)
@@ -426,8 +428,8 @@ class Handing:
         self._disk.sync_directory(path.rpartition("/")[0])
 
 
-def _missing(copies: Copies, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:
-    there = copies.there(copies.readings[log])
+def _missing(readings: Readings, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:
+    there = readings.there(readings.logs[log])
     taken = (job for job, one in waiting.items() if one.number <= after)
     return [job for job in taken if waiting[job].identified not in there]
 

@@ -147,11 +147,11 @@ def _ended(record: LogRecord, kind: Kind) -> Ended:
     return Ended(record.job, kind, record.attempt, record.body, record.cause, record.body_flags)
 
 
-class Copies:
-    """The copies of one device.
+class Readings:
+    """How the copies of one device were read.
 
     Attributes:
-        readings: of each log, by its id.
+        logs: how each log was read, by its id.
         is_whole: whether they began at the beginning of all that there is.
     """
 
@@ -160,7 +160,7 @@ class Copies:
         self._path = path
         #: where a reading may begin, by the id of its log
         self._begin = begin
-        self.readings: dict[str, Reading] = {}
+        self.logs: dict[str, Reading] = {}
         self.is_whole = False
 
     def read(self) -> None:
@@ -170,12 +170,12 @@ class Copies:
             OSError, LogError: one cannot be read.
         """
         for name in self.names():
-            reading = self.readings.get(name)
+            reading = self.logs.get(name)
             if reading is None:
                 reading = self._opened(f"{self._path}/{name}", self._begin.get(name, NOWHERE))
                 if reading is None:
                     continue
-                self.readings[name] = reading
+                self.logs[name] = reading
             reading.read()
 
     def read_whole(self) -> None:
@@ -184,9 +184,9 @@ class Copies:
         Raises:
             OSError, LogError: one cannot be read.
         """
-        self._begin, self.readings, self.is_whole = {}, {}, True
+        self._begin, self.logs, self.is_whole = {}, {}, True
         self.read()
-        for name, reading in self.readings.items():
+        for name, reading in self.logs.items():
             for number in self._disk.names(f"{self._path}/{name}/old"):
                 left = self._opened(f"{self._path}/{name}/old/{number}", NOWHERE)
                 if left is not None:
@@ -212,7 +212,7 @@ class Copies:
 
     def there(self, log: Reading) -> set[Identified]:
         """What lives in a log, and what ended in any of them and was not taken up yet."""
-        ended = (one for reading in self.readings.values() for one in reading.ends)
+        ended = (one for reading in self.logs.values() for one in reading.ends)
         return {one.identified for one in (*log.live.values(), *ended)}
 
     def _opened(self, path: str, at: Position) -> Reading | None:

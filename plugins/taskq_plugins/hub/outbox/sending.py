@@ -16,9 +16,9 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, State
 from taskq.core.why import Reason, Why
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
-from taskq_plugins.hub.devices import check_group, groups, is_enrolled
+from taskq_plugins.hub.devices import checked, groups, is_enrolled
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, OUTBOX, QUEUE, TO, read_note
-from taskq_plugins.hub.outbox.reading import Copies, Identified
+from taskq_plugins.hub.outbox.reading import Identified, Readings
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +66,7 @@ class Hub:
         Raises:
             UsageError: that is no name of a group.
         """
-        return Group(self, check_group(name))
+        return Group(self, checked(name, "group"))
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """A call of a task that this program does not know; the device checks its arguments.
@@ -139,7 +139,7 @@ class Device:
             LogError: nothing came of it yet.
         """
         folder = self._hub.path / "devices" / self.name
-        names = Copies(LocalDisk(), str(folder), {}).names()
+        names = Readings(LocalDisk(), str(folder), {}).names()
         return LogReader.open(str(folder / names[-1] if names else folder))
 
 
@@ -222,10 +222,10 @@ def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
     folder = hub / "devices" / view.queue.removeprefix(TO)
-    copies = Copies(LocalDisk(), str(folder), {})
-    copies.read_whole()
+    readings = Readings(LocalDisk(), str(folder), {})
+    readings.read_whole()
     found: tuple[str, JobView] | None = None
-    for reading in copies.readings.values():
+    for reading in readings.logs.values():
         jobs = [job for job, one in reading.live.items() if one.identified == wanted]
         jobs += [end.job for one, end in reading.ends.items() if one.identified == wanted]
         for job in jobs:

@@ -43,8 +43,8 @@ _COPIES_MAX: Final = 1_000
 _LOGS_MAX: Final = 32
 
 
-class Hub:
-    """One directory of copies, and the only process that writes to it.
+class Copies:
+    """The copies of all devices, and the only process that writes to them.
 
     For any thread, but for one at a time of each device.
 

@@ -18,12 +18,12 @@ from taskq.log.read.verify import verify
 from taskq.log.segments.identity import FILE
 from taskq.log.upkeep.backup import BackupReport, restore
 from taskq_plugins.hub.aside import SEALS, high_lsn, noted
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
 from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.devices import known
-from taskq_plugins.hub.hub import Hub
 from taskq_plugins.hub.messages import Declare, Skip
 from taskq_plugins.hub.wire import HubError
 
@@ -46,16 +46,16 @@ class Stick:
         self.device, self.hub, self.pins = device, HubSettings(), False
         self.part_bytes, self.sent_bytes = _PART_BYTES, 0
         self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), tell_nobody
-        self._hub = Hub(PatientDisk, str(path.absolute()))
+        self._copies = Copies(PatientDisk, str(path.absolute()))
 
     async def ask(self, asked: Request) -> Answer:
         """Do what is asked for."""
         self.sent_bytes += len(getattr(asked, "data", b""))
-        return self._hub.answer(self.device, asked)
+        return self._copies.answer(self.device, asked)
 
     async def close(self) -> None:
         """Give the files back."""
-        self._hub.close()
+        self._copies.close()
 
 
 def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
@@ -64,9 +64,9 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
     Raises:
         LogError: what is there does not go on from what the hub has; the device has to sync.
     """
-    real = Hub(PatientDisk, str(hub))
+    real = Copies(PatientDisk, str(hub))
     try:
-        for device, log_id in Hub(PatientDisk, str(stick.absolute())).logs():
+        for device, log_id in Copies(PatientDisk, str(stick.absolute())).logs():
             known(hub, device)
             path = f"{stick.absolute()}/devices/{device}/{log_id}"
             log = DeviceLog(LocalDisk(), SystemClock(), path)
@@ -184,7 +184,7 @@ async def _get(line: Line, where: str, headers: dict[str, str] | None = None) ->
 
 def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
     """What is wrong with copies: the directory, and what; ``deep`` reads all bytes of them."""
-    for device, log_id in Hub(PatientDisk, str(hub)).logs():
+    for device, log_id in Copies(PatientDisk, str(hub)).logs():
         path = hub / "devices" / device / str(log_id)
         for line in noted(PatientDisk(), str(path), SEALS):
             file, size = path / "log" / segment_name(line["segment"]), line["end"][1]

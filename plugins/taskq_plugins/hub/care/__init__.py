@@ -1,1 +1,0 @@
-"""What people do to copies, besides letting devices sync."""
