@@ -156,7 +156,8 @@ def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list
 
 
 def _give_back_memory() -> None:
-    """Give the system what is free in the heaps of threads: each batch leaves holes in others."""
+    """Give the system what is free in Arrow's pool, and in the heaps that each thread has."""
+    pa.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # where the C library is another than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
