@@ -31,7 +31,7 @@ from taskq.testing.crashable import CrashableDisk
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, groups, set_member
-from taskq_plugins.hub.outbox import asking
+from taskq_plugins.hub.outbox import taking
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
@@ -117,7 +117,7 @@ async def _leave(_path: str, _config: object) -> None:
 @pytest.fixture
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     """Its devices adopt what they took when the test says so."""
-    monkeypatch.setattr(asking, "_adopt", _leave)
+    monkeypatch.setattr(taking, "_adopt", _leave)
     made = Place(tmp_path)
     yield made
     await made.hub.close()
@@ -426,7 +426,7 @@ async def test_an_answer_that_is_cut_short_counts_for_nothing(
         seen.append(data)
         return decode_given(data)
 
-    monkeypatch.setattr("taskq_plugins.hub.outbox.asking.decode_given", note)
+    monkeypatch.setattr("taskq_plugins.hub.outbox.taking.decode_given", note)
     await place.hub.device("edge-7").enqueue(update("update", "7.3"))
     await place.sync("edge-7")
     whole = seen[0]
@@ -578,7 +578,7 @@ async def test_a_job_that_ends_while_its_device_asks_does_not_come_again(
     async with place.apps["edge-7"] as app:
         await app.adopt()
     shutil.rmtree(place.path / "edge-7" / "inbox")
-    take = asking.take
+    take = taking.take
 
     async def works_before(*given: Any) -> Any:
         await place.work("edge-7")

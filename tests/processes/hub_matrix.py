@@ -115,7 +115,7 @@ MOMENTS: Final = (
     Moment("device", "in the pin", f"{_HUB}.sync:_pin", "steps"),
     Moment("device", "between two branches", f"{_HUB}.sync:_skip", "steps"),
     Moment("device", "in publish", f"{_HUB}.outbox.taking:Taking._publish", "steps"),
-    Moment("device", "in adoption", f"{_HUB}.outbox.asking:_adopt", "steps"),
+    Moment("device", "in adoption", f"{_HUB}.outbox.taking:_adopt", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
 #: What processes import late, here once for all.

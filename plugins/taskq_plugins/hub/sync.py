@@ -31,8 +31,7 @@ from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Skip, Stored
 from taskq_plugins.hub.messages import Synced as Told
-from taskq_plugins.hub.outbox.asking import take
-from taskq_plugins.hub.outbox.taking import Taken, look
+from taskq_plugins.hub.outbox.taking import Taken, look, take
 from taskq_plugins.hub.wire import HubStops
 
 if TYPE_CHECKING:
