@@ -110,13 +110,13 @@ class Allowance:
         if need > most:
             raise HubWaits(
                 f"{self.metered}: what comes next takes {need / _MIB:.1f} MiB, more than "
-                f"metered_bytes_per_day ({most / _MIB:g} MiB), so it waits for another line"
+                f"metered_bytes_per_day ({most / _MIB:.3g} MiB), so it waits for another line"
             )
         again = self._since + _DAY_SECONDS
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(again))
         wait = min(again - self._now(), LOOK_SECONDS)
         raise HubWaits(
-            f"{self.metered}: {most / _MIB:g} MiB a day used up; goes on at {at}", max(wait, 1.0)
+            f"{self.metered}: {most / _MIB:.3g} MiB a day used up; goes on at {at}", max(wait, 1.0)
         )
 
     def left(self) -> int | None:

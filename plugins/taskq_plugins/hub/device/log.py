@@ -210,16 +210,10 @@ class DeviceLog:
 
     def bytes_behind(self, at: Position) -> int:
         """Bytes of the log behind a position of it."""
-        later = [one for one in self.segments if one > at.segment]
-        has_it = at.segment in self.segments
-        rest = max(self._files.size(at.segment) - at.offset, 0) if has_it and later else 0
-        if has_it and not later:
-            rest = self.end.offset - at.offset
-        return (
-            rest
-            + sum(self._files.size(one) for one in later[:-1])
-            + (self.end.offset if later else 0)
-        )
+        ends = {one: self._files.size(one) for one in self.segments if one >= at.segment}
+        if self.end.segment in ends:
+            ends[self.end.segment] = self.end.offset
+        return sum(ends.values()) - min(at.offset, ends.get(at.segment, 0))
 
     def digest(self, end: Position) -> bytes:
         """The SHA-256 of a segment up to there."""
