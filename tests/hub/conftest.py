@@ -28,6 +28,7 @@ def url(place: Place) -> Iterator[str]:
     """A hub that is served at a port of this machine."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
+        sock.listen()  # who comes before it runs waits
         app = Server(place.hub).app
         server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_level="warning"))
         thread = Thread(target=partial(server.run, [sock]))

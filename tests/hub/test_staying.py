@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -19,6 +20,7 @@ from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.sync import _pause, follow, last_note, sync
+from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -135,3 +137,33 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     await place.write("edge-7", 4, 500_000)
     told = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
     assert "MiB" not in told.stderr
+
+
+async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
+    place: Place, url: str
+) -> None:
+    line = Line(url, devices.enrol(place.hub, "edge-7"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silence = Line(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await silence.request("GET", "/healthz", {})
+        accepted = [silent.accept()[0] for _ in range(3)]
+        assert [one.recv(4)[:3] for one in accepted] == [b"GET"] * 3
+        assert all(one.recv(2_000) and not one.recv(1) for one in accepted)  # it hung up
+        for one in accepted:
+            one.close()
+    for status in (200, 200):
+        assert (await line.request("GET", "/healthz", {})).status == status
+    assert line._carrier._connection is not None
+    line._carrier._connection.sock.shutdown(socket.SHUT_RDWR)
+    assert (await line.request("GET", "/healthz", {})).status == 200
+    await line.close()
+    await silence.close()
+
+
+async def test_a_token_that_is_none_is_told_as_a_line_that_fails(url: str) -> None:
+    line = Line(url, "two\nlines")
+    with pytest.raises(HubError, match="Invalid header value"):
+        await line.request("GET", "/healthz", {})

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import select
+import socket
 import ssl
 import threading
 import time
@@ -153,6 +154,7 @@ class Http:
 
         Raises:
             OSError, HTTPException: nobody answers.
+            ValueError: a token that goes into no header.
         """
         try:
             return await aside(
@@ -161,7 +163,9 @@ class Http:
         except RuntimeError as error:
             raise OSError("a request that was given up has not ended yet") from error
         except BaseException:
-            self.close()  # where it was cancelled, this ends what the thread waits for
+            # Where it was cancelled, this ends what the thread waits for, and others need not.
+            self.close()
+            self._turn = threading.BoundedSemaphore(1)
             raise
 
     def _exchange(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
@@ -182,13 +186,8 @@ class Http:
 
     def _connected(self) -> http.client.HTTPConnection:
         connection = self._connection
-        # What came unasked says that the hub hung up.
-        if connection is not None and (
-            connection.sock is None or select.select([connection.sock], [], [], 0)[0]
-        ):
+        if connection is None or _is_over(connection.sock):
             self.close()
-            connection = None
-        if connection is None:
             connection = self._connection = self._connect()
             if self._proxy is not None:
                 connection.set_tunnel(*self._place, headers=self._proxy[2])
@@ -212,8 +211,17 @@ class Http:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError, AttributeError):
-                connection.sock.shutdown(2)
+                connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def _is_over(sock: socket.socket | None) -> bool:
+    """Whether the hub hung up: what comes unasked says so."""
+    if sock is None:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def tell_nobody(_gone: int, _whole: int) -> None:
@@ -325,7 +333,7 @@ class Line:
         carrier, used = self._carrier, self._carrier.used_bytes
         try:
             return await carrier(method, path, self._own | headers, body)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             self._part_bytes = max(self._part_bytes // 2, _PART_BYTES_MIN)
             raise HubError(
                 f"{self.url} cannot be reached ({type(error).__name__}: {error}): the log is "
