@@ -402,10 +402,7 @@ class Copy:
         return Stored(self.at)
 
     def _digest(self, end: Position) -> str:
-        found, descriptor = hashlib.sha256(), self._files.descriptor(end.segment)
-        for at in range(0, end.offset, _PIECE_BYTES):
-            found.update(self._disk.read(descriptor, min(_PIECE_BYTES, end.offset - at), at))
-        return found.hexdigest()
+        return _digest(self._disk, self._files.descriptor(end.segment), end.offset)
 
     def _throw_out(self, segment: int) -> None:
         torn = f"{self._path}/torn"
@@ -417,6 +414,14 @@ class Copy:
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
+
+
+def _digest(disk: Disk, descriptor: int, size: int) -> str:
+    """The SHA-256 of a file's beginning."""
+    found = hashlib.sha256()
+    for at in range(0, size, _PIECE_BYTES):
+        found.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
+    return found.hexdigest()
 
 
 def _bodies(frame: Frame) -> Iterator[str]:
@@ -490,11 +495,13 @@ class Bodies:
 
     def missing(self, names: tuple[str, ...]) -> Missing:
         """Say which of these are not there, and how much of each is."""
-        there = frozenset(self._disk.names(f"{self._path}/{SPILL}"))
-        lacking = [name for name in names if NAME.match(name) and name not in there]
+        disk, folder = self._disk, f"{self._path}/{SPILL}"
+        there = frozenset(disk.names(folder))
         for name in there.intersection(names):  # a record is about to name it
-            self._disk.touch(f"{self._path}/{SPILL}/{name}")
-        sizes = [self._has(name) if name + PART in there else 0 for name in lacking]
+            disk.touch(f"{folder}/{name}")
+        lacking = [name for name in names if NAME.match(name) and name not in there]
+        parts = (disk.status(f"{folder}/{name}{PART}") for name in lacking)
+        sizes = (0 if part is None else part[2] for part in parts)
         return Missing(tuple(zip(lacking, sizes, strict=True)))
 
     def take(self, asked: SpillPart, received: int | None) -> Missing:
@@ -515,10 +522,7 @@ class Bodies:
             size += len(data)
             if not asked.is_last or len(data) < len(asked.data):
                 return Missing(((name, size),))
-            found = hashlib.sha256()
-            for at in range(0, size, _PIECE_BYTES):
-                found.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
-            if found.hexdigest() != name:
+            if _digest(disk, descriptor, size) != name:
                 disk.remove(part)
                 return Missing(((name, 0),))
             disk.sync(descriptor)
@@ -528,10 +532,3 @@ class Bodies:
         for directory in (folder, self._path):
             disk.sync_directory(directory)
         return Missing(())
-
-    def _has(self, name: str) -> int:
-        descriptor = self._disk.open(f"{self._path}/{SPILL}/{name}{PART}", write=False)
-        try:
-            return self._disk.size(descriptor)
-        finally:
-            self._disk.close(descriptor)

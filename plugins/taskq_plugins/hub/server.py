@@ -240,8 +240,7 @@ class Server:
             _log.warning("hub: a question of %s failed: %s", device, error)
             return _problem(503, "it could not be told: try again later")
         if lines is None:
-            status, media_type, data = answered(Refused(Trouble.SUPERSEDED, NOWHERE))
-            return Response(data, status, media_type=media_type)
+            return _told(*answered(Refused(Trouble.SUPERSEDED, NOWHERE)))
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
 
     async def _answer(
@@ -256,7 +255,7 @@ class Server:
         except (ValueError, KeyError, TypeError):
             return _problem(400, "that is no request of protocol 1")
         if asked is None:
-            return Response(NOT_THERE[2], NOT_THERE[0], media_type=NOT_THERE[1])
+            return _told(*NOT_THERE)
         if not (is_whole or isinstance(asked, Append)):
             return _problem(400, "the line dropped")
         async with self._turn(device):
@@ -266,8 +265,7 @@ class Server:
                 _log.warning("hub: a request of %s failed: %s", device, error)
                 is_full = isinstance(error, OSError) and error.errno in _FULL
                 return _problem(507 if is_full else 503, "it could not be written: try again later")
-        status, media_type, data = answered(answer)
-        return Response(data, status, media_type=media_type)
+        return _told(*answered(answer))
 
     def _done(self, device: str, asked: Asked) -> Answer:
         """Carry a request out, on a thread."""
@@ -343,6 +341,10 @@ def _unpacked(body: bytes, limit: int) -> bytes:
         return zlib.decompressobj().decompress(body, limit)
     except zlib.error:
         return b""
+
+
+def _told(status: int, media_type: str, data: bytes) -> Response:
+    return Response(data, status, media_type=media_type)
 
 
 def _problem(status: int, title: str) -> Response:

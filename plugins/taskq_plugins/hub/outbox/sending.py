@@ -12,7 +12,8 @@ from taskq.calls.call import checked_calls
 from taskq.connection.blocking import blocking, off_loop
 from taskq.core.durations import spoken
 from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS, WAITING_STATES, State
+from taskq.core.model import WAITING_STATES, State
+from taskq.core.views import moment
 from taskq.core.why import Reason, Why
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
@@ -199,7 +200,7 @@ def why(hub: Path, view: JobView) -> Reason:
     there = find_there(hub, view)
     if there is not None and there[1].state is State.RUNNING:
         attempts = there[1].attempts
-        since = f" since {_moment(attempts[-1].started_ns)}" if attempts else ""
+        since = f" since {moment(attempts[-1].started_ns)}" if attempts else ""
         text = f"it has been running on {device}{since}, as job {there[1].job_id}"
         return Reason(code=Why.RUNNING, text=f"{text}; {_heard(folder, device)}")
     taken = [
@@ -209,9 +210,7 @@ def why(hub: Path, view: JobView) -> Reason:
         state = there[1].state.name.lower()
         text = f"it was handed over, and is {state} on {device} as job {there[1].job_id}"
     elif taken:
-        text = (
-            f"it was handed over to {device} at {_moment(taken[0])}, which told no more of it yet"
-        )
+        text = f"it was handed over to {device} at {moment(taken[0])}, which told no more of it yet"
     else:
         text = f"{device} has not taken it yet"
     return Reason(code=Why.NO_WORKER, text=f"{text}; {_heard(folder, device)}")
@@ -252,9 +251,3 @@ def _heard(folder: Path, device: str) -> str:
     if not seen:
         return f"{device} was never heard of"
     return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
-
-
-def _moment(time_ns: int) -> str:
-    from datetime import UTC, datetime  # noqa: PLC0415 - few ask
-
-    return f"{datetime.fromtimestamp(time_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M:%S} UTC"
