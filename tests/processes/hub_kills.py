@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--dir", default=".", help="on a real disk")
     parser.add_argument("--matrix", action="store_true", help="At each named moment instead.")
-    parser.add_argument("--short", action="store_true", help="Once at every other one.")
+    parser.add_argument("--times", type=int, default=10_000, help="So many of each; 0: a few.")
     parser.add_argument("--only", default="", help="At those that have this in their name.")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -147,7 +147,7 @@ def main() -> None:
         asyncio.run(_devices(Path(folder), url, int(first)))
         return
     if given.matrix:
-        hub_matrix.main(given.dir, is_short=given.short, chosen=given.only)
+        hub_matrix.main(given.dir, given.times, given.only)
         return
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-kills-") as folder:
         run(Path(folder).absolute(), given.devices, given.seconds, given.seed)

@@ -19,7 +19,6 @@ import hashlib
 import http.client
 import importlib
 import inspect
-import itertools
 import json
 import os
 import select
@@ -601,23 +600,23 @@ def _tree(folder: Path) -> dict[str, str]:
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def _cells(moment: Moment, number: int, *, is_short: bool) -> Iterator[tuple[int, str]]:
+def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]:
     """Which time of a moment, and what goes wrong then: at the first all of it."""
     after = [AFTERWARDS[(number + one) % len(AFTERWARDS)] for one in range(len(AFTERWARDS))]
-    if is_short:  # half of a write, or where its file is made
+    if not times:  # half of a write, or where its file is made
         yield 2 if moment.how == "steps" else 1, after[0]
         return
     yield from ((1, one) for one in after)
-    for nth in itertools.count(2):
+    for nth in range(2, times + 1):
         yield nth, after[nth % len(after)]
 
 
-def run(folder: Path, *, is_short: bool, chosen: str = "") -> None:
-    """Kill at each moment, and check; ``is_short``: once at every other one."""
+def run(folder: Path, times: int, chosen: str = "") -> None:
+    """Kill at each moment, and check; so many times of each at most, 0: once at every other one."""
     for name in _LATE:
         importlib.import_module(name)
     moments = [one for one in MOMENTS if chosen in f"{one.side} {one.name}"]
-    if is_short:
+    if not times:
         moments = [one for one in moments if one.world == "fork"][::2]
     told = Counter[str]()
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
@@ -625,7 +624,7 @@ def run(folder: Path, *, is_short: bool, chosen: str = "") -> None:
         assert _ended(_started(_prepare, *worlds)) == 0, _trouble(folder)
         for number, moment in enumerate(moments):
             began, hits = time.monotonic(), 0
-            for nth, afterwards in _cells(moment, number, is_short=is_short):
+            for nth, afterwards in _cells(moment, number, times):
                 name = f"{moment.side} {moment.name}, time {nth}, then {afterwards}"
                 if not _one(folder, listening, name, moment, nth, afterwards):
                     break
@@ -660,10 +659,10 @@ def _trouble(folder: Path) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
-def main(directory: str, *, is_short: bool = False, chosen: str = "") -> None:
+def main(directory: str, times: int, chosen: str) -> None:
     """Run it in memory if there is such a file system: what is killed needs no disk."""
     memory = Path("/dev/shm")  # noqa: S108 - a directory of its own is made there
     with tempfile.TemporaryDirectory(
         dir=memory if memory.is_dir() else directory, prefix="hub-matrix-"
     ) as folder:
-        run(Path(folder), is_short=is_short, chosen=chosen)
+        run(Path(folder), times, chosen)
