@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
 _BYTES: Final = pa.binary()
+_MOMENT: Final = DETAILS.field("timestamp").type
 _KINDS: Final = sorted(Kind)
 _KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
 _WITH_CAUSE: Final = layout.table(
@@ -57,26 +59,9 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
     return build
 
 
-def _kind(rows: Rows) -> pa.Array:
-    return arrays.named(_KIND_NAMES, _KIND_INDEX[rows.kind])
-
-
-def _job_id(rows: Rows) -> pa.Array:
-    return arrays.ids(rows.piece.tag, rows.job)
-
-
-def _queue(rows: Rows) -> pa.Array:
-    start, end, _ = rows.route
-    return _name(rows, start, end, is_task=False)
-
-
-def _task(rows: Rows) -> pa.Array:
-    _, start, end = rows.route
-    return _name(rows, start, end, is_task=True)
-
-
-def _name(rows: Rows, start: Ints, end: Ints, *, is_task: bool) -> pa.Array:
-    valid = rows.is_birth
+def _name(rows: Rows, *, is_task: bool) -> pa.Array:
+    """Names of tasks, or of queues."""
+    (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
     if rows.has(Kind.PAUSED, Kind.RESUMED) and not is_task:
         named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)
         body = rows.at + layout.FIXED_SIZES[rows.kind]
@@ -91,10 +76,6 @@ def _name(rows: Rows, start: Ints, end: Ints, *, is_task: bool) -> pa.Array:
         end = np.where(tallied, rows.end if is_task else middle, end)
         valid = valid | tallied
     return arrays.slices(rows.data, start, end, valid & (end > start), is_text=True)
-
-
-def _timestamp(rows: Rows) -> pa.Array:
-    return arrays.numbers(rows.time_ns // 1_000, None, DETAILS.field("timestamp").type)
 
 
 def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
@@ -127,10 +108,6 @@ def _option_number(
         return arrays.somewhere(out)
 
     return build
-
-
-def _headers(rows: Rows) -> pa.Array:
-    return headers_of(rows.data, rows.birth_options, len(rows))
 
 
 def _attempt(rows: Rows) -> pa.Array:
@@ -254,18 +231,18 @@ CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
 BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "offset": lambda rows: arrays.numbers(rows.at + rows.base),
     "lsn": lambda rows: arrays.numbers(rows.lsn),
-    "kind": _kind,
-    "job_id": _job_id,
-    "task": _task,
-    "queue": _queue,
-    "timestamp": _timestamp,
+    "kind": lambda rows: arrays.named(_KIND_NAMES, _KIND_INDEX[rows.kind]),
+    "job_id": lambda rows: arrays.ids(rows.piece.tag, rows.job),
+    "task": partial(_name, is_task=True),
+    "queue": partial(_name, is_task=False),
+    "timestamp": lambda rows: arrays.numbers(rows.time_ns // 1_000, None, _MOMENT),
     "ts_ns": lambda rows: arrays.numbers(rows.time_ns),
     "key": _option_bytes(Option.KEY, "birth_options"),
     "attempt": _attempt,
     "priority": _priority,
     "owner": lambda rows: arrays.hexadecimal(rows.owner, rows.owner != 0),
     "epoch": lambda rows: arrays.hexadecimal(rows.epoch),
-    "headers": _headers,
+    "headers": lambda rows: headers_of(rows.data, rows.birth_options, len(rows)),
     "job": lambda rows: arrays.somewhere(rows.job.view(np.int64)),
     "token": _token,
     "cause": _cause,

@@ -169,14 +169,10 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             "see taskq cancel --queue"
         )
     checked = parse_options(options)
-    shape_of(_arrow_schema(schema), task=checked.task)
+    # Any zone will do, but there must be one.
+    shape_of(to_arrow_schema(schema, timezone="UTC"), task=checked.task)
     checked.load_app()  # here as well, so that a wrong name fails before any row is read
     return checked
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    # Any zone will do, but there must be one.
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def _write(

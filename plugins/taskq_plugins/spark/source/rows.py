@@ -194,7 +194,8 @@ def _all_rows(
     pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None
 ) -> Iterator[pa.RecordBatch]:
     queues = QueueFilter(reading.queues) if reading.queues is not None else None
-    schema = reading.schema if queues is None else _with_needed(reading.schema)
+    missing = () if queues is None else set(NEEDED) - set(reading.schema.names)
+    schema = pa.schema([*reading.schema, *map(DETAILS.field, sorted(missing))])
     for piece in pieces:
         parts: Iterable[Piece] = (piece,) if piece.start < piece.end else ()
         if sieve is not None and parts:
@@ -207,11 +208,6 @@ def _all_rows(
             yield kept if queues is None else kept.select(reading.schema.names)
     if queues is not None:
         queues.close()
-
-
-def _with_needed(schema: pa.Schema) -> pa.Schema:
-    missing = [DETAILS.field(name) for name in NEEDED if name not in schema.names]
-    return pa.schema([*schema, *missing])
 
 
 def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.RecordBatch]:
@@ -235,11 +231,7 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
             raise Unreadable(error) from error
         _log.warning("corruptMode=%s, left out: %s", reading.corrupt, error)
         if reading.corrupt is Corrupt.QUARANTINE:
-            yield _damaged_row(piece, schema, error)
-
-
-def _damaged_row(piece: Piece, schema: pa.Schema, error: LogError) -> pa.RecordBatch:
-    return _row_of(piece, schema, kind="damaged", problem=str(error))
+            yield _row_of(piece, schema, kind="damaged", problem=str(error))
 
 
 def _break_row(piece: Piece, schema: pa.Schema, told: Break) -> pa.RecordBatch:
