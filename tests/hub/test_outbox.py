@@ -614,3 +614,33 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
     reading.read()
     assert not reading.live
     assert reading.ends[there].kind is Kind.CANCELLED
+
+
+async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_alone(
+    place: Place,
+) -> None:
+    for device in ("edge-7", "edge-8"):
+        place.enrol(device)
+    taken = await place.hub.device("edge-7").enqueue(update("update", "7.1"))
+    await place.sync("edge-7")
+    async with place.apps["edge-7"] as app:
+        await app.adopt()
+    await place.sync("edge-7")
+    left = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    own = await place.hub.device("edge-8").enqueue(update("update", "8"))
+    words = ["hub", "retire", str(place.path / "hub"), "edge-7", "--jobs-to"]
+    told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-9"])
+    assert (told.exit_code, "not enrolled" in told.stderr) == (2, True)
+    told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-8"])
+    assert told.output == "2 jobs for edge-7 given to edge-8\n"
+    assert (await place.sync("edge-8")).taken.jobs == 3
+    await place.work("edge-8")
+    await place.sync("edge-8")
+    assert await taken.result(timeout=1) == "edge-8 has 7.1"
+    assert await left.result(timeout=1) == "edge-8 has 7.2"
+    assert await own.result(timeout=1) == "edge-8 has 8"
+    place.tokens["edge-7"] = enrol(place.path / "hub", "edge-7")
+    synced = await place.sync("edge-7")  # it is found again, and has not run its job yet
+    assert (synced.taken.jobs, synced.taken.cancelled) == (0, 1)
+    await place.work("edge-7")
+    assert sorted(place.ran) == [("edge-8", "7.1"), ("edge-8", "7.2"), ("edge-8", "8")]

@@ -15,7 +15,7 @@ from click.exceptions import Exit
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.outbox.commands import cancel_open, group, put, show
+from taskq_plugins.hub.outbox.commands import cancel_open, group, hand_on, put, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,8 +67,15 @@ def move(directory: Path, device: str) -> None:
 @hub.command()
 @_hub_argument
 @click.argument("device")
-def retire(directory: Path, device: str) -> None:
-    """Let no token of a device hold any more; what it sent stays, jobs for it are cancelled."""
+@click.option("--jobs-to", "other", metavar="OTHER", help="A device that is to have its jobs.")
+def retire(directory: Path, device: str, other: str | None) -> None:
+    """Let no token of a device hold any more; what it sent stays, jobs for it are cancelled.
+
+    With --jobs-to another device gets them instead, also those that this one took and never told
+    the end of.
+    """
+    if other is not None:
+        hand_on(directory, device, other)
     devices.retire(directory, device)
     cancel_open(directory, device)
 

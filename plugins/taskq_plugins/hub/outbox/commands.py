@@ -11,6 +11,7 @@ import click
 from taskq.cli import render
 from taskq.cli.commands.jobs import show_job
 from taskq.cli.errors import WrongUsage
+from taskq.cli.many import count_of
 from taskq.cli.options import json_option, span
 from taskq.core.model import PRIORITY_MAX, WAITING_STATES
 from taskq.core.parsing import parse_json
@@ -101,6 +102,18 @@ def put(
         hub.close_sync()
     for job in jobs if isinstance(jobs, list) else [jobs]:
         click.echo(job.id)
+
+
+def hand_on(directory: Path, device: str, other: str) -> None:
+    """Give the jobs that wait for a device to another."""
+    from taskq_plugins.hub.outbox.sending import Hub  # noqa: PLC0415 - as above
+
+    hub = Hub(directory)
+    try:
+        count = hub.hand_on_sync(device, other)
+    finally:
+        hub.close_sync()
+    click.echo(f"{count_of(count)} for {device} given to {other}")
 
 
 def cancel_open(directory: Path, device: str) -> None:

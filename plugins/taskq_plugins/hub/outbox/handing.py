@@ -268,7 +268,9 @@ class Handing:
         }
         cancels: list[tuple[str, int]] = []
         if over:
-            cancels = self._ask(Op.LOOK, (lambda sight: _cancelled(sight, over), Trait.AGENDA))
+            cancels = self._ask(
+                Op.LOOK, (lambda sight: _cancelled(sight, over, device), Trait.AGENDA)
+            )
         if jobs:
             self._arm(device, readings)
         elif not reading.live and not waiting:
@@ -387,6 +389,9 @@ class Handing:
             return
         job = lsn if not is_carried else decode_record(record, lsn, 0, 0).job
         nonce = enqueue_extras(born).headers.get(NONCE, "")
+        if record[KIND_AT] == Kind.EDITED:  # it may have been another device's
+            for others in self._waiting.values():
+                others.pop(job, None)
         known = self._waiting.setdefault(queue[len(_TO) :].decode("utf-8", "replace"), {})
         if agenda.table.state(job) not in WAITING_STATES or not nonce:
             return
@@ -438,8 +443,8 @@ def _end_of(sight: Sight) -> tuple[str, int]:
     return sight.journal.tag, sight.journal.next_lsn
 
 
-def _cancelled(sight: Sight, jobs: dict[int, Identified]) -> list[tuple[str, int]]:
-    """(id, number there) of those of these jobs that were cancelled here."""
+def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[tuple[str, int]]:
+    """(id, number there) of those of these jobs that were cancelled here, or are another's now."""
     journal = sight.journal
     now_ns = journal.clock.wall_ns()
     found: list[tuple[str, int]] = []
@@ -447,6 +452,8 @@ def _cancelled(sight: Sight, jobs: dict[int, Identified]) -> list[tuple[str, int
         with contextlib.suppress(JobNotFound):
             view = tell(journal, one.job, now_ns)
             is_same = view is not None and view.headers.get(NONCE) == one.nonce
-            if view is not None and is_same and view.state is State.CANCELLED:
+            if view is None or not is_same:
+                continue
+            if view.state is State.CANCELLED or view.queue != f"{TO}{device}":
                 found.append((f"{journal.tag}-{one.job}", number))
     return found

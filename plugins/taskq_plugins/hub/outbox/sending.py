@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -11,7 +13,7 @@ from taskq.app.app import TaskQ
 from taskq.calls.call import checked_calls
 from taskq.connection.blocking import blocking, off_loop
 from taskq.core.durations import spoken
-from taskq.core.errors import UsageError
+from taskq.core.errors import NotWaiting, UsageError
 from taskq.core.model import WAITING_STATES, State
 from taskq.core.views import moment
 from taskq.core.why import Reason, Why
@@ -33,6 +35,8 @@ R = TypeVar("R")
 #: The header of a job that went to each member of a group.
 GROUP: Final = "hub-group"
 _NONCE_BYTES: Final = 6
+#: Jobs that one call hands on.
+_JOBS_MAX: Final = 1_000_000
 
 
 class Hub:
@@ -90,11 +94,31 @@ class Hub:
             raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
         calls = [_addressed(call, device, headers) for device in devices]
         for one in calls:
-            # Before its first job: no worker may ever take one.
-            if one.spec.queue not in self._paused:
-                await self._app.pause(one.spec.queue)
-                self._paused.add(one.spec.queue)
+            await self._close_queue(one.spec.queue)
         return await self._app.enqueue_many(calls)
+
+    async def _close_queue(self, queue: str) -> None:
+        """Let no worker ever take a job of a device; before there is one."""
+        if queue not in self._paused:
+            await self._app.pause(queue)
+            self._paused.add(queue)
+
+    async def hand_on(self, device: str, other: str) -> int:
+        """Give the jobs that wait for a device to another; returns how many they were.
+
+        Who waits for their results has them from there. What the device took and never told of may
+        run on both.
+        """
+        waiting = partial(_waiting_for, self.path, device)
+        queue = f"{TO}{self.device(other).name}"
+        await self._close_queue(queue)
+        count = 0
+        for job in await off_loop(waiting):
+            with contextlib.suppress(NotWaiting):  # it has just ended
+                count += await self._app.edit(job, queue=queue)
+        return count
+
+    hand_on_sync = blocking(hand_on)
 
     async def close(self) -> None:
         """Close the outbox. Legal twice."""
@@ -243,6 +267,15 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
         begin = 0 if chosen.expires_is_wall else time.time_ns()
         own[EXPIRES] = str(begin + chosen.expires_ns)
     return call.options(queue=f"{TO}{device}", expires=None, spill=False, headers=own)
+
+
+def _waiting_for(hub: Path, device: str) -> list[str]:
+    """The ids of the jobs that wait for a device, oldest first."""
+    if not (hub / OUTBOX).is_dir():
+        return []
+    with LogReader.open(str(hub / OUTBOX)) as reader:
+        found = reader.jobs(set(WAITING_STATES), f"{TO}{device}", None, _JOBS_MAX)
+        return [view.job_id for view in reversed(found)]
 
 
 def _heard(folder: Path, device: str) -> str:
