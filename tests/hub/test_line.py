@@ -103,8 +103,11 @@ async def test_an_answer_may_end_with_its_connection() -> None:
     assert told == (200, b"{}")
 
 
-async def test_a_request_that_was_given_up_is_no_end_of_the_line() -> None:
+async def test_a_request_that_was_given_up_is_no_end_of_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is asked again while the first still waits for a connection that nobody accepts."""
+    monkeypatch.setattr(lines, "_CONNECT_SECONDS", 0.5)
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

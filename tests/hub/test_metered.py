@@ -15,15 +15,14 @@ from click.testing import CliRunner
 from examples.hub.line import BadLine
 from taskq import TaskLog
 from taskq.cli.main import main
-from taskq.conditions.base import say_once
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device import allowance
-from taskq_plugins.hub.device.allowance import Allowance, HubWaits
+from taskq_plugins.hub.device.allowance import Allowance, HubWaits, last_note
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.sync import follow, last_note, sync
+from taskq_plugins.hub.sync import follow, sync
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -258,20 +257,4 @@ async def test_a_rate_is_kept(place: Place, url: str) -> None:
     # The last piece is on its way when the answer comes.
     assert size / (monotonic() - began) < 400_000 * 3
     assert monotonic() - began > size / 400_000 / 2
-    await device.line.close()
-
-
-async def test_a_machine_that_cannot_tell_sends_all_and_is_silent_of_it(
-    place: Place,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    say_once.cache_clear()
-    await place.write("edge-7")
-    device = Device(place, url, metered_bytes_per_day=1)
-    assert await device.sync() == [Verdict.NEW]
-    assert not caplog.records
     await device.line.close()

@@ -18,8 +18,9 @@ from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub import devices
+from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.sync import _pause, follow, last_note, sync
+from taskq_plugins.hub.sync import _pause, follow, sync
 from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
 

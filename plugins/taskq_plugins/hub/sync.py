@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import random
 import time
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from anyio import sleep_forever
@@ -24,7 +22,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.readers import HUB_READER, NamedReader
 from taskq.log.read.readers import Position as ReadPosition
 from taskq.log.segments.identity import read_identity
-from taskq_plugins.hub.device.allowance import HubWaits
+from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.log import DeviceLog
@@ -55,8 +53,6 @@ _CHANCE: Final = random.SystemRandom()
 #: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
 _METERED_EVERY_SECONDS: Final = 900.0
 _METERED_POLL_SECONDS: Final = 6 * 3_600.0
-#: How it went last, for ``taskq sync status``.
-NOTE: Final = "readers/hub.json"
 
 
 class Synced(NamedTuple):
@@ -113,11 +109,11 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
     except LogError as error:
-        _note(path, error=str(error))
+        note(path, error=str(error))
         raise
     else:
         if line.pins and not is_dry:
-            _note(path, lsn=done.end.next_lsn)
+            note(path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
         return done
     finally:
         hold.release()
@@ -157,26 +153,6 @@ def _pin(hold: NamedReader, log: DeviceLog, lsn: int) -> None:
     segment = max((one for one in log.segments if one <= lsn), default=lsn)
     hold.save(ReadPosition(segment, lsn))
     hold.sync()
-
-
-def _note(path: str, *, lsn: int = 0, error: str = "") -> None:
-    """Note how it went, for people."""
-    noted = last_note(path)
-    known = noted if error else {"synced_ns": time.time_ns(), "lsn": lsn}
-    if noted == (known := known | {"error": error}):
-        return
-    with contextlib.suppress(OSError):
-        temporary = Path(path, f"{NOTE}.tmp")
-        temporary.write_text(json.dumps(known), encoding="utf-8")
-        temporary.replace(Path(path, NOTE))
-
-
-def last_note(path: str) -> dict[str, Any]:
-    """How the last session went: ``synced_ns``, ``lsn``, ``error``; empty if there was none."""
-    try:
-        return dict(json.loads(Path(path, NOTE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 async def _skip(path: str, lsn: int, config: LogConfig) -> None:

@@ -17,6 +17,7 @@ from click.exceptions import Exit
 from taskq.cli.options import log_argument, open_reader, resolve
 from taskq.connection.settings import HubSettings, load_settings
 from taskq_plugins.hub import sync as syncing
+from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line, line_to, token_file
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     with open_reader(data_dir) as reader:
         path, end = reader.path, reader.journal.next_lsn
     if given["status"]:
-        _tell(path, end, syncing.last_note(path))
+        _tell(path, end, last_note(path))
         return
     line = _line(given) if given["stick"] is None else _stick(given["stick"])
     if given["follow"] or given["wait"]:

@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from taskq.conditions import on_power, online, unmetered
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 60.0
 _DAY_SECONDS: Final = 86_400.0
 _MIB: Final = 2**20
-#: What was sent on a metered line, beside the log.
-FILE: Final = "readers/hub-metered.json"
+#: How it went last, for ``taskq sync --status``, and what was sent on a metered line.
+_NOTE: Final = "readers/hub.json"
 
 
 class HubWaits(HubError):
@@ -69,7 +69,7 @@ class Allowance:
         }
         self._requires = [made[name]() for name in hub.requires]
         self._looked = -LOOK_SECONDS
-        self._file: Path | None = None
+        self._path = ""
         self._since = self._used = 0.0
         self.metered, self.owes_bodies = "", False
 
@@ -92,11 +92,9 @@ class Allowance:
 
     def take_up(self, path: str) -> None:
         """Go on with what was noted of the log in a directory."""
-        self._file = Path(path, FILE)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            known = json.loads(self._file.read_text(encoding="utf-8"))
-            self._since, self._used = float(known["since"]), float(known["used"])
-            self.owes_bodies = known["owes_bodies"] is True
+        self._path, known = path, last_note(path)
+        self._since, self._used = known.get("since", 0.0), known.get("used", 0.0)
+        self.owes_bodies = known.get("owes_bodies", False)
 
     def check(self, need: int) -> None:
         """Have so many bytes left on a metered line.
@@ -129,23 +127,32 @@ class Allowance:
 
     def spend(self, size: int) -> None:
         """Count what went over the line, either way."""
-        if self.metered:
+        if self.metered and self._path:
             self._used += size
-            self._note()
+            note(self._path, since=self._since, used=self._used)
 
     def owe_bodies(self, owes: bool) -> None:
         """Note whether files beside the log were held back."""
-        if owes != self.owes_bodies:
-            self.owes_bodies = owes
-            self._note()
+        self.owes_bodies = owes
+        note(self._path, owes_bodies=owes)
 
-    def _note(self) -> None:
-        if self._file is not None:
-            values = {"since": self._since, "used": self._used, "owes_bodies": self.owes_bodies}
-            temporary = self._file.with_suffix(".tmp")
-            with contextlib.suppress(OSError):
-                temporary.write_text(json.dumps(values), encoding="utf-8")
-                temporary.replace(self._file)
+
+def note(path: str, **values: Any) -> None:
+    """Note something of a log beside it: where it stays as it was, nothing is written."""
+    noted = last_note(path)
+    if noted != noted | values:
+        with contextlib.suppress(OSError):
+            temporary = Path(path, f"{_NOTE}.tmp")
+            temporary.write_text(json.dumps(noted | values), encoding="utf-8")
+            temporary.replace(Path(path, _NOTE))
+
+
+def last_note(path: str) -> dict[str, Any]:
+    """What was noted of a log: ``synced_ns``, ``lsn``, ``error``, …; empty if nothing was."""
+    try:
+        return dict(json.loads(Path(path, _NOTE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 async def _told(name: str, told: Awaitable[str], timeout_seconds: float = 10.0) -> str:

@@ -160,8 +160,6 @@ class Http:
             return await aside(
                 lambda: self._exchange(method, self._prefix + path, headers, body), self._turn
             )
-        except RuntimeError as error:
-            raise OSError("a request that was given up has not ended yet") from error
         except BaseException:
             # Where it was cancelled, this ends what the thread waits for, and others need not.
             self.close()
