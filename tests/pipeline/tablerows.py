@@ -73,6 +73,7 @@ def tables(**rows: Iterable[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
     schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema}
     schemas |= {"segments": SEGMENTS, "read": READ}
     duck = duckdb.connect(":memory:")
+    duck.execute("SET TimeZone = 'UTC'")
     for name, schema in schemas.items():
         duck.register(name, pa.Table.from_pylist(list(rows.get(name, ())), schema))
     return duck

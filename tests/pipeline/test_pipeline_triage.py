@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, pattern_of
-from taskq_plugins.spark.triagedata import find
+from taskq_plugins.spark.triage import find
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.lakes import fill
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.triagedata import Finding
+    from taskq_plugins.spark.triage import Finding
 
 SECOND = 1_000_000_000
 FAR_PAST = int(datetime(2020, 1, 1, tzinfo=UTC).timestamp()) * SECOND

@@ -2,26 +2,174 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import reduce
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.many import count_of, yes_option
 from taskq.cli.options import json_option
+from taskq.core.records import Kind
+from taskq_plugins.spark.lake import query
 from taskq_plugins.spark.lake.command import lake_option
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.files import placed, write_rows
+from taskq_plugins.spark.lake.store import OPEN_RECORDS, Change, Lake
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from taskq_plugins.spark.lake.erasing import Erased
+    from taskq_plugins.spark.lake.files import DataFile
+    from taskq_plugins.spark.lake.store import LakeWriter
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, names of tasks and queues, and reasons (which "
     "may quote an argument); in the logs that it was read from (of purged jobs until they are "
     "compacted), in what a hub set aside of them (old/), and in backups of these, all of it"
 )
+#: The columns, as far as a table has them, that hold what a job brought along or left.
+ERASED: Final = (
+    "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
+    "concurrency_key",
+)  # fmt: skip
+_TABLES: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
+_DUPLICATES: Final = "duplicates"
+_JOB_ID: Final = "job_id"
+
+
+class Erased(NamedTuple):
+    """What was erased of one table."""
+
+    table: str
+    rows: int
+    files: int
+
+
+def chosen_jobs(
+    lake: Lake, job_ids: Iterable[str], where: str | None, *, purged: bool = False
+) -> list[str]:
+    """The ids that are named, and those of the jobs that a condition chooses; in order.
+
+    ``purged``: and of those that their log has purged, unless it was restored and has them again.
+
+    Raises:
+        UsageError: the condition does not read.
+    """
+    found = set(job_ids)
+    if where is not None:
+        chosen = query.rows(lake, query.Query("jobs", (_JOB_ID,), where))
+        found.update(chosen[_JOB_ID].to_pylist())
+    if purged:
+        is_purged = pc.field("kind") == Kind.PURGED.name.lower()
+        gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)
+        there = lake.dataset("jobs").to_table(columns=[_JOB_ID])
+        found.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))
+    return sorted(found)
+
+
+def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
+    """How much there is of these jobs, by table."""
+    told = []
+    for table in _there(lake):
+        hits = [(file, int(pc.sum(mask).as_py())) for file, mask in _holding(lake, table, job_ids)]
+        told.append(Erased(table, sum(rows for _, rows in hits), len(hits)))
+    return told
+
+
+def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
+    """Set the columns of these jobs to null, and remove the files that had them.
+
+    Killed in between it is to be run again: what is done stays done.
+
+    Raises:
+        LakeError: the lake failed.
+    """
+    lake = writer.lake
+    if len({batch and batch.number for batch in map(lake.batch, _there(lake))}) > 1:
+        raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
+    told: list[Erased] = []
+    keys: list[pa.Array] = []
+    for table in _there(lake):
+        directory = writer.new_directory(table)
+        gone: list[DataFile] = []
+        rows = 0
+        for number, (file, mask) in enumerate(list(_holding(lake, table, job_ids))):
+            old = parquet.read_table(lake.path / table / file.path, partitioning=None)
+            if table == "jobs":
+                keys.append(pc.drop_null(old["key"].filter(mask)).combine_chunks())
+            write_rows(placed(_without(old, mask), file), directory, number)
+            gone.append(file)
+            rows += int(pc.sum(mask).as_py())
+        _replace(writer, table, directory, gone)
+        told.append(Erased(table, rows, len(gone)))
+    if lake.has(_DUPLICATES) and keys:
+        _erase_keys(writer, pa.concat_arrays(keys))
+    for table in (*_there(lake), _DUPLICATES):
+        if lake.has(table):
+            writer.vacuum(table, keep_hours=0)
+    return told
+
+
+def _there(lake: Lake) -> list[str]:
+    return [table for table in _TABLES if lake.has(table)]
+
+
+def _holding(
+    lake: Lake, table: str, job_ids: Sequence[str]
+) -> Iterable[tuple[DataFile, pa.ChunkedArray]]:
+    """The files with rows of these jobs, and which rows those are."""
+    ids = pa.array(job_ids, pa.string())
+    # An id ends with the job's number.
+    numbers = [int(number) for one in job_ids if (number := one.rpartition("-")[2]).isdecimal()]
+    for file in lake.data_files(table):
+        low, high = file.ranges.get("job", (1, 0))
+        if not any(low <= number <= high for number in numbers):
+            continue
+        path = lake.path / table / file.path
+        mask = pc.is_in(_columns(path, [_JOB_ID])[_JOB_ID], ids)
+        if pc.any(mask).as_py():
+            # What was erased before is not written again.
+            held = [pc.is_valid(one) for one in _columns(path, ERASED).columns]
+            mask = pc.and_(mask, reduce(pc.or_, held, pc.is_null(mask)))
+            if pc.any(mask).as_py():
+                yield file, mask
+
+
+def _columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """Those columns that the file has."""
+    with parquet.ParquetFile(path) as file:
+        return file.read(columns=[name for name in names if name in file.schema_arrow.names])
+
+
+def _without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    for index, field in enumerate(rows.schema):
+        if field.name in ERASED:
+            nothing = pa.nulls(rows.num_rows, field.type)
+            rows = rows.set_column(index, field, pc.if_else(mask, nothing, rows[field.name]))
+    return rows
+
+
+def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
+    """Rows of duplicates are of a key, which is what there is to be erased."""
+    lake = writer.lake
+    directory = writer.new_directory(_DUPLICATES)
+    gone = lake.data_files(_DUPLICATES)
+    for number, file in enumerate(gone):
+        rows = parquet.read_table(lake.path / _DUPLICATES / file.path, partitioning=None)
+        kept = rows.filter(pc.invert(pc.is_in(rows["key"], keys.cast(rows["key"].type))))
+        write_rows(placed(kept, file), directory, number)
+    _replace(writer, _DUPLICATES, directory, gone)
+
+
+def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[DataFile]) -> None:
+    staged = writer.stage(table, directory)
+    writer.commit(table, Change(staged.files, tuple(gone)))
 
 
 @click.command()
@@ -44,10 +192,6 @@ def erase(
     Tells what would be done; --yes does it: rows are written anew without them, and files of older
     versions that had them are removed, so readers of older versions fail.
     """
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - help must not load pyarrow
-    from taskq_plugins.spark.lake.erasing import chosen_jobs, count_rows  # noqa: PLC0415 - nor duckdb
-    from taskq_plugins.spark.lake.erasing import erase as erase_jobs  # noqa: PLC0415
-
     if not job_ids and where is None and not purged:
         raise WrongUsage("name jobs with --job, or choose them with --where or --purged")
     lake = Lake.open(lake_path)

@@ -39,8 +39,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from taskq_plugins.spark.tables.moments import SECOND_NS, at_moments
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -52,6 +50,7 @@ _FILES_AT_ONCE: Final = 16
 AHEAD_SECONDS_MAX: Final = 60
 #: How long a record may take to arrive before it is told.
 ARRIVAL_SECONDS_MAX: Final = 3_600
+SECOND_NS: Final = 1_000_000_000
 _TEXT: Final = pa.string()
 _LONG: Final = pa.int64()
 #: One row per segment file of every log on the hub, and one per gap: with ``is_missing`` only
@@ -90,8 +89,8 @@ _QUERY: Final = f"""
         count(*) OVER (PARTITION BY device) AS logs_of_device,
         row_number() OVER (PARTITION BY device ORDER BY last_arrival_ns DESC NULLS LAST,
             last_record_ns DESC NULLS LAST, log_id) = 1 AS is_current,
-        last_record_ns AS last_record_at,
-        last_arrival_ns AS last_arrival_at,
+        make_timestamptz(last_record_ns // 1000) AS last_record_at,
+        make_timestamptz(last_arrival_ns // 1000) AS last_arrival_at,
         ($now - last_record_ns) / {SECOND_NS} AS record_lag_seconds,
         ($now - last_arrival_ns) / {SECOND_NS} AS arrival_lag_seconds,
         skew_ns / {SECOND_NS} AS clock_skew_seconds,
@@ -102,7 +101,7 @@ _QUERY: Final = f"""
         coalesce(scheduled, 0) AS scheduled,
         coalesce(running, 0) AS running,
         coalesce(dead, 0) AS dead,
-        oldest_ns AS oldest_waiting_at,
+        make_timestamptz(oldest_ns // 1000) AS oldest_waiting_at,
         ($now - oldest_ns) / {SECOND_NS} AS oldest_waiting_seconds,
         coalesce(segments, 0) AS segments,
         coalesce(size_bytes, 0)::BIGINT AS size_bytes,
@@ -192,5 +191,4 @@ def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
             ``segments`` (as ``SEGMENTS``: the segment files on the hub, and the gaps between them).
         as_of_ns: the hub's time when it was looked at, in nanoseconds.
     """
-    found = duck.sql(_QUERY, params={"now": as_of_ns}).to_arrow_table()
-    return at_moments(found, ("last_record_at", "last_arrival_at", "oldest_waiting_at"))
+    return duck.sql(_QUERY, params={"now": as_of_ns}).to_arrow_table()

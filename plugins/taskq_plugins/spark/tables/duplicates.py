@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq_plugins.spark.tables.moments import at_moments
-
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
@@ -56,7 +54,8 @@ _QUERY: Final = f"""
         FROM by_device GROUP BY queue, key HAVING count(*) >= {DEVICES_MIN}
     )
     SELECT queue, key, tasks, devices, jobs, succeeded,
-        runs[1].ns AS first_at, last_ns AS last_at,
+        make_timestamptz(runs[1].ns // 1000) AS first_at,
+        make_timestamptz(last_ns // 1000) AS last_at,
         list_transform(runs[:{RUNS_MAX}], lambda one: {{
             'device': one.device, 'job_id': one.job_id,
             'started_at': make_timestamptz(one.ns // 1000), 'jobs': one.jobs}}) AS runs
@@ -70,4 +69,4 @@ def duplicates(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     Args:
         duck: with the table ``jobs``.
     """
-    return at_moments(duck.sql(_QUERY).to_arrow_table(), ("first_at", "last_at"))
+    return duck.sql(_QUERY).to_arrow_table()

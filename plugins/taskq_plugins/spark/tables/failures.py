@@ -44,7 +44,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from taskq.core.fingerprints import LOST_REASON, fingerprint, pattern_of
-from taskq_plugins.spark.tables.moments import at_moments
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES
 
 if TYPE_CHECKING:
@@ -107,12 +106,13 @@ _KINDS: Final = f"""
         count(*) FILTER (NOT failed) AS dead_jobs,
         count(DISTINCT device) AS devices,
         count(DISTINCT (device, owner)) FILTER (owner IS NOT NULL) AS workers,
-        min(at_ns) AS first_seen,
-        max(at_ns) AS last_seen,
+        make_timestamptz(min(at_ns) // 1000) AS first_seen,
+        make_timestamptz(max(at_ns) // 1000) AS last_seen,
         list_sort(list_distinct(list(queue)))[:{QUEUES_MAX}] AS queues,
         arg_max(device, place) AS example_device,
         arg_max(job_id, place) AS example_job_id,
-        arg_max(coalesce(reason, ''), place) AS example_reason,
+        nullif(arg_max(coalesce(reason, ''), place)[:{EXAMPLE_CHARACTERS_MAX}], '')
+            AS example_reason,
         count(*) FILTER (poison) AS poison_jobs,
         count(*) FILTER (poison) > 0 AS poison,
         coalesce(list_sort(list(job_id) FILTER (poison))[:{POISON_JOBS_MAX}], []) AS poison_job_ids
@@ -150,10 +150,4 @@ def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
             found["task"].to_pylist(), found["pattern"].to_pylist(), strict=True
         )
     ]
-    named = found.add_column(0, "fingerprint", pa.array(names, pa.string()))
-    examples = [
-        reason[:EXAMPLE_CHARACTERS_MAX] or None for reason in found["example_reason"].to_pylist()
-    ]
-    at = named.schema.get_field_index("example_reason")
-    named = named.set_column(at, "example_reason", pa.array(examples, pa.string()))
-    return at_moments(named, ("first_seen", "last_seen"))
+    return found.add_column(0, "fingerprint", pa.array(names, pa.string()))

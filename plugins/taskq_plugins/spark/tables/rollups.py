@@ -43,8 +43,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from taskq_plugins.spark.tables.moments import HOUR_NS, TIME, at_hours, whole_hours
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -52,7 +50,10 @@ if TYPE_CHECKING:
 
 #: Outcomes that count as failures; a released attempt counts as nothing.
 FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
-_HOURS: Final = f"CREATE OR REPLACE TEMP MACRO hour_of(ns) AS {whole_hours('ns')}"
+#: Whole hours since 1970; no time zone has a say in it.
+_HOURS: Final = """
+    CREATE OR REPLACE TEMP MACRO hour_of(ns) AS (ns - ((ns % $hour) + $hour) % $hour) // $hour
+""".replace("$hour", str(3_600 * 1_000_000_000))
 _COUNTS: Final = (
     *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
     *(f"attempts_{name}" for name in ("succeeded", "retried", "dead", "released", "lost", "ended")),
@@ -63,7 +64,7 @@ _SPREADS: Final = [
 ROLLUP: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("device", "queue", "task")),
-        ("hour", TIME),
+        ("hour", pa.timestamp("us", "UTC")),
         *((name, pa.int64()) for name in _COUNTS),
         *((name, pa.float64()) for name in ("failure_rate", "dead_rate", *_SPREADS)),
     ]
@@ -84,7 +85,7 @@ _EVENTS: Final = """
 #: Counts are those of before and what changed; percentiles are of all attempts of an hour in which
 #: any changed. Spans are in whole nanoseconds up to the interpolation, and seconds only then.
 _ROLLUP: Final = r"""
-    WITH before AS (SELECT * REPLACE (epoch_ns(hour) // $hour_ns AS hour) FROM told),
+    WITH before AS (SELECT * REPLACE (hour_of(epoch_ns(hour)) AS hour) FROM told),
     counted AS (
         SELECT device, queue, task, hour,
             coalesce(sum(COLUMNS(* EXCLUDE (device, queue, task, hour))), 0)::BIGINT AS '\0'
@@ -131,7 +132,7 @@ _ROLLUP: Final = r"""
         FROM before WHERE (device, queue, coalesce(task, ''), hour) NOT IN (
             SELECT (device, queue, coalesce(task, ''), hour) FROM moved)
     )
-    SELECT counted.*,
+    SELECT counted.* REPLACE (make_timestamptz(counted.hour * 3_600_000_000) AS hour),
         (attempts_retried + attempts_dead + attempts_lost) / nullif(
             attempts_retried + attempts_dead + attempts_lost + attempts_succeeded, 0
         ) AS failure_rate,
@@ -195,8 +196,7 @@ def rollup_hour(
         old = ROLLUP.empty_table()
     duck.register("told", old)
     wanted = None if hours is None else sorted(hours)
-    found = duck.sql(_ROLLUP, params={"hours": wanted, "hour_ns": HOUR_NS})
-    return at_hours(found.to_arrow_table(), "hour")
+    return duck.sql(_ROLLUP, params={"hours": wanted}).to_arrow_table()
 
 
 def signed(rows: duckdb.DuckDBPyRelation, sign: int) -> duckdb.DuckDBPyRelation:
