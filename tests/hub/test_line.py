@@ -6,6 +6,7 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
@@ -13,7 +14,8 @@ from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq_plugins.hub.device import line as lines
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.line import Line, Told
+from taskq_plugins.hub.messages import Ask
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
 async def test_an_answer_may_end_with_its_connection() -> None:
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, _):
         told = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
-    assert told == (200, b"{}")
+    assert told == Told(200, b"{}")
 
 
 async def test_a_request_that_was_given_up_is_no_end_of_the_line(
@@ -130,3 +132,16 @@ async def test_who_asked_for_nothing_is_not_told_that_a_line_cannot_be_judged(
     await allowance.look()
     assert allowance.left() is None
     assert not caplog.records
+
+
+async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
+    async def busy(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(busy, "127.0.0.1", 0) as server:
+        line = Line(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN)
+        with pytest.raises(HubError, match="503") as error:
+            await line.ask(Ask(1, UUID(int=1), ()))
+        assert error.value.seconds == 7
+        await line.close()

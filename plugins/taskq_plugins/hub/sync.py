@@ -30,7 +30,7 @@ from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Skip, Stored
 from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.outbox.taking import Taken, look, take
-from taskq_plugins.hub.wire import HubStops
+from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -195,7 +195,9 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
                 await asyncio.sleep(error.seconds)
                 continue
             longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
-            await _pause(hub.poll if stops else _CHANCE.uniform(1.0, longest), line.url)
+            asked = error.seconds if isinstance(error, HubError) else 0.0
+            wait = hub.poll if stops else asked + _CHANCE.uniform(1.0, longest)
+            await _pause(wait, line.url)
             continue
         failures, complaint = 0, ""
         if once:

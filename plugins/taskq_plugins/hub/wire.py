@@ -84,7 +84,13 @@ _LSN_MAX: Final = 2**62
 
 
 class HubError(LogError):
-    """A hub answered what the device cannot go on from; the message says what to do."""
+    """A hub answered what the device cannot go on from; the message says what to do.
+
+    Attributes:
+        seconds: how long to wait at least before it is asked again.
+    """
+
+    seconds: float = 0.0
 
 
 class HubStops(HubError):

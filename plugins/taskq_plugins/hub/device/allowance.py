@@ -31,11 +31,7 @@ _NOTE: Final = "readers/hub.json"
 
 
 class HubWaits(HubError):
-    """Nothing is sent just now, and nobody has to do anything about it.
-
-    Attributes:
-        seconds: how long to wait before looking again.
-    """
+    """Nothing is sent just now, and nobody has to do anything about it."""
 
     def __init__(self, why: str, seconds: float = LOOK_SECONDS) -> None:
         super().__init__(why)

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import select
 import socket
 import ssl
@@ -58,6 +59,8 @@ _ENROL_FIRST: Final = (
     "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
     "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
 )
+#: Of a wait that is asked for: less than three hours.
+_SECONDS: Final = re.compile(r"[0-9]{1,4}\Z")
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
 
@@ -113,10 +116,11 @@ def token_file(url: str) -> Path:
 
 
 class Told(NamedTuple):
-    """Status and body of an answer."""
+    """Status and body of an answer, and how long it asks to wait."""
 
     status: int
     content: bytes
+    wait_seconds: int = 0
 
 
 class Http:
@@ -180,7 +184,8 @@ class Http:
         self.used_bytes += len(str(answer.headers)) + len(content) + _RECORD_BYTES
         if answer.will_close:
             self.close()
-        return Told(answer.status, content)
+        wait = answer.headers.get("Retry-After", "")
+        return Told(answer.status, content, int(wait) if _SECONDS.match(wait) else 0)
 
     def _connected(self) -> http.client.HTTPConnection:
         connection = self._connection
@@ -314,7 +319,11 @@ class Line:
             factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
             wanted = round(self._part_bytes * factor)
             self._part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
-        return understood(asked, told.status, told.content)
+        try:
+            return understood(asked, told.status, told.content)
+        except HubError as error:
+            error.seconds = told.wait_seconds
+            raise
 
     async def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b"", room: int = 0
