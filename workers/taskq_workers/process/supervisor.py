@@ -215,12 +215,12 @@ class Supervisor:
 
     def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        if self._store is None:
+        stores = [] if self._store is None else self._worker.stores
+        if not stores:
             _pause()
             return
         # All of them stand still before the process does. Where one waits for its lock, or has
         # just failed, the others go on after a while, and it is to be asked for once more.
-        stores = self._worker.stores
         together = threading.Barrier(len(stores), _pause, _TOGETHER_SECONDS)
         for store in stores:
             store.between_batches(partial(_meet, together))
