@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
+from taskq.cli import render
+from taskq.cli.commands.jobs import show_job
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import json_option
+from taskq.cli.many import count_of
+from taskq.cli.options import json_option, span
+from taskq.core.model import PRIORITY_MAX, WAITING_STATES
+from taskq.core.parsing import parse_json
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.outbox.commands import cancel_open, group, hand_on, put, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from taskq.calls.call import OptionChanges
 
 _PORTS: Final = 1 << 16
 _PORT_DEFAULT: Final = 8470
@@ -34,10 +40,6 @@ def _hub_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group()
 def hub() -> None:
     """Keep copies of other machines' logs, byte for byte, where every read command works."""
-
-
-for _command in (group, put, show):
-    hub.add_command(_command)
 
 
 @hub.command()
@@ -75,9 +77,9 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     the end of.
     """
     if other is not None:
-        hand_on(directory, device, other)
+        _hand_on(directory, device, other)
     devices.retire(directory, device)
-    cancel_open(directory, device)
+    _cancel_open(directory, device)
 
 
 @hub.command()
@@ -229,10 +231,150 @@ def take_in(directory: Path, stick: Path) -> None:
             click.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 
-def _seconds(span: str) -> float:
+# -- jobs for devices ------------------------------------------------------------------------------
+
+
+@hub.group()
+def group() -> None:
+    """Put devices into groups, to enqueue one job for each."""
+
+
+@group.command("add")
+@_hub_argument
+@click.argument("name", metavar="GROUP")
+@click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
+def add(directory: Path, name: str, members: tuple[str, ...]) -> None:
+    """Put devices into a group; a group is there as long as one is in it."""
+    for device in members:
+        devices.set_member(directory, name, device, is_in=True)
+
+
+@group.command("rm")
+@_hub_argument
+@click.argument("name", metavar="GROUP")
+@click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
+def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
+    """Take devices out of a group; what was enqueued for them stays."""
+    for device in members:
+        devices.set_member(directory, name, device, is_in=False)
+
+
+@group.command("ls")
+@_hub_argument
+@json_option
+def ls(directory: Path, as_json: bool) -> None:
+    """Print each group and who is in it."""
+    found = devices.groups(directory)
+    if as_json:
+        render.print_json(found)
+        return
+    for name, members in sorted(found.items()):
+        click.echo(f"{name}: {' '.join(members)}")
+
+
+@hub.command()
+@_hub_argument
+@click.argument("to", metavar="DEVICE|GROUP")
+@click.argument("task")
+@click.argument("arguments", default="{}")
+@click.option("--group", "is_group", is_flag=True, help="For each device that is in that group.")
+@click.option("-Q", "--queue", help="Name of the queue on the device.  [default: default]")
+@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
+@click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
+@click.option("--expires", help="Give up unless it was taken, and ran there, by then.")
+@click.option("--key", help="One job of the device at a time may hold it.")
+def put(
+    directory: Path, to: str, task: str, arguments: str, *, is_group: bool, **options: Any
+) -> None:
+    """Enqueue a call of TASK for a device, with ARGUMENTS as a JSON object; print the job's id.
+
+    The device takes it when it syncs, if it accepts the task.
+    """
+    from taskq_plugins.hub.outbox.sending import Hub  # noqa: PLC0415 - help must not import the log
+
+    try:
+        values = parse_json(arguments)
+    except ValueError as error:
+        raise WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise WrongUsage('the arguments must be one JSON object, such as {"version": "7.2"}')
+    changes: OptionChanges = {  # type: ignore[assignment]
+        name: span(value) if name in ("delay", "expires") else value
+        for name, value in options.items()
+        if value is not None
+    }
+    hub = Hub(directory)
+    try:
+        call = hub.call_by_name(task, **values).options(**changes)
+        given = hub.group(to) if is_group else hub.device(to)
+        jobs = given.enqueue_sync(call)
+    finally:
+        hub.close_sync()
+    for job in jobs if isinstance(jobs, list) else [jobs]:
+        click.echo(job.id)
+
+
+def _hand_on(directory: Path, device: str, other: str) -> None:
+    """Give the jobs that wait for a device to another."""
+    from taskq_plugins.hub.outbox.sending import Hub  # noqa: PLC0415 - as above
+
+    hub = Hub(directory)
+    try:
+        count = hub.hand_on_sync(device, other)
+    finally:
+        hub.close_sync()
+    click.echo(f"{count_of(count)} for {device} given to {other}")
+
+
+def _cancel_open(directory: Path, device: str) -> None:
+    """Cancel the jobs that wait for a device."""
+    from taskq_plugins.hub.outbox.handing import OUTBOX, TO  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.outbox.sending import Outbox  # noqa: PLC0415 - as above
+
+    if not (directory / OUTBOX).is_dir():
+        return
+    app = Outbox(directory.absolute())
+    try:
+        swept = app.cancel_many_sync(queue=f"{TO}{device}")
+    finally:
+        app.close_sync()
+    if swept.count:
+        click.echo(f"{swept.count} jobs for {device} cancelled")
+
+
+@hub.command()
+@_hub_argument
+@click.argument("job_id")
+@json_option
+def show(directory: Path, job_id: str, as_json: bool) -> None:
+    """Show a job for a device as the hub has it, then as the device's own log tells it."""
+    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.outbox.handing import OUTBOX  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.outbox.sending import find_there, why  # noqa: PLC0415 - as above
+
+    hub, now_ns = directory.absolute(), time.time_ns()
+    with LogReader.open(str(hub / OUTBOX)) as reader:
+        view = reader.job(reader.find_job(job_id))
+    assert view is not None
+    there = find_there(hub, view)
+    where = why(hub, view).text if view.state in WAITING_STATES else ""
+    if as_json:
+        told = None if there is None else {"log": there[0], **there[1].as_dict()}
+        render.print_json({**view.as_dict(), "why": where, "there": told})
+        return
+    show_job(view, now_ns, as_json=False)
+    if where:
+        click.echo(f"\n{where}")
+    if there is not None:
+        click.echo(f"\nin {there[0]}:\n")
+        show_job(there[1], now_ns, as_json=False)
+
+
+def _seconds(text: str) -> float:
     from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
 
-    return nanoseconds(span) / 1e9
+    return nanoseconds(text) / 1e9
 
 
 def _package(name: str) -> Any:
