@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _AT_A_TIME: Final = 8
-_RETRY_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.02
 #: The hub is killed after so long at the latest.
 _PATIENCE_SECONDS: Final = 2.0

@@ -286,7 +286,7 @@ async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(
 
 async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
     place.enrol("edge-7")
-    device, handing = place.hub.device("edge-7"), place.server._outbox._handing
+    device, handing = place.hub.device("edge-7"), place.server._outbox.handing
     late = await device.enqueue(update("update", "7.2").options(expires="1h"))
     handing._clock = Ahead()
     assert (await place.sync("edge-7")).taken.jobs == 0
@@ -299,7 +299,7 @@ async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
 
 async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
     place.enrol("edge-7")
-    device, handing = place.hub.device("edge-7"), place.server._outbox._handing
+    device, handing = place.hub.device("edge-7"), place.server._outbox.handing
     ran = await device.enqueue(update("update", "7.2").options(expires="1h"))
     await place.sync("edge-7")
     handing._clock = Ahead()

@@ -43,7 +43,7 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.outbox.lines import DOWN, JSON_LINES, decode_question
+from taskq_plugins.hub.outbox.lines import DOWN, JSON_LINES, decode_question, encode_given
 from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.reading import Reading
 from taskq_plugins.hub.wire import (
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
+    from taskq_plugins.hub.outbox.lines import Question
 
 _log: Final = logging.getLogger("taskq")
 #: A part, or one frame that is larger.
@@ -87,6 +88,10 @@ _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
 _DIGITS_MAX: Final = 20
 _RETRY_SECONDS: Final = 5
+#: Those who wait for something look so long after the outbox grew: many at a time, once.
+_GATHER_SECONDS: Final = 0.25
+#: Questions that wait for their answer at a time; one more is answered at once.
+_ASKING_MAX: Final = 2_000
 #: Tokens and codes that do not hold, of one address in a minute.
 _TRIES_MAX: Final = 10
 _MINUTE: Final = 60.0
@@ -118,6 +123,7 @@ class Server:
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
+        self._asking = 0
         self._used: dict[str, int] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         self._tries: dict[str, int] = {}
@@ -231,17 +237,40 @@ class Server:
             asked = decode_question(body if is_whole else b"")
         except (ValueError, KeyError, TypeError, RecursionError):
             return _problem(400, "that is no question of protocol 1")
-        at = device, asked.session, asked.log_id, asked.up
         try:
-            lines = await self._outbox.answer(
-                device, asked, self._on_thread, self._turn(device), lambda: self._copies.is_at(*at)
-            )
+            lines = await self._given(device, asked)
         except (OSError, TaskqError) as error:
             _log.warning("hub: a question of %s failed: %s", device, error)
             return _problem(503, "it could not be told: try again later")
         if lines is None:
             return _told(*answered(Refused(Trouble.SUPERSEDED, NOWHERE)))
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
+
+    async def _given(self, device: str, asked: Question) -> bytes | None:
+        """The lines that a question is answered with, b"" for nothing; None: ask anew."""
+        at, outbox = (device, asked.session, asked.log_id, asked.up), self._outbox
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (asked.wait_seconds if self._asking < _ASKING_MAX else 0)
+        self._asking += 1
+        try:
+            while outbox.is_there:
+                port, seen = await outbox.end()
+                async with self._turn(device):  # for each look, but not for the wait
+                    if not await self._on_thread(self._copies.is_at, *at):
+                        return None
+                    given = await self._on_thread(outbox.handing.give, device, asked)
+                if given.jobs or given.cancels or loop.time() >= until:
+                    return encode_given(given)
+                asked = asked._replace(refused=())
+                grown = port.extent(seen)
+                await asyncio.wait((grown,), timeout=max(until - loop.time(), 0))
+                if grown.done():
+                    await asyncio.sleep(_GATHER_SECONDS)
+                else:
+                    grown.cancel()
+            return b""
+        finally:
+            self._asking -= 1
 
     async def _answer(
         self, device: str, request: Request, body: bytes, is_whole: bool, limit: int

@@ -10,7 +10,6 @@ from taskq.core.errors import TaskqError
 from taskq.log.machine.disk import PatientDisk, SystemClock
 from taskq.log.segments.identity import FILE
 from taskq_plugins.hub.outbox.handing import OUTBOX, Handing
-from taskq_plugins.hub.outbox.lines import encode_given
 from taskq_plugins.hub.outbox.sending import Outbox
 
 if TYPE_CHECKING:
@@ -18,14 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.log.requests import Op
-    from taskq_plugins.hub.outbox.lines import Question
+    from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")
-#: Those who wait for something look so long after the outbox grew: many at a time, once.
-_GATHER_SECONDS: Final = 0.25
 _EXPIRE_SECONDS: Final = 30.0
-#: Questions that wait for their answer at a time; one more is answered at once.
-_WAITING_MAX: Final = 2_000
 
 
 class Serving:
@@ -33,13 +28,15 @@ class Serving:
 
     Args:
         path: of the hub.
+
+    Attributes:
+        handing: decides what a device is given.
     """
 
     def __init__(self, path: Path) -> None:
         self._identity = path / OUTBOX / FILE
         self._connection = Outbox(path)._connection
-        self._handing = Handing(PatientDisk, str(path), SystemClock(), self._ask)
-        self._waiting = 0
+        self.handing = Handing(PatientDisk, str(path), SystemClock(), self._ask)
 
     def _ask(self, op: Op, operand: Any) -> Any:
         return self._connection._thread_port()._send(op, operand).result()
@@ -57,53 +54,14 @@ class Serving:
         """Something of a device has come; what is wrong with its jobs is not wrong with that."""
         try:
             if self.is_there:
-                self._handing.arrived(device)
+                self.handing.arrived(device)
         except (OSError, TaskqError) as error:
             _log.warning("hub: jobs of %s wait a while: %s", device, error)
 
-    async def answer(
-        self,
-        device: str,
-        asked: Question,
-        on_thread: Callable[..., Awaitable[Any]],
-        turn: asyncio.Lock,
-        is_current: Callable[[], bool],
-    ) -> bytes | None:
-        """The lines that a question is answered with, b"" for nothing; None: ask anew.
-
-        Args:
-            device: who asks.
-            asked: the question.
-            on_thread: runs a function on a thread.
-            turn: of the device, taken for each look but not for the wait.
-            is_current: on a thread, whether the session is the latest, and the copy as it says.
-
-        Raises:
-            OSError, TaskqError: it cannot be told just now.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (asked.wait_seconds if self._waiting < _WAITING_MAX else 0)
-        self._waiting += 1
-        try:
-            while self.is_there:
-                port = await self._connection.port()
-                seen = await port.look(lambda one: one.journal.next_lsn, needs_agenda=False)
-                async with turn:
-                    if not await on_thread(is_current):
-                        return None
-                    given = await on_thread(self._handing.give, device, asked)
-                if given.jobs or given.cancels or loop.time() >= until:
-                    return encode_given(given)
-                asked = asked._replace(refused=())
-                grown = port.extent(seen)
-                await asyncio.wait((grown,), timeout=max(until - loop.time(), 0))
-                if grown.done():
-                    await asyncio.sleep(_GATHER_SECONDS)
-                else:
-                    grown.cancel()
-            return b""
-        finally:
-            self._waiting -= 1
+    async def end(self) -> tuple[LoopPort, int]:
+        """Where it ends, and what tells once it has grown."""
+        port = await self._connection.port()
+        return port, await port.look(lambda one: one.journal.next_lsn, needs_agenda=False)
 
     async def expire(self, on_thread: Callable[..., Awaitable[Any]]) -> None:
         """End jobs that no device took in time, for ever."""
@@ -111,6 +69,6 @@ class Serving:
             await asyncio.sleep(_EXPIRE_SECONDS)
             try:
                 if self.is_there:
-                    await on_thread(self._handing.expire)
+                    await on_thread(self.handing.expire)
             except (OSError, TaskqError) as error:
                 _log.warning("hub: jobs that expired wait a while: %s", error)
