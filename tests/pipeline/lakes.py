@@ -9,8 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from taskq_plugins.spark.lake import OVER, Batch, Change, Lake
-from taskq_plugins.spark.run.batch import commit_batch, is_committed, stage_records
-from taskq_plugins.spark.run.shares import fold_all
+from taskq_plugins.spark.run.batch import commit_batch, fold_all, is_committed, stage_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 
 from taskq_plugins.spark import session
 from taskq_plugins.spark.lake import Lake, LakeWriter, store
+from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run.checkpoint import check, read_checkpoint
 from taskq_plugins.spark.run.inprocess import RunOptions, run_here
-from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import live, rows_of

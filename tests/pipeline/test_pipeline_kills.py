@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run.inprocess import RunOptions, run_here
 from taskq_plugins.spark.run.report import Lines
-from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.bench.process import family
 from tests.pipeline.rowmaking import live
 from tests.pipeline.scripts.pipeline_run import STEPS

@@ -14,10 +14,10 @@ from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake import Batch, Lake, LakeWriter, files
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.progress import log_progress
+from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.inprocess import RunOptions, run_here
-from taskq_plugins.spark.run.tablenames import DERIVED
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from taskq.cli.main import main
-from taskq_plugins.spark.run.held import held, unread_bytes
+from taskq_plugins.spark.run.checkpoint import held, unread_bytes
 from taskq_plugins.spark.source.stream import StreamReader
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.source_tools import Stream

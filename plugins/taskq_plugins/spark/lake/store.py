@@ -37,13 +37,20 @@ from taskq_plugins.spark.lake.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from deltalake.transaction import AddAction, RemoveAction
     from pyarrow import dataset
 
     from taskq_plugins.spark.lake.files import DataFile, Staged
 
+RECORDS: Final = "records"
+JOBS: Final = "jobs"
+ATTEMPTS: Final = "attempts"
+#: Tables that have days.
+DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
+#: The tables that are computed from others, in that order.
+DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks")
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
 #: The part of that table that tells of logs as a whole ...
@@ -51,8 +58,6 @@ LOG_PART: Final = "log"
 #: ... where a row of this ``kind`` stands for a stretch that was read: from the beginning of
 #: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
 POSITION: Final = "position"
-#: The table that a batch commits last.
-LAST_TABLE: Final = "jobs"
 CHECKPOINT: Final = "_checkpoint"
 _STAGING: Final = "_staging"
 _LOG: Final = "_delta_log"
@@ -268,7 +273,7 @@ class Lake:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def batch(self, table: str = LAST_TABLE) -> Batch | None:
+    def batch(self, table: str = JOBS) -> Batch | None:
         """The last batch that a table has; of ``jobs``: that all have. None before the first."""
         if not self.has(table):
             return None
@@ -277,11 +282,19 @@ class Lake:
                 return Batch(commit["stream"], int(commit["batch"]), commit.get("offsets", ""))
         return None
 
+    def stale(self, names: Iterable[str]) -> list[str]:
+        """Those of the derived tables that were computed before the last batch."""
+        last, wanted = self.batch(), frozenset(names)
+        if last is None:
+            return []
+        known = {name: self.batch(name) for name in DERIVED if name in wanted}
+        return [name for name, at in known.items() if at is None or at.number < last.number]
+
     def committed_at(self) -> int:
         """When that was, in nanoseconds since 1970; 0: never."""
-        if not self.has(LAST_TABLE):
+        if not self.has(JOBS):
             return 0
-        return int(next(_commits(self.delta(LAST_TABLE)))["timestamp"]) * 1_000_000
+        return int(next(_commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
 
     def version_at(self, table: str, number: int) -> int:
         """The newest version of a table that has nothing of a later batch; -1: there is none."""

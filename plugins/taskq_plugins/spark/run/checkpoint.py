@@ -17,11 +17,18 @@ from taskq_plugins.spark.lake import Batch
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import CheckpointMismatch
 from taskq_plugins.spark.lake.store import OPEN_RECORDS
+from taskq_plugins.spark.source.allotting import left
+from taskq_plugins.spark.source.going_on import go_on, whole_until
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.positions import Offsets, offsets_from_json
+from taskq_plugins.spark.source.problems import DataLoss, loss_handler
+from taskq_plugins.spark.source.standing import Standing, look
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.source.positions import Position
 
 _NONE: Final = -1
 _TEXT_SIZE_MAX: Final = 256 * 1024 * 1024
@@ -162,3 +169,55 @@ def batch_of(lake: Lake, number: int) -> Batch:
     if found is None:
         raise CheckpointMismatch(lake.checkpoint, "was removed while the stream runs")
     return Batch(found.stream, number, read_offsets(lake.checkpoint, number))
+
+
+# -- what the last offsets say of the logs ------------------------------------------------------
+
+
+def held(checkpoint: Path) -> list[str]:
+    """Why logs are not read on, a line for each."""
+    return sorted(one.held for one in _offsets(checkpoint).values() if one.held)
+
+
+def branches(checkpoint: Path) -> dict[str, tuple[str, int]]:
+    """(device, how often the log was found restored), by log id."""
+    return {log_id: (one.device, one.branch) for log_id, one in _offsets(checkpoint).items()}
+
+
+def unread_bytes(checkpoint: Path, journals: Path, corrupt: str) -> int:
+    """How much there is to read; 1 stands for a log that is to be held and is not yet.
+
+    Raises:
+        Unreadable: a log cannot be read, and ``corrupt`` is "fail".
+        FleetError: nor can the directory.
+    """
+    offsets = _offsets(checkpoint)
+    sight = look(read_options({"path": str(journals), "corruptMode": corrupt}))
+    there = {one.log.log_id for one in sight.standings}
+    devices = {one.log.device for one in sight.standings}
+    gone = sum(
+        one not in there and at.device not in devices and not at.held for one, at in offsets.items()
+    )
+    return gone + sum(_unread(one, offsets.get(one.log.log_id)) for one in sight.standings)
+
+
+def _unread(standing: Standing, position: Position | None) -> int:
+    if position is None:
+        return left(standing, standing.earliest).size_bytes if standing.end.mark.segment else 0
+    try:
+        here = go_on(standing, position, loss_handler("hold"))
+    except (DataLoss, FileNotFoundError):
+        return 0 if position.held else 1
+    if here is None:
+        return 0
+    if position.held and whole_until(standing, here, standing.latest).place == here.place:
+        return 0
+    return left(standing, here).size_bytes
+
+
+def _offsets(checkpoint: Path) -> Offsets:
+    found = read_checkpoint(checkpoint)
+    if found is None or found.planned < 0:
+        return {}
+    text = read_offsets(checkpoint, found.planned).rstrip().rpartition("\n")[2]
+    return offsets_from_json(parse_json(text))

@@ -13,14 +13,19 @@ from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
 from taskq.core.durations import nanoseconds
 from taskq.core.errors import UsageError
+from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
-from taskq_plugins.spark.run.tablenames import DATED
+from taskq_plugins.spark.lake.store import DATED, DERIVED
+from taskq_plugins.spark.run import checkpoint
+from taskq_plugins.spark.run.inprocess import BYTES_MAX, RunOptions, run_here
+from taskq_plugins.spark.run.reasons import SourceGone, spelled
+from taskq_plugins.spark.run.report import open_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter
-    from taskq_plugins.spark.run.inprocess import RunOptions, Summary
+    from taskq_plugins.spark.lake import LakeWriter
+    from taskq_plugins.spark.run.inprocess import Summary
     from taskq_plugins.spark.run.report import Report
 
 #: Bytes of log in one micro-batch, unless told otherwise.
@@ -166,12 +171,6 @@ def run(
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
     others are (all: rollup_hour failures duplicates device_lag breaks).
     """
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - needs pyarrow
-    from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
-    from taskq_plugins.spark.run.inprocess import RunOptions  # noqa: PLC0415
-    from taskq_plugins.spark.run.report import open_report  # noqa: PLC0415
-    from taskq_plugins.spark.run.tablenames import DERIVED  # noqa: PLC0415
-
     for table in tables:
         if table not in DERIVED:
             raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
@@ -201,16 +200,11 @@ def run(
 
 def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
     """Read what is new; False if nothing is."""
-    from taskq_plugins.spark.run import checkpoint  # noqa: PLC0415
-    from taskq_plugins.spark.run.held import branches  # noqa: PLC0415
-    from taskq_plugins.spark.run.inprocess import BYTES_MAX, run_here  # noqa: PLC0415
-    from taskq_plugins.spark.run.reasons import SourceGone  # noqa: PLC0415
-
     left_bytes = _left(writer.lake, options)
     if not left_bytes:
         return False
     started = time.monotonic()
-    before = branches(writer.lake.checkpoint)
+    before = checkpoint.branches(writer.lake.checkpoint)
 
     def read() -> Summary:
         if left_bytes <= BYTES_MAX and master is None:
@@ -228,7 +222,7 @@ def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str |
             break
     else:
         summary = read()
-    _tell_restored(before, branches(writer.lake.checkpoint))
+    _tell_restored(before, checkpoint.branches(writer.lake.checkpoint))
     report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
     return True
 
@@ -254,10 +248,7 @@ def _tell_held(lake: Lake) -> None:
     Raises:
         Failure: there are such.
     """
-    from taskq_plugins.spark.run.held import held  # noqa: PLC0415
-    from taskq_plugins.spark.run.reasons import spelled  # noqa: PLC0415
-
-    lines = [spelled(one) for one in held(lake.checkpoint)]
+    lines = [spelled(one) for one in checkpoint.held(lake.checkpoint)]
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
@@ -283,12 +274,8 @@ def _left(lake: Lake, options: RunOptions) -> int:
 
     1 stands for work that is left although all was read.
     """
-    from taskq_plugins.spark.run.checkpoint import read_checkpoint  # noqa: PLC0415
-    from taskq_plugins.spark.run.held import unread_bytes  # noqa: PLC0415
-    from taskq_plugins.spark.run.tablenames import stale  # noqa: PLC0415
-
-    left = unread_bytes(lake.checkpoint, options.journals, options.corrupt)
-    found = read_checkpoint(lake.checkpoint)
-    if found is None or found.planned != found.ran or stale(lake, options.tables):
+    left = checkpoint.unread_bytes(lake.checkpoint, options.journals, options.corrupt)
+    found = checkpoint.read_checkpoint(lake.checkpoint)
+    if found is None or found.planned != found.ran or lake.stale(options.tables):
         return max(left, 1)
     return left

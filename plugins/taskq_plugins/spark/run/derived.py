@@ -22,8 +22,7 @@ from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake import OPEN, OVER, Change
 from taskq_plugins.spark.lake.files import DATE, DEAD, PART_COLUMN, write_rows
 from taskq_plugins.spark.lake.progress import positions
-from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
-from taskq_plugins.spark.run.tablenames import ATTEMPTS, JOBS, stale
+from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS
 from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
@@ -98,7 +97,7 @@ def refresh_tables(
         LakeError: the lake failed.
     """
     lake, batch = writer.lake, writer.lake.batch()
-    behind = stale(lake, names)
+    behind = lake.stale(names)
     with duckdb.connect(":memory:") as duck:
         spill = writer.new_directory("spill")
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})

@@ -22,14 +22,19 @@ from taskq.core.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.durable import publish
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.store import KEEP_HOURS, OPEN_RECORDS
-from taskq_plugins.spark.run.batch import commit_batch, is_committed, stage_records
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    DERIVED,
+    JOBS,
+    KEEP_HOURS,
+    OPEN_RECORDS,
+    RECORDS,
+)
+from taskq_plugins.spark.run.batch import commit_batch, fold_all, is_committed, stage_records
 from taskq_plugins.spark.run.checkpoint import RAN, batch_of, check, read_checkpoint, read_offsets
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure_of
-from taskq_plugins.spark.run.shares import fold_all
-from taskq_plugins.spark.run.tablenames import ATTEMPTS, DERIVED, JOBS, RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

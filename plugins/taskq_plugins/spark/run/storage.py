@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from taskq_plugins.spark.lake.files import DATE
-from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.run.tablenames import RECORDS
+from taskq_plugins.spark.lake.store import RECORDS, Lake
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from taskq.core.errors import TaskqError
-from taskq_plugins.spark.run.batch import commit_batch, is_committed
+from taskq_plugins.spark.run.batch import commit_batch, fold_all, fold_share, is_committed
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.inprocess import Summary, end_run
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reasons import failure
-from taskq_plugins.spark.run.shares import fold_all, fold_share
 from taskq_plugins.spark.run.storage import prepare, write_records
 
 if TYPE_CHECKING:
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
-    from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.batch import Folded, Share
     from taskq_plugins.spark.run.inprocess import Listener, RunOptions
-    from taskq_plugins.spark.run.shares import Share
 
 #: How often the main thread looks up from waiting, so that Ctrl-C is answered soon.
 _LOOK_SECONDS: Final = 1
