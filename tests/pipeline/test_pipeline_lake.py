@@ -111,6 +111,31 @@ def test_a_batch_is_committed_once_however_often_it_is_run(lake: Lake) -> None:
     assert lake.batch() == Batch("s", 1, "offsets 1")
 
 
+def test_what_came_and_went_since_a_batch_is_told_by_the_tables_log(lake: Lake) -> None:
+    def told(number: int) -> list[list[int]] | None:
+        changes = lake.changes("jobs", number)
+        if changes is None:
+            return None
+        files = (map(parquet.read_table, sorted(paths)) for paths in changes)
+        return [sorted(row for one in rows for row in one["job"].to_pylist()) for rows in files]
+
+    with lake.writer() as writer:
+        append(writer, [1], 0)
+        append(writer, [2], 1, part=OPEN)
+        append(writer, [9])  # beside the batches: as the one before left the rows
+        staged = write(writer, [2, 3], part=OPEN)
+        gone = tuple(file for file in lake.data_files("jobs") if file.part == OPEN)
+        writer.commit("jobs", Change(staged.files, gone, staged.schema), Batch("s", 2))
+        assert told(2) == [[], []]
+        assert told(1) == [[2, 3], [2]]
+        assert told(0) == [[2, 3, 9], []], "what came and went since is neither"
+        (lake.path / "jobs" / gone[0].path).unlink()
+        assert told(0) == [[2, 3, 9], []]
+        assert told(1) is None
+        next((lake.path / "jobs" / "_delta_log").glob("*2.json")).unlink()
+        assert told(0) is None
+
+
 @pytest.mark.usefixtures("unsynced")
 def test_tables_are_read_as_of_the_batch_that_all_have(lake: Lake) -> None:
     with lake.writer() as writer:

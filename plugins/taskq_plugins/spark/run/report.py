@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
 from taskq.cli import render
-from taskq_plugins.spark.run.inprocess import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,22 +19,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Lake
     from taskq_plugins.spark.run.batch import Folded
     from taskq_plugins.spark.run.inprocess import Summary
-
-
-class Report(Listener, Protocol):
-    """Who is told of a run."""
-
-    def starting(self) -> None:
-        """Spark is about to start, which takes seconds."""
-        ...
-
-    def nothing_new(self, lake: Lake) -> None:
-        """All was read before."""
-        ...
-
-    def done(self, summary: Summary, lake: Lake) -> None:
-        """The run has ended well."""
-        ...
 
 
 @contextmanager
@@ -173,6 +156,10 @@ class JsonLines:
             refreshed=list(refreshed),
             rows={one.table: one.rows for one in lake.holdings()},
         )
+
+
+#: Who is told of a run.
+Report: TypeAlias = Lines | JsonLines
 
 
 def _batch(lake: Lake) -> int | None:
