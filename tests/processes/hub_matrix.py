@@ -273,7 +273,7 @@ def _line(folder: Path, port: int) -> Line:
     hub = HubSettings(accept=("update",), spill=True, grace=0, metered="all")
     token, url = (folder / "token").read_text(encoding="ascii"), f"http://127.0.0.1:{port}"
     line = Line(url, token, _Noting(url, folder / "requests"), hub)
-    line._part_bytes, ways._PIECE_BYTES = 20_000, 7_000  # type: ignore[misc]
+    line._part_bytes, ways._PIECE_BYTES = 20_000, 40_000  # type: ignore[misc]
     return line
 
 
