@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,26 @@ def test_the_groups_help_lists_every_command_and_imports_nothing_heavy() -> None
     text, heavy = help_of("pipeline", "--help")
     assert re.findall(r"^  (\w+)  ", text, re.MULTILINE) == list(COMMANDS)
     assert not heavy
+
+
+@pytest.mark.parametrize("chosen", ["", "mimalloc"])
+def test_a_run_has_arrow_take_memory_that_it_can_give_back(chosen: str) -> None:
+    """Unless somebody chose another pool; what the run starts is not told."""
+    program = (
+        "import os, sys\n"
+        "from taskq.cli.main import main\n"
+        "try: main(['pipeline', 'run', '--help'])\n"
+        "except SystemExit: pass\n"
+        "import pyarrow\n"
+        "told = os.environ.get('ARROW_DEFAULT_MEMORY_POOL')\n"
+        "print(pyarrow.default_memory_pool().backend_name, told, file=sys.stderr)"
+    )
+    told = {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={**os.environ, **told},
+    )  # fmt: skip
+    assert done.stderr.split() == ([chosen, chosen] if chosen else ["system", "None"])
 
 
 def test_a_mistyped_command_gets_a_hint() -> None:

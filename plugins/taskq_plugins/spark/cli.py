@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import click
@@ -10,6 +11,8 @@ from taskq.cli.errors import Failure
 from taskq.cli.main import LazyGroup
 from taskq_plugins.spark.errors import missing_package
 
+#: What Arrow looks at when it is loaded.
+_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 #: name -> (module, one line of help)
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
@@ -35,6 +38,8 @@ class PipelineCommands(LazyGroup):
             Failure: something is wrong with its module.
         """
         try:
+            if cmd_name == "run":
+                _load_arrow()
             return super().get_command(ctx, cmd_name)
         except (ImportError, AttributeError) as error:
             if ctx.resilient_parsing:
@@ -56,6 +61,22 @@ class PipelineCommands(LazyGroup):
             if missing is None:
                 raise
             raise Failure(str(missing)) from error
+
+
+def _load_arrow() -> None:
+    """Have Arrow take memory from the C library, which a run gives back; its own pool grows.
+
+    Whoever chose a pool decided for himself. Processes that are started are not told.
+    """
+    is_ours = _POOL not in os.environ
+    os.environ.setdefault(_POOL, "system")
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - help imports nothing heavy
+
+        pa.default_memory_pool()
+    finally:
+        if is_ours:
+            del os.environ[_POOL]
 
 
 @click.group(cls=PipelineCommands, name="pipeline")
