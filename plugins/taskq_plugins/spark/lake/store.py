@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -61,12 +60,15 @@ POSITION: Final = "position"
 CHECKPOINT: Final = "_checkpoint"
 _STAGING: Final = "_staging"
 _LOG: Final = "_delta_log"
+#: In a table's log: where its last checkpoint is.
+_LAST: Final = "_last_checkpoint"
 _OLD: Final = "taskq-lake.json"
 #: Commits from one checkpoint of a table's log to the next: a bound for what a reader reads.
 _CHECKPOINT_EVERY: Final = 20
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    "delta.logRetentionDuration": "interval 7 days",
+    # Older versions are not to be read: what they name goes after KEEP_HOURS.
+    "delta.logRetentionDuration": "interval 1 days",
 }
 #: Readers that opened a version may go on reading it for so long after the next one has come.
 KEEP_HOURS: Final = 1
@@ -468,8 +470,9 @@ class LakeWriter:
     def keep_short(self, table: str) -> None:
         """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
         delta = self.lake.delta(table)
-        names = [path.name for path in (self.lake.path / table / _LOG).glob("*.checkpoint.parquet")]
-        last = max((int(name.partition(".")[0]) for name in names), default=0)
+        last = 0
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            last = int(json.loads((self.lake.path / table / _LOG / _LAST).read_text())["version"])
         if delta.version() - last >= _CHECKPOINT_EVERY:
             self._durably(self.lake.path / table, delta.create_checkpoint)
             delta.cleanup_metadata()
@@ -512,13 +515,15 @@ class LakeWriter:
 
     def _durably(self, table: Path, act: Callable[[], _T]) -> _T:
         """Have delta-rs write to a table's log, and wait until that is on disk."""
-        began_ns = time.time_ns() - 10_000_000  # clocks of file systems tick by milliseconds
+        log = table / _LOG
+        before = _names(log)
         try:
             done = act()
-            for entry in os.scandir(table / _LOG):
-                if entry.stat().st_mtime_ns >= began_ns:
-                    sync_file(Path(entry.path))
-            sync_directory(table / _LOG)
+            after = _names(log)
+            # Only the pointer to the last checkpoint is ever written anew.
+            for name in after - before | after & {_LAST}:
+                sync_file(log / name)
+            sync_directory(log)
         except CommitFailedError as error:
             raise LakeConflict(table, str(error)) from error
         except OSError as error:
@@ -526,6 +531,12 @@ class LakeWriter:
         except DeltaError as error:
             raise LakeError(f"{table}: could not be written ({error})") from error
         return done
+
+
+def _names(directory: Path) -> set[str]:
+    with suppress(FileNotFoundError):
+        return {entry.name for entry in os.scandir(directory)}
+    return set()
 
 
 def _schema(delta: DeltaTable) -> pa.Schema:
