@@ -173,6 +173,8 @@ def test_many_small_files_of_a_day_are_written_together(lake: Lake) -> None:
     assert jobs(lake) == [*range(SMALL_FILES_MAX), 77, 78]
     by_day = {file.date: file.ranges["job"] for file in lake.data_files("jobs") if file.rows > 1}
     assert by_day == {DAYS[0]: (0, SMALL_FILES_MAX - 1)}
+    (merged,) = [file.path for file in lake.data_files("jobs") if file.rows > 1]
+    assert parquet.ParquetFile(lake.path / "jobs" / merged).num_row_groups == 1
 
 
 @pytest.mark.usefixtures("unsynced")

@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import LakeDiskError
@@ -13,10 +14,8 @@ from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, ROWS_MAX
 from taskq_plugins.spark.lake.store import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
     from taskq_plugins.spark.lake.files import DataFile, Staged
     from taskq_plugins.spark.lake.store import LakeWriter
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
 #: ... and so many of a day are written together: each row is written again a few times at most.
 SMALL_FILES_MAX: Final = 32
+#: Of a row group in memory, unless a file has less.
+GROUP_BYTES_MIN: Final = 16 * 1024 * 1024
 
 
 def compact(writer: LakeWriter, table: str) -> int:
@@ -88,7 +89,23 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
         # Compressed, a file has about a fifth of it.
         return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
 
-    for index, batches in groupby(found.to_batches(), number):
+    # One at a time: what is read ahead would be most of what a run that is kept open needs.
+    ahead = found.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
+    for index, batches in groupby(ahead, number):
         with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:
-            for batch in batches:
-                file.write_batch(batch)
+            for group in _row_groups(batches):
+                file.write_table(pa.Table.from_batches(group, schema))
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches that are written together: each row group has statistics of every column."""
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= GROUP_BYTES_MIN:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -190,6 +190,10 @@ def run(
             drops_payloads=payloads == "drop",
             keep_days={table: days for one in keep_days for table, days in one.items()},
         )
+        if keep_open:
+            from taskq_workers.process.supervisor import keep_heap_small  # noqa: PLC0415 - few do
+
+            keep_heap_small()
         if not _turn(writer, options, report, master):
             report.nothing_new(lake)
         while keep_open:
