@@ -72,6 +72,8 @@ class Clients:
         self._client = httpx.AsyncClient(
             base_url=url, limits=limits, timeout=timeout, trust_env=False
         )
+        #: time that a device waits for a line of this program is none of the hub's
+        self._lines = asyncio.Semaphore(_LINES)
         self.seconds: list[float] = []
         self.busy = 0
 
@@ -80,10 +82,12 @@ class Clients:
         method, path, headers, body = carried(asked)  # type: ignore[arg-type]
         headers["Authorization"] = f"Bearer {token}"
         while True:
-            start = time.perf_counter()
-            told = await self._client.request(method, path, headers=headers, content=body)
+            async with self._lines:
+                start = time.perf_counter()
+                told = await self._client.request(method, path, headers=headers, content=body)
+                seconds = time.perf_counter() - start
             if told.status_code not in _BUSY:
-                self.seconds.append(time.perf_counter() - start)
+                self.seconds.append(seconds)
                 return understood(asked, told.status_code, told.content)  # type: ignore[arg-type]
             self.busy += 1
             await asyncio.sleep(float(told.headers["Retry-After"]) * random.random())
