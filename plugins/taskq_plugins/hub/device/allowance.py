@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Probing takes a process; it is not done more often than that.
 LOOK_SECONDS: Final = 60.0
+#: How long the question takes whether the network is metered, at most.
+_PROBE_SECONDS: Final = 10.0
 _DAY_SECONDS: Final = 86_400.0
 _MIB: Final = 2**20
 #: How it went last, for ``taskq sync --status``, and what was sent on a metered line.
@@ -151,7 +153,7 @@ def last_note(path: str) -> dict[str, Any]:
         return {}
 
 
-async def _told(name: str, told: Awaitable[str], timeout_seconds: float = 10.0) -> str:
+async def _told(name: str, told: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
     """What a probe says; of one that cannot tell, why."""
     try:
         async with asyncio.timeout(timeout_seconds):

@@ -251,7 +251,7 @@ def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
     if proxy.username is not None:
         who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
         headers["Proxy-Authorization"] = f"Basic {b64encode(who.encode()).decode()}"
-    return proxy.hostname, proxy.port or 8080, headers
+    return proxy.hostname, proxy.port or http.client.HTTP_PORT, headers
 
 
 class Line:
