@@ -361,7 +361,7 @@ class Driven:
             (due, count % 2 == 0), (self.lsn, 9, 9), until, self.time_ns,
             since_ns=self.time_ns - count,
         )  # fmt: skip
-        apply_tallied(lane, count, lane.dead, number, 0)
+        apply_tallied(lane, count, number, 0)
         self.agenda.floor_lsn = max(self.agenda.floor_lsn, number)
 
     def key(self, number: int, window: int, frees: bool) -> object:

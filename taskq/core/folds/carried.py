@@ -149,9 +149,11 @@ def forget_dead(agenda: Agenda, job: int) -> bool:
     return True
 
 
-def apply_tallied(lane: Lane, succeeded: int, dead: int, cancelled: int, expired: int) -> None:
-    """So many jobs of the lane ended so far; who has seen only some of them knows now."""
+def apply_tallied(lane: Lane, succeeded: int, cancelled: int, expired: int) -> None:
+    """So many jobs of the lane ended so far; who has seen only some of them knows now.
+
+    Dead letters are not told: each is carried itself, before the tally or behind it, and counted so.
+    """
     lane.succeeded = succeeded
-    lane.dead = dead
     lane.cancelled = cancelled
     lane.expired = expired

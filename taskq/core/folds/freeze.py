@@ -11,8 +11,8 @@ in some 20 ms. A change of what is frozen here needs another number in ``log.sna
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from itertools import chain, islice
+from collections import Counter, deque
+from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from taskq.core.folds.agenda import Agenda
@@ -136,6 +136,7 @@ def thaw_agenda(source: Source) -> Agenda:
     known = {lane.number for lane in agenda.lanes if lane is not GONE}
     for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
         _check_lanes(chunk, known)
+    _count_dead(agenda)
     names = _take_names(source)
     agenda.queues.paused.update(name.decode("utf-8", "surrogatepass") for name in names)
     _take_schedules(source, agenda.schedules)
@@ -156,6 +157,15 @@ def thaw_agenda(source: Source) -> Agenda:
     _take_rated(source, agenda)
     agenda.flows.thaw(source.take("Q"), source.take("Q"))
     return agenda
+
+
+def _count_dead(agenda: Agenda) -> None:
+    """Count the dead letters of each lane anew: older versions froze too many at times."""
+    for lane in agenda.lanes:
+        lane.dead = 0
+    for chunk in agenda.dead._chunks:
+        for number, count in Counter(compress(chunk.lanes, chunk.metas)).items():
+            agenda.lanes[number].dead += count
 
 
 def _put_lanes(frozen: Frozen, lanes: list[Lane]) -> None:

@@ -105,9 +105,9 @@ A job's number is the lsn of its ENQUEUED record; a token is the lsn of the clai
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
 A moment that is relative moves with every CLOCK record behind it; that of a job that was carried is
 the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
-The dead of TALLIED are those that are neither requeued nor purged. A kind or an option that is
-added later, and that a taskq without it must not pass over, is written only once ``taskq.json``
-names an incompatible feature for it.
+The dead of TALLIED are those that are neither requeued nor purged; no fold goes by them, since it
+sees each letter. A kind or an option that is added later, and that a taskq without it must not pass
+over, is written only once ``taskq.json`` names an incompatible feature for it.
 
 ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up to
 there: the jobs that the frame brings from it are among the decided ones. The latest counts.

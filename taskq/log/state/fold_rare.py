@@ -158,9 +158,9 @@ def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
     elif kind == Kind.TICKED:
         apply_ticked(agenda.schedules, decode_ticked(record))
     elif kind == Kind.TALLIED:
-        priority, totals = record[5], codec.TALLY.unpack_from(record)[6:]
-        lane = agenda.queues.lane(min(priority, PRIORITY_MAX), record[codec.TALLY.size : -4])
-        apply_tallied(lane, *totals)
+        succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
+        lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
+        apply_tallied(lane, succeeded, cancelled, expired)
     elif kind == Kind.COMPACTED:
         agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.carried import apply_requeued, forget_dead
+from taskq.core.folds.carried import apply_carried, apply_requeued, apply_tallied, forget_dead
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
 from taskq.log.state.fold_rare import Watch
+from tests.core.frozen import Columns
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
 KEY = b"\x04\x01mailt"
+NEVER = (0, False)
 
 
 def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
@@ -53,6 +58,39 @@ def test_a_purged_letter_is_in_no_count() -> None:
     assert forget_dead(agenda, 1)
     assert not forget_dead(agenda, 1)
     assert agenda.queues.stats() == (QueueStats(queue="mail"),)
+
+
+@pytest.mark.parametrize("tallied_at", range(4))
+def test_dead_letters_are_counted_once_however_they_came_and_wherever_a_tally_stands(
+    tallied_at: int,
+) -> None:
+    """A tally tells of all that ended before it; letters among them may be carried behind it."""
+    agenda = Agenda()
+    lane = agenda.queues.lane(5, KEY)
+    for number in range(4):
+        if number == tallied_at:
+            apply_tallied(lane, succeeded=7, cancelled=2, expired=1)
+        if number in {0, 1}:
+            apply_carried(
+                agenda, 1 + number, 8, lane, 0, State.DEAD, NEVER, NEVER, (0, 0, 0), 0, NOW
+            )
+        elif number == 2:
+            dead_letter(agenda, 3)
+        else:
+            forget_dead(agenda, 1)
+    assert agenda.queues.stats() == (
+        QueueStats(queue="mail", succeeded=7, dead=2, cancelled=2, expired=1),
+    )
+
+
+def test_a_snapshot_that_counted_too_many_dead_letters_is_put_right_when_it_is_read() -> None:
+    agenda = Agenda()
+    for job in (1, 2):
+        dead_letter(agenda, job)
+    forget_dead(agenda, 1)
+    agenda.queues.lane(5, KEY).dead = 9
+    thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
+    assert thawed.queues.stats() == (QueueStats(queue="mail", dead=1),)
 
 
 def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() -> None:
