@@ -1,0 +1,124 @@
+"""Every change that a real process made to its files, in order, and what a power cut leaves of it.
+
+``recorder.c`` notes the system calls of a program: what the engine means to do, and what Python and
+the C library make of it. ``replayed`` does the same to a simulated machine, which can lose its
+power behind any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.values import NamedTuple
+from taskq.log.machine.door import make_directory
+from taskq.testing.crashable import CrashableDisk, Machine
+from taskq.testing.machine import parent
+from tests.log.world import PATH
+from tests.processes.harness import SCRIPTS, STEP_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Where those answers stand that a program was given; no part of its log.
+ANSWERS: Final = PATH + ".answers"
+
+
+class Call(NamedTuple):
+    """One call that succeeded; paths as in ``PATH``, whatever the directory was."""
+
+    operation: str
+    path: str
+    offset: int
+    #: of a cut or an allocation; of what is created, whether it is a file
+    size: int
+    #: what was written, or the second path
+    data: bytes
+
+
+def record(folder: Path, script: str, *arguments: object) -> list[Call]:
+    """Run a script on ``folder / PATH`` to its end; returns all that it did there and beside it."""
+    library, notes, data = folder / "recorder.so", folder / "notes", Path(f"{folder}{PATH}")
+    data.parent.mkdir()
+    source = SCRIPTS / "recorder.c"
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["cc", *flags, "-o", library, source, "-ldl", "-lpthread"], check=True)
+    record = {"TASKQ_RECORD": str(notes), "TASKQ_RECORD_UNDER": str(data.parent)}
+    subprocess.run(
+        [sys.executable, SCRIPTS / script, data, *map(str, arguments), f"{data}.answers"],
+        env={**os.environ, **record, "LD_PRELOAD": str(library)},
+        check=True,
+        timeout=STEP_SECONDS,
+    )
+    return list(_calls(notes.read_bytes(), os.fsencode(folder)))
+
+
+def _calls(notes: bytes, folder: bytes) -> Iterable[Call]:
+    at = 0
+    while at < len(notes):
+        head_end = notes.index(b"\n", at)
+        operation, *numbers = notes[at:head_end].split()
+        offset, size, path_size, data_size = map(int, numbers)
+        path_end = head_end + 1 + path_size
+        at = path_end + data_size
+        path = notes[head_end + 1 : path_end].removeprefix(folder).decode()
+        content = notes[path_end:at]
+        if operation in {b"rename", b"link"}:
+            content = content.removeprefix(folder)
+        yield Call(operation.decode(), path, offset, size, content)
+
+
+def replayed(calls: Iterable[Call], seed: int = 0) -> Machine:
+    """Return a machine to which all of that was done."""
+    machine = Machine(seed)
+    disk = CrashableDisk(machine)
+    disk.make_directory(parent(PATH))
+    disk.sync_directory("/")
+    for call in calls:
+        _do(disk, call)
+    return machine
+
+
+def _do(disk: CrashableDisk, call: Call) -> None:
+    operation, path = call.operation, call.path
+    target = call.data.decode(errors="replace")
+    match operation:
+        case "make_directory" | "remove":
+            getattr(disk, operation)(path)
+        case "rename" | "link":
+            getattr(disk, operation)(path, target)
+        case "sync" if disk.machine.find(path) in disk.machine._directories:
+            disk.sync_directory(path)
+        case _ if path.endswith((".pipe", " (deleted)")):
+            pass  # no file, or none that anybody finds any more
+        case _:
+            descriptor = disk.open(path, create=operation in {"create", "empty"})
+            _do_to_file(disk, descriptor, call)
+            disk.close(descriptor)
+
+
+def _do_to_file(disk: CrashableDisk, descriptor: int, call: Call) -> None:
+    match call.operation:
+        case "write":
+            disk.write(descriptor, call.data, call.offset)
+        case "truncate" | "allocate":
+            getattr(disk, call.operation)(descriptor, call.size)
+        case "empty":
+            disk.truncate(descriptor, 0)
+        case "sync":
+            disk.sync(descriptor)
+        case other:
+            assert other == "create", other
+
+
+def written_out(machine: Machine, folder: Path) -> Path:
+    """Make real files of those that a machine has below ``PATH``; returns their directory."""
+    for path in machine.paths():
+        if path.startswith(PATH):
+            target = Path(f"{folder}{path}")
+            make_directory(str(target.parent))
+            target.write_bytes(machine.content(path))
+    return Path(f"{folder}{PATH}")

@@ -1,0 +1,111 @@
+"""A real process on a real disk: when it answers, and what a power cut leaves of what it answered.
+
+The simulation asks the same of the committer, step by step. Here it is the storage thread itself,
+by the system calls that it makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskq import TaskLog
+from taskq.core.model import Durability, State
+from taskq.log.machine.disk import LocalDisk
+from tests.effort import grows, some
+from tests.log.world import PATH
+from tests.processes.recorded import ANSWERS, Call, record, replayed, written_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="macOS has no LD_PRELOAD"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="the recorder is compiled"),
+]
+ROUNDS: Final = 40
+
+
+def answers(calls: list[Call]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of the call, words) of each answer that the program had."""
+    for number, call in enumerate(calls):
+        if call.path == ANSWERS and call.operation == "write":
+            yield number, call.data.decode().split()
+
+
+@pytest.fixture(scope="module")
+def fsynced(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    return record(tmp_path_factory.mktemp("fsync"), "answered.py", "fsync", ROUNDS)
+
+
+def test_the_record_leaves_nothing_out(tmp_path: Path) -> None:
+    machine = replayed(record(tmp_path, "answered.py", "fsync", 10))
+    files = [path for path in Path(f"{tmp_path}{PATH}").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert machine.content(str(path).removeprefix(str(tmp_path))) == path.read_bytes()
+
+
+def unsynced(calls: list[Call], answered: int, mark: str) -> bool:
+    """Whether a job was answered for before a sync of the file that its payload was written to."""
+    written = next(
+        number
+        for number in range(answered)
+        if calls[number].operation == "write"
+        and calls[number].path != ANSWERS
+        and mark.encode() in calls[number].data
+    )
+    path = calls[written].path.removesuffix(".tmp")
+    return not any(
+        call.operation == "sync" and call.path.startswith(path)
+        for call in calls[written + 1 : answered]
+    )
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_an_answer_comes_behind_its_write_and_where_that_is_promised_behind_its_sync(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """In the other modes nobody waits for the disk, which ``interval`` syncs by and by."""
+    calls = record(tmp_path, "answered.py", durability.value, ROUNDS)
+    puts = [(number, words[3]) for number, words in answers(calls) if words[0] == "put"]
+    early = [mark for number, mark in puts if unsynced(calls, number, mark)]
+    if durability == Durability.FSYNC:
+        assert not early
+    else:
+        assert len(early) > len(puts) / 2
+    syncs = sum(call.operation == "sync" and call.path.endswith(".log") for call in calls)
+    assert (syncs > len(puts) / 10) == (durability == Durability.FSYNC)
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(4, of=200)))
+async def test_a_power_cut_loses_nothing_that_was_answered_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsynced: list[Call], seed: int
+) -> None:
+    """Cut behind any call: of what was not synced any sectors are there, in any state, or torn."""
+    cut = random.Random(seed).randrange(len(fsynced))
+    machine = replayed(fsynced[:cut], seed)
+    machine.lose_power()
+    monkeypatch.setattr(LocalDisk, "boot_id", lambda _: seed)
+    told = [words for _, words in answers(fsynced[:cut])]
+    async with TaskLog.open(written_out(machine, tmp_path)) as log:
+        waiting: dict[str, str] = {}
+        while batch := await log.claim(100):
+            waiting |= {one.job_id: hashlib.sha256(one.payload).hexdigest() for one in batch}
+        tag = (await log.put(b"the next")).rpartition("-")[0]
+        for kind, lsn, *rest in told:
+            job_id = f"{tag}-{lsn}"
+            if kind == "put" and job_id in waiting:
+                assert waiting[job_id] == rest[0]
+            else:
+                assert job_id not in waiting
+                job = await log.get(job_id)
+                assert job is not None
+                assert job.state == State.SUCCEEDED
