@@ -152,7 +152,7 @@ def forget_dead(agenda: Agenda, job: int) -> bool:
 def apply_tallied(lane: Lane, succeeded: int, cancelled: int, expired: int) -> None:
     """So many jobs of the lane ended so far; who has seen only some of them knows now.
 
-    Dead letters are not told: each is carried itself, before the tally or behind it, and counted so.
+    Dead letters are left out: each is carried itself, before the tally or behind it, and counted.
     """
     lane.succeeded = succeeded
     lane.cancelled = cancelled
