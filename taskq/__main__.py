@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskq.cli.main import main
+from taskq_start import main
 
 if __name__ == "__main__":
-    main(prog_name="taskq")
+    main()

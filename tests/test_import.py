@@ -86,6 +86,7 @@ APP = {
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Likewise, what ``taskq --help`` loads.
 HELP = {
+    "taskq": "extras",
     "taskq.cli": "errors main",
     "taskq.core": "errors",
     "taskq.log": "",
@@ -174,7 +175,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
-        *("anyio", "click", "pydantic_core", "taskq", "taskq_workers", "telling"),
+        *("anyio", "click", "pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
         "typing_extensions",
     }
 

@@ -109,9 +109,11 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
         workers = importlib.import_module("taskq_workers")
         known = workers.Worker.__init__.__kwdefaults__
     except (ImportError, AttributeError) as error:
+        from taskq.extras import install_line  # noqa: PLC0415 - only a broken install needs it
+
         raise UsageError(
             f"app.{method}() needs the package taskq_workers ({error}): "
-            f"install the whole distribution, taskq-local"
+            f"install all of taskq again: {install_line()}"
         ) from error
     unknown = options.keys() - known.keys()
     if unknown:

@@ -21,6 +21,7 @@ import click
 from taskq.cli.errors import Failure
 from taskq.cli.render import without_secrets
 from taskq.core.model import State
+from taskq.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
@@ -103,7 +104,6 @@ def unpacked(file: Path) -> Path | None:
 def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
     from importlib.metadata import distributions, version  # noqa: PLC0415 - takes 20 ms
 
-    from taskq.cli.main import DISTRIBUTION  # noqa: PLC0415 - it imports the commands, and so this
     from taskq.core.views import moment  # noqa: PLC0415 - as above
 
     return {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
+from taskq.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +75,6 @@ class LazyGroup(click.Group):
         return self.table[name][1]
 
 
-DISTRIBUTION: Final = "taskq-local"
 #: New objects after which a command looks for garbage.
 _GARBAGE_THRESHOLD: Final = 10_000
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import sys
 import tracemalloc
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ from taskq.errors import (
     SpillMissing,
     UsageError,
 )
+from taskq.extras import install_line
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.bodystore import BodyStore
@@ -175,7 +177,7 @@ async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> No
 async def test_zstd_without_its_package_is_told_before_anything_is_written(
     log: TaskLog, app_without_zstandard: None, tmp_path: Path
 ) -> None:
-    extra = r"pip install 'taskq-local\[zstd\]'"
+    extra = re.escape(install_line("zstd"))
     with pytest.raises(CompressionUnavailable, match=extra):
         await log.put(TEXT, compress="zstd")
     with pytest.raises(CompressionUnavailable, match=extra):

@@ -18,6 +18,7 @@ from examples.folder_sync.scan import scan
 from taskq.cli.commands import demo
 from taskq.cli.main import main
 from taskq.core.model import State
+from taskq.extras import missing
 from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ def test_demo_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "_NEEDED", ("httpx", "no_such_module_here"))
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1
-    assert result.stderr == (
-        "taskq: the demo needs no_such_module_here; install them: pip install -e '.[demo]'\n"
-    )
+    assert result.stderr == f"taskq: {missing('the demo', 'no_such_module_here', 'demo')}\n"
 
 
 def test_an_empty_tree_is_refused(tmp_path: Path) -> None:

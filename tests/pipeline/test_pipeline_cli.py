@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
+from taskq.extras import missing
 from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
 from taskq_plugins.spark.errors import missing_package
 
@@ -110,10 +111,7 @@ def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
 
     code, message = invoke(run)
     assert code == 1
-    assert message == (
-        "taskq: this command needs the package pyspark, which is not installed: "
-        'pip install "taskq-local[spark]"\n'
-    )
+    assert message == f"taskq: {missing('this command', 'pyspark', 'spark')}\n"
 
 
 def test_an_import_that_fails_for_another_reason_keeps_its_traceback() -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
+from taskq.extras import install_line
 from taskq_plugins.spark import java as java_module
 from taskq_plugins.spark.errors import JavaMissing, SparkError
 from taskq_plugins.spark.java import (
@@ -83,7 +84,7 @@ def test_without_any_the_error_says_what_to_install() -> None:
     with pytest.raises(JavaMissing, match="there is none in JAVA_HOME or PATH") as caught:
         find_java(environment())
     assert "JAVA_HOME" in str(caught.value)
-    assert 'pip install "taskq-local[spark-jre]"' in str(caught.value)
+    assert str(caught.value).endswith(f"have it from pip: {install_line('spark-jre')}")
 
 
 def test_the_error_names_each_java_that_will_not_do(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import taskq_plugins.prometheus
 from taskq import Shards, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import TaskqError
+from taskq.extras import missing
 from taskq_plugins.prometheus.serving import registry_of, serve, text_of, worker_metrics
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_lost_worker import enqueue, start_worker, view
@@ -203,8 +204,8 @@ def test_without_the_package_the_command_says_what_to_install(
     monkeypatch.delattr(taskq_plugins.prometheus, "serving", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     result = CliRunner().invoke(main, ["metrics", "-d", str(tmp_path)])
-    needed = "needs the package prometheus-client: pip install 'taskq-local[metrics]'"
-    assert (result.exit_code, result.stderr) == (1, f"taskq: taskq metrics {needed}\n")
+    told = missing("taskq metrics", "prometheus_client", "metrics")
+    assert (result.exit_code, result.stderr) == (1, f"taskq: {told}\n")
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])

@@ -18,9 +18,7 @@ from taskq.core.errors import JobFailed, command
 from tests.processes.harness import Child
 from tests.web.test_web_pages import EVIL, NAME
 
-api = pytest.importorskip(
-    "playwright.async_api", reason="needs playwright: pip install 'taskq-local[browser]'"
-)
+api = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import taskq_plugins.web
 from taskq import TaskQ
 from taskq.cli.main import main
+from taskq.extras import missing
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, Place
 from tests.processes.harness import Child
@@ -306,8 +307,5 @@ def test_without_its_packages_the_command_says_what_to_install(
         monkeypatch.delattr(taskq_plugins.web, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(main, ["web", str(data)])
-    told = "taskq web needs the packages starlette, uvicorn and jinja2"
-    assert (result.exit_code, result.stderr) == (
-        1,
-        f"taskq: {told}: pip install 'taskq-local[web]'\n",
-    )
+    told = missing("taskq web", "uvicorn", "web")
+    assert (result.exit_code, result.stderr) == (1, f"taskq: {told}\n")

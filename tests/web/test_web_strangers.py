@@ -141,7 +141,7 @@ async def run_the_rest(path: Path) -> None:
 def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
     site: Site, tmp_path: Path
 ) -> None:
-    pytest.importorskip("schemathesis", reason="needs pip install 'taskq-local[browser]'")
+    pytest.importorskip("schemathesis", reason="needs the extra browser")
     made = [site.post("jobs", task="kept", queue="kept")["id"] for _ in range(50)]
     words = [
         "run", f"{site.home}/api/openapi.json", "--header", f"Authorization: Bearer {site.secret}",

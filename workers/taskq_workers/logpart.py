@@ -13,6 +13,7 @@ from anyio import CancelScope
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.folds.taking import WEIGHT_MAX
 from taskq.core.parsing import whole
+from taskq.extras import missing
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
 
@@ -122,9 +123,7 @@ def _syncing(app: TaskQ) -> Service:
     try:
         service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
     except ImportError as error:
-        raise UsageError(
-            f"to sync a worker needs the package {error.name}: pip install 'taskq-local[hub]'"
-        ) from error
+        raise UsageError(missing("a worker that syncs", error.name, "hub")) from error
     return service
 
 

@@ -19,6 +19,7 @@ from taskq.cli.many import count_of
 from taskq.cli.options import json_option, span
 from taskq.core.model import PRIORITY_MAX, WAITING_STATES
 from taskq.core.parsing import parse_json
+from taskq.extras import missing
 from taskq_plugins.hub import devices
 
 if TYPE_CHECKING:
@@ -381,9 +382,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Failure(
-            f"this command needs the package {error.name}: pip install 'taskq-local[hub]'"
-        ) from error
+        raise Failure(missing("this command", error.name, "hub")) from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import click
 
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.extras import missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +37,7 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
         from taskq.shards.layout import read_layout  # noqa: PLC0415 - help must not import the log
         from taskq_plugins.prometheus import serving  # noqa: PLC0415 - help needs no package for it
     except ImportError as error:
-        raise Failure(
-            "taskq metrics needs the package prometheus-client: pip install 'taskq-local[metrics]'"
-        ) from error
+        raise Failure(missing("taskq metrics", error.name, "metrics")) from error
     path = str(resolve(data_dir))
     if read_layout(path) is None:
         with open_reader(data_dir) as reader:  # what is wrong is said now, not to whoever scrapes

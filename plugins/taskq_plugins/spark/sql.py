@@ -15,6 +15,7 @@ from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.core.model import SECOND_NS
+from taskq.extras import missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,16 +50,14 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     They are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs" names them.
     Attempts have state, wait_seconds and run_seconds, too.
     QUERY reads these tables, and no file of this machine. All of the log is read into memory.
-    Needs pip install "taskq-local[sql]".
+    Needs the extra sql.
     """
     try:
         import duckdb  # noqa: PLC0415 - an extra that help need not load
 
         from taskq_plugins.spark.decode import export  # noqa: F401, PLC0415 - likewise: pyarrow
     except ImportError as error:
-        raise Failure(
-            f'the package {error.name} is missing: pip install "taskq-local[sql]"'
-        ) from error
+        raise Failure(missing("taskq sql", error.name, "sql")) from error
     with open_reader(data_dir) as reader:
         tables = tables_of(reader.journal, folds=_FOLDED.search(query) is not None)
     try:

@@ -13,6 +13,7 @@ import click
 
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.extras import missing
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -60,10 +61,7 @@ def web(
     try:
         from taskq_plugins.web import door, serving, site  # noqa: PLC0415 - help needs no package
     except ImportError as error:
-        raise Failure(
-            "taskq web needs the packages starlette, uvicorn and jinja2: "
-            "pip install 'taskq-local[web]'"
-        ) from error
+        raise Failure(missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
         raise WrongUsage(f"{data_dir} is a case file, to be looked at: leave out --allow-actions")
     with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser

@@ -11,9 +11,9 @@ import anyio
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from taskq.cli.main import DISTRIBUTION
 from taskq.core.errors import TaskqError
 from taskq.core.parsing import parse_json
+from taskq.extras import DISTRIBUTION
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:

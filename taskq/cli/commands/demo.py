@@ -17,6 +17,7 @@ import click
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
 from taskq.core.errors import command
+from taskq.extras import install_line, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,17 +85,15 @@ def _example() -> Any:
     Raises:
         Failure: it is not installed, or what it needs is not.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     package = Path(str(sys.modules["taskq"].__file__)).resolve().parent
     homes = (package.parent / "examples", package / "_examples")
     home = next((home for home in homes if (home / "folder_sync" / "run.py").is_file()), None)
-    if missing:
-        in_repository = home == homes[0]
-        line = "pip install -e '.[demo]'" if in_repository else "pip install 'taskq-local[demo]'"
-        raise Failure(f"the demo needs {', '.join(missing)}; install them: {line}")
+    lacking = next((name for name in _NEEDED if importlib.util.find_spec(name) is None), None)
+    if lacking is not None:
+        raise Failure(missing("the demo", lacking, "demo"))
     if home is None:
         looked = " and ".join(str(home) for home in homes)
-        raise Failure(f"no example at {looked}: reinstall taskq-local, or run it from a clone")
+        raise Failure(f"no example at {looked}: {install_line('demo')}")
     sys.path.insert(0, str(home))
     for module in ("display", "processes", "run"):
         importlib.import_module(f"folder_sync.{module}")

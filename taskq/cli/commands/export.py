@@ -126,7 +126,7 @@ def export(
     """Write all jobs with their attempts, one a line: those that are over first, as they ended.
 
     A payload that is JSON stands under payload, any other as payload_base64. With --records the
-    log's records are written, in their order. Parquet needs pip install "taskq-local[parquet]".
+    log's records are written, in their order. Parquet needs the extra parquet.
     """
     path = None if output in (None, "-") else Path(str(output))
     kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskq.cli.errors import Failure
 from taskq.core.records import Kind
 from taskq.core.values import NamedTuple
+from taskq.extras import missing
 from taskq.log.format.record import LogRecord
 from taskq.reading.record import Choice
 
@@ -24,10 +25,8 @@ try:
     import pyarrow as pa
     from pyarrow import parquet
 except ImportError as error:
-    raise Failure(
-        'Parquet needs the package pyarrow: pip install "taskq-local[parquet]", '
-        "or export --format jsonl"
-    ) from error
+    told = missing("Parquet", error.name, "parquet")
+    raise Failure(f"{told}, or export --format jsonl") from error
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
 
@@ -194,10 +193,8 @@ def _decoder() -> Decoder:
         with suppress(ImportError):
             decoder: Decoder = point.load()
             return decoder
-    raise Failure(
-        f"records as Parquet need the plugin {_DECODER!r} and the package numpy: "
-        f'pip install --upgrade "taskq-local[parquet]", or export --format jsonl'
-    )
+    told = missing("Parquet of records", "numpy", "parquet")
+    raise Failure(f"{told}, or export --format jsonl")
 
 
 def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:

@@ -147,7 +147,7 @@ def _zstandard(why: str) -> ModuleType:
     try:
         import zstandard  # noqa: PLC0415 - an extra that few need
     except ImportError:
-        raise CompressionUnavailable(
-            f"{why} needs the package zstandard: pip install 'taskq-local[zstd]'"
-        ) from None
+        from taskq.extras import missing  # noqa: PLC0415 - only those who lack it need it
+
+        raise CompressionUnavailable(missing(why, "zstandard", "zstd")) from None
     return zstandard

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from taskq import TaskLog
+from taskq.extras import install_line
 from taskq_plugins.spark.decode import DETAILS
 from tests.cli.helpers import Sample, taskq, taskq_json
 
@@ -157,7 +158,7 @@ def test_records_without_what_decodes_them_say_what_to_install(
     monkeypatch.setattr("taskq.cli.commands.parquet.entry_points", lambda **_: ())
     result = taskq("export", "-d", sample.path, "--records", "-o", tmp_path / "records.parquet")
     assert result.exit_code == 1
-    assert 'pip install --upgrade "taskq-local[parquet]"' in result.stderr
+    assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -194,7 +195,7 @@ def test_without_the_extra_parquet_names_it(
     monkeypatch.setattr(builtins, "__import__", without)
     result = taskq("export", "-d", sample.path, "-o", tmp_path / "jobs.parquet")
     assert result.exit_code == 1
-    assert 'pip install "taskq-local[parquet]"' in result.stderr
+    assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr
     assert not list(tmp_path.iterdir())
 
 

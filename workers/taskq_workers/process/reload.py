@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
+from taskq.extras import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +32,8 @@ class CodeWatcher:
         try:
             self._watchfiles: Any = importlib.import_module("watchfiles")
         except ImportError as error:
-            raise UsageError(
-                f"--reload needs watchfiles ({error}): "
-                f'pip install "taskq-local[reload]", or leave the option out'
-            ) from error
+            told = missing("--reload", error.name, "reload")
+            raise UsageError(f"{told}, or leave the option out") from error
         self._folder = folder
         self._changed = changed
         self._over = threading.Event()

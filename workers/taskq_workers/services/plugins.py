@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import TaskqError, UsageError
+from taskq.extras import install_line
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
@@ -53,14 +54,14 @@ def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
     kind = group.partition(".")[2].removesuffix("s")
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
-        remedy = "install the package that brings it" if extra is None else "reinstall taskq-local"
+        remedy = "install the package that brings it" if extra is None else install_line(extra)
         known = ", ".join(sorted(points)) or f"none: {remedy}"
         raise UsageError(f"there is no {kind} {name!r}; known are: {known}")
     try:
         return points[name].load()
     except ImportError as error:
         detail = f"{type(error).__name__}: {error}".partition("\n")[0]
-        needs = "" if extra is None else f': pip install "taskq-local[{extra}]"'
+        needs = "" if extra is None else f": {install_line(extra)}"
         raise TaskqError(
             f"the {kind} {name!r} does not load ({detail}). Install what it needs{needs}"
         ) from error

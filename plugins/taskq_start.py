@@ -1,0 +1,23 @@
+"""What the ``taskq`` command starts with: it makes sure that the package taskq is ours.
+
+It stands beside that package, so that it is there when another of that name hides ours.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command, or say in a line that another package is called taskq, too."""
+    import taskq  # noqa: PLC0415 - it may be anybody's
+
+    if "TaskQ" not in getattr(taskq, "__all__", ()):
+        where = getattr(taskq, "__file__", None) or ", ".join(getattr(taskq, "__path__", ()))
+        sys.exit(
+            f"taskq: {where} hides this taskq, and is another program of that name. Move it away "
+            f"(pip uninstall taskq, if pip brought it), and install this one again"
+        )
+    from taskq.cli.main import main as run  # noqa: PLC0415 - only now is it known to be ours
+
+    run(prog_name="taskq")

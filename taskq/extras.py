@@ -1,0 +1,54 @@
+"""Extras: how a message tells what to install, and from where."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+#: What the package is called among installed ones. No index has it before there is a release, so
+#: that a line which has pip look the name up there would install whatever a stranger put there.
+DISTRIBUTION: Final = "taskq-local"
+_CLONE: Final = "PATH/TO/THE/CLONE"
+
+
+def missing(what: str, package: str | None, extra: str) -> str:
+    """Return what to tell of a package that is not installed: whose extra it is, and how to get it.
+
+    Args:
+        what: needs it, as the beginning of the sentence.
+        package: by the name that is imported; None if nobody knows.
+        extra: of this distribution, which brings it.
+    """
+    needs = f"the package {package}, of the extra {extra!r}" if package else f"the extra {extra!r}"
+    return f"{what} needs {needs}: {install_line(extra)}"
+
+
+def install_line(extra: str = "") -> str:
+    """Return the command that installs taskq anew, with an extra, from where this one came."""
+    import shlex  # noqa: PLC0415 - only errors need it
+
+    source, is_editable = _source()
+    wanted = f"[{extra}]" if extra else ""
+    is_path = "://" not in source
+    target = f"{source}{wanted}" if is_path else f"{DISTRIBUTION}{wanted} @ {source}"
+    return shlex.join(["pip", "install", *(["-e"] if is_editable else []), target])
+
+
+def _source() -> tuple[str, bool]:
+    """Return the folder, file or address that pip installed taskq from, and if it is edited there.
+
+    As https://packaging.python.org/en/latest/specifications/direct-url/ has it.
+    """
+    import json  # noqa: PLC0415 - only errors need them
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    try:
+        told: Any = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        told = {}
+    url = str(told.get("url", ""))
+    if url.startswith("file:"):
+        return unquote(urlsplit(url).path), bool(told.get("dir_info", {}).get("editable"))
+    if "vcs_info" in told:
+        url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
+    return url or _CLONE, False
