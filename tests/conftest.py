@@ -101,6 +101,7 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test reads the settings of whoever runs it."""
     for name in [name for name in os.environ if name.upper().startswith("TASKQ_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
 

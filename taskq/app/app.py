@@ -67,8 +67,8 @@ OneAround = TypeVar("OneAround", bound="AroundFunction")
 class TaskQ(LogHolder):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
-    What is not given comes from the settings: ``TASKQ_…`` in the environment, ``.env``,
-    ``taskq.toml``, ``[tool.taskq]`` in ``pyproject.toml``, in this order.
+    What is not given comes from the settings: ``TASKQ_…`` in the environment, then files, of which
+    none is the working directory's if the log's directory is named.
 
     Args:
         data_dir: the directory; made when it is missing.
@@ -98,7 +98,7 @@ class TaskQ(LogHolder):
             raise unknown_option(min(unknown))
         given = numbers_checked(options)
         is_told = settings or given or data_dir == "" or not isinstance(data_dir, str | Path | None)
-        if is_told or not places.are_silent():
+        if is_told or not places.are_silent(data_dir):
             from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
 
             self.settings = load_settings(settings, data_dir=data_dir, **given)

@@ -120,12 +120,12 @@ def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    from taskq.connection.settings import load_settings, settings_files  # noqa: PLC0415 - as above
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
     from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
 
     try:
-        files = [str(one) for one in settings_files()]
-        values = load_settings(None, data_dir=path).model_dump(mode="json")
+        settings = load_settings(None, data_dir=path)
+        files, values = [str(one) for one in settings.files], settings.model_dump(mode="json")
     except UsageError:
         # What is wrong with one may hold it.
         return {"problem": "they are refused: the command check tells why"}

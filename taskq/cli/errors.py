@@ -120,6 +120,8 @@ def _refused(error: OSError) -> Exception:
     if error.filename is not None:
         name = os.fsdecode(error.filename)
         return Failure(f"{name}: {error.strerror}. Check the path and its permissions")
+    if error.errno == errno.ENOENT:  # only the working directory has no name to be told
+        return Failure("the working directory is gone: go to another one")
     if error.errno not in _NOT_WRITTEN:
         return error
     silence(sys.stdout)

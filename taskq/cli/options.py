@@ -56,6 +56,19 @@ def _one(first: Path, second: Path | None) -> Path:
     return first
 
 
+class Directory(click.Path):
+    """The directory of a log; an empty name, as of a variable that is not set, is none."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return it as a path."""
+        if value == "":
+            self.fail("it is empty: name a directory, or leave it out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def data_dir_option(command: F) -> F:
     """``-d/--data-dir``: None when neither the option nor the variable names a directory."""
     return click.option(
@@ -63,7 +76,7 @@ def data_dir_option(command: F) -> F:
         "--data-dir",
         envvar="TASKQ_DATA_DIR",
         show_envvar=True,
-        type=click.Path(path_type=Path),
+        type=Directory(),
         callback=of_group,
         help="The task log's directory.",
     )(command)
@@ -73,7 +86,7 @@ def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """``taskq ls DIR``, for commands about a whole log and nothing else; ``-d DIR`` works too."""
 
     @data_dir_option
-    @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+    @click.argument("directory", metavar="[DIR]", required=False, type=Directory())
     @functools.wraps(command)
     def run(*args: Any, directory: Path | None, data_dir: Path | None, **rest: Any) -> Any:
         if directory is not None:
@@ -136,7 +149,7 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
 
 
 def resolve(data_dir: Path | None) -> Path:
-    """The directory that was named, or the one of the settings (.env, pyproject, default)."""
+    """The directory that was named, or the one of the settings."""
     if data_dir is not None:
         return data_dir
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
@@ -199,8 +212,8 @@ def _nearby(path: Path) -> list[Path]:
 
     Also those a folder further up or down that have the name which was looked for.
     """
-    here = Path.cwd()
     near = path.absolute()
+    here = near.parent if _is_gone() else Path.cwd()
     above = near.parents[1:3]
     places = {near.parent, here, *above, *(folder / near.name for folder in above)}
     for folder in {near, near.parent, here}:
@@ -211,6 +224,11 @@ def _nearby(path: Path) -> list[Path]:
             continue
         places.update(inside, (place / near.name for place in inside))
     return sorted({place.resolve() for place in places if os.path.isfile(place / _MARK)})  # noqa: PTH113 - no error from folders of others
+
+
+def _is_gone() -> bool:
+    """Whether the working directory was removed."""
+    return not Path().stat().st_nlink
 
 
 def span(text: str) -> float | str:

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from taskq.calls.call import transaction_bytes
-from taskq.connection import tracing
+from taskq.connection import places, tracing
 from taskq.connection.blocking import off_loop
 from taskq.connection.packing import Packer
 from taskq.connection.tracebacks import install
@@ -68,7 +68,7 @@ class Connection:
 
     def __init__(self, path: str, config: LogConfig) -> None:
         # A later chdir, of a daemon for example, must not move the directory.
-        self.path = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+        self.path = places.absolute(path)
         self.config = config
         self.current: Store | None = None
         self.packer = Packer(self.path, config)
@@ -100,7 +100,7 @@ class Connection:
         with self._lock:
             if self.current is not None and self.current.usable:
                 raise UsageError(f"{self.path} is open: set the data directory before first use")
-            self.path = os.path.abspath(path)  # noqa: PTH100 - as above
+            self.path = places.absolute(path)
             self.packer = Packer(self.path, self.config)
 
     def store(self) -> Store:

@@ -1,4 +1,8 @@
-"""What an app is configured with: ``TASKQ_…``, ``.env``, ``taskq.toml`` and ``pyproject.toml``.
+"""What an app is configured with: code, ``TASKQ_…``, and files of the log, of here, of the user.
+
+The log's own ``taskq.toml`` goes before ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
+working directory, which nobody reads who names the log's directory: a program may be started
+anywhere. Those name no hub either. ``taskq/taskq.toml`` of the user's configuration comes last.
 
 Imported when an app is made that is told something, by its maker or by one of these places:
 pydantic-settings takes 0.1 s.
@@ -7,10 +11,10 @@ pydantic-settings takes 0.1 s.
 from __future__ import annotations
 
 import os
-import stat
 import tomllib
+import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,17 +23,18 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
-    PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
+    SettingsError,
 )
 
 from taskq.connection.places import (
@@ -39,7 +44,10 @@ from taskq.connection.places import (
     LOG_LEVEL_DEFAULT,
     PREFIX,
     PYPROJECT,
-    TOML,
+    Place,
+    places_of,
+    read_place,
+    refuse_planted,
 )
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
@@ -56,6 +64,9 @@ from taskq.log.config import (
 )
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.machine.access import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def _seconds(value: Duration) -> float:
@@ -75,29 +86,15 @@ def _seconds_or_always(value: Duration) -> float:
     return ALWAYS_SECONDS if value == NEVER else _seconds(value)
 
 
+def _named(value: object) -> object:
+    if value == "":
+        raise ValueError("name a directory, or leave it out")
+    return value
+
+
 def _names(value: object) -> object:
     # The environment holds text alone: names with commas between them.
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-
-class _Toml(TomlConfigSettingsSource):
-    def __call__(self) -> dict[str, Any]:
-        return _checked(TOML, super().__call__())
-
-
-class _Pyproject(PyprojectTomlConfigSettingsSource):
-    def __call__(self) -> dict[str, Any]:
-        return _checked("[tool.taskq] of pyproject.toml", super().__call__())
-
-
-def _checked(where: str, found: dict[str, Any]) -> dict[str, Any]:
-    unknown = found.keys() - Settings.model_fields.keys()
-    if unknown:
-        name, known = min(unknown), Settings.model_fields
-        raise UsageError(
-            f"{where}: there is no setting {name!r}: {rather(name, known, 'settings')}"
-        )
-    return found
 
 
 def _check_environment() -> None:
@@ -107,9 +104,13 @@ def _check_environment() -> None:
         UsageError: there is one.
     """
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
-    for given in os.environ:
+    for given, text in os.environ.items():
         name = given.lower().removeprefix(PREFIX.lower())
-        if name == given.lower() or name in known:
+        if name == given.lower():
+            continue
+        if name in known:
+            if name != "data_dir" and not _is_text(text):
+                raise UsageError(f"{given} in the environment holds bytes that are no UTF-8")
             continue
         near = nearest(name, known)
         if near:
@@ -202,23 +203,20 @@ class HubSettings(BaseModel):
 class Settings(BaseSettings):
     """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
 
-    Every file is looked for in the working directory. Durations are seconds or text such as "5m".
+    Durations are seconds or text such as "5m".
     """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=DOTENV,
-        toml_file=TOML,
-        pyproject_toml_table_header=("tool", "taskq"),
         frozen=True,
         env_nested_delimiter="_",
         env_nested_max_split=1,
-        # A .env holds other programs' variables too; the files of our own are checked by _checked.
+        # A .env holds other programs' variables too; files of our own are checked as they are read.
         extra="ignore",
     )
 
     #: the directory of the log
-    data_dir: Path = Path(DATA_DIR_DEFAULT)
+    data_dir: Annotated[Path, BeforeValidator(_named)] = Path(DATA_DIR_DEFAULT)
     #: what an awaited enqueue survives
     durability: Durability = Durability.FSYNC
     #: with durability "interval": the longest time until the next fsync
@@ -275,23 +273,26 @@ class Settings(BaseSettings):
     #: unless given
     mode: Mode | None = None
 
+    _files: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that they come from, those that set nothing left out; absolute paths."""
+        return self._files
+
     @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its caller names it
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its caller names it
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The places, first wins."""
-        return (
-            init_settings,
-            env_settings,
-            dotenv_settings,
-            _Toml(settings_cls),
-            _Pyproject(settings_cls),
-        )
+        named = init_settings().get("data_dir", env_settings().get("data_dir"))
+        tables = [InitSettingsSource(settings_cls, said) for _, said in _said(named)]
+        return init_settings, env_settings, *tables
 
     def log_config(self) -> LogConfig:
         """The log's share of the settings.
@@ -326,36 +327,114 @@ class Settings(BaseSettings):
         )
 
 
-def settings_files() -> list[Path]:
-    """The files that settings come from, those that set nothing left out; absolute paths."""
-    sources = {
-        DOTENV: DotEnvSettingsSource(Settings, env_file=DOTENV),
-        TOML: _Toml(Settings),
-        PYPROJECT: _Pyproject(Settings),
-    }
-    return [
-        Path(name).absolute()
-        for name, source in sources.items()
-        if Path(name).is_file() and source().keys() & Settings.model_fields.keys()
-    ]
-
-
-def _refuse_planted() -> None:
-    """In a directory like /tmp anybody could have put a file for others to obey.
+def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
+    """Return what each file sets that may, nearest first; empty ones are left out.
 
     Raises:
-        UsageError: somebody did.
+        UsageError: a file of taskq's own is broken or says what is no setting, or is another's.
     """
-    here = Path.cwd()
-    if not here.stat().st_mode & stat.S_IWOTH:
-        return
-    for name in (DOTENV, TOML, PYPROJECT):
-        file = here / name
-        if file.is_file() and file.stat().st_uid not in {0, os.geteuid(), here.stat().st_uid}:
-            raise UsageError(
-                f"{file} is another user's, in a directory that all may write to: "
-                f"its settings are not obeyed, work in another directory"
-            )
+    near = [(place, _table(place)) for place in places_of(data_dir)[1:]]
+    told = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
+    log = places_of(data_dir, told and Path(told))[0]
+    found = [(log, _table(log, may_move=False)), *near]
+    for place, said in found:
+        if "hub" in said and place.is_near:
+            _warn(f"{place.path}: its [hub] is not obeyed: move that to {log.path.absolute()}")
+            del said["hub"]
+    return [(place.path.absolute(), said) for place, said in found if said]
+
+
+def _table(place: Place, *, may_move: bool = True) -> dict[str, Any]:
+    """Return what one file sets."""
+    path = place.path
+    text = read_place(path)
+    if text is None:
+        return {}
+    refuse_planted(path)
+    if path.name == DOTENV:
+        said = DotEnvSettingsSource(Settings, env_file=path, env_file_encoding="utf-8")()
+        return {name: said[name] for name in Settings.model_fields if name in said}
+    if path.name == PYPROJECT:
+        return _table_of_project(path, text)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is no TOML: {error}") from None
+    known = Settings.model_fields.keys() - (set() if may_move else {"data_dir"})
+    if unknown := table.keys() - known:
+        raise UsageError(f"{path}: {_no_setting(min(unknown), known)}")
+    if isinstance(table.get("hub"), dict):
+        _check_hub(place, table["hub"])
+    return table
+
+
+def _table_of_project(path: Path, text: str) -> dict[str, Any]:
+    """Return ``[tool.taskq]``, and nothing where it is broken or another program's."""
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
+        if "tool.taskq" in text:
+            _warn(f"{path}: nothing of it is obeyed: it is no TOML: {error}")
+        return {}
+    table = tool.get("taskq", {}) if isinstance(tool, dict) else {}
+    problem = _problem_of(table)
+    if problem:
+        _warn(f"{path}: nothing of [tool.taskq] is obeyed: {problem}")
+    return {} if problem else table
+
+
+def _problem_of(table: Any) -> str:
+    """Say why a table is none of ours; "" if it is."""
+    if not isinstance(table, dict):
+        return "tool.taskq is no table"
+    if unknown := table.keys() - Settings.model_fields.keys():
+        return _no_setting(min(unknown), Settings.model_fields)
+    for name, value in table.items():
+        field = Settings.model_fields[name]
+        try:
+            kind: Any = Annotated[field.annotation, field]
+            TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            return f"{name} is {error.errors()[0]['msg']}"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_setting(name: str, known: Iterable[str]) -> str:
+    return f"there is no setting {name!r}: {rather(name, known, 'settings')}"
+
+
+def _check_hub(place: Place, hub: dict[str, Any]) -> None:
+    """See that the file is this user's own; its paths go from its folder.
+
+    Raises:
+        UsageError: it is not: another user may not say where this one's data goes.
+    """
+    if not place.is_near and place.path.stat().st_uid not in {0, os.geteuid()}:
+        raise UsageError(f"{place.path} is another user's: it may have no [hub]: take that out")
+    for name in ("token_file", "ca"):
+        if isinstance(hub.get(name), str):
+            hub[name] = str(place.path.absolute().parent / hub[name])
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, stacklevel=2)
+
+
+def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The files that settings come from, those that set nothing left out; absolute paths.
+
+    Args:
+        data_dir: the log's directory, if code or a command line names it.
+    """
+    return [path for path, _ in _said(data_dir or os.environ.get("TASKQ_DATA_DIR"))]
 
 
 def silent_settings(data_dir: Path) -> Settings:
@@ -376,22 +455,23 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         chosen = {**base.model_dump(), **chosen}
     _check_environment()
     try:
-        _refuse_planted()
-        return Settings(**chosen)
+        loaded = Settings(**chosen)
+        loaded._files = tuple(settings_files(chosen.get("data_dir")))
     except ValidationError as error:
         raise UsageError(_explained(error)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{_broken_file()} is no TOML: {error}") from None
+    except SettingsError as error:
+        raise UsageError(_no_json(error)) from None
+    return loaded
 
 
-def _broken_file() -> str:
-    try:
-        tomllib.loads(Path(TOML).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return TOML
-    except OSError:
-        pass
-    return PYPROJECT
+def _no_json(error: SettingsError) -> str:
+    # It has the name in its text alone.
+    name = next((one for one in Settings.model_fields if f'"{one}"' in str(error)), "")
+    more = "…" if name == "hub" else ""
+    return (
+        f"settings: {name} ({PREFIX}{name.upper()}{more}) is no JSON, as lists and tables must be "
+        f"in the environment: {error.__cause__}"
+    )
 
 
 def _explained(error: ValidationError) -> str:

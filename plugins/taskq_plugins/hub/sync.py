@@ -237,12 +237,20 @@ def _extent(path: str) -> tuple[str, int]:
         return "", 0
 
 
+def _hub_of(app: TaskQ) -> HubSettings:
+    """Return the hub of the app, or of the directory that its log was moved to since."""
+    settings = app.settings
+    if settings.data_dir.absolute() != app.data_dir:
+        settings = load_settings(None, data_dir=app.data_dir)
+    return settings.hub or HubSettings()
+
+
 class Syncing:
     """What a worker with ``sync=True`` runs beside its jobs, on a loop and thread of its own."""
 
     def __init__(self, app: TaskQ) -> None:
         self._app = app
-        hub = load_settings(None).hub or HubSettings()
+        hub = _hub_of(app)
         url, token = line_to(hub, hub.url, None)
         self._line = partial(Line, check_url(url), token, None, hub)
 

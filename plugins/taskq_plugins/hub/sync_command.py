@@ -48,14 +48,14 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     it does not matter how the last try ended.
     """
     if given["restore"]:
-        _restore(resolve(data_dir), _line(given))
+        _restore(resolve(data_dir), _line(data_dir, given))
         return
     with open_reader(data_dir) as reader:
         path, end = reader.path, reader.journal.next_lsn
     if given["status"]:
         _tell(path, end, last_note(path))
         return
-    line = _line(given) if given["stick"] is None else _stick(given["stick"])
+    line = _line(data_dir, given) if given["stick"] is None else _stick(given["stick"])
     if given["follow"] or given["wait"]:
         work = syncing.follow(path, line, at_once=True, once=not given["follow"])
     else:
@@ -104,9 +104,9 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
         raise Exit(1)
 
 
-def _line(given: dict[str, Any]) -> Line:
+def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
     """The way to the hub that the options and the settings name."""
-    hub = load_settings(None).hub or HubSettings()
+    hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url
     if given["restore"]:  # somebody waits for it
         hub = hub.model_copy(update={"requires": (), "metered": "all"})

@@ -37,15 +37,14 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     Workers do this by themselves.
     """
     from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-    from taskq.connection.settings import settings_files  # noqa: PLC0415 - likewise
 
     limit = None if keep is None else span(keep)
     open_reader(data_dir).close()
-    # Before anything goes: in a stranger's directory one obeys a stranger's settings.
-    obeyed = [str(file) for file in settings_files()]
+    # Before anything goes: a stranger's log may have a stranger's settings.
+    app = TaskQ(data_dir, upkeep=False)
+    obeyed = [str(file) for file in app.settings.files]
     if obeyed:
         click.echo(f"taskq: with the settings of {render.printable(', '.join(obeyed))}", err=True)
-    app = TaskQ(resolve(data_dir), upkeep=False)
     try:
         report = app.compact_sync(keep=limit, dry_run=dry_run)
     finally:
@@ -194,7 +193,7 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     from taskq.log.upkeep.health import check_health  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
-    config = load_settings(None, data_dir=path).log_config()
+    config = load_settings(None, data_dir=data_dir).log_config()
     checks = check_health(path, config, with_jobs=not live)
     _tell(checks, well=all(one.ok for one in checks if one.vital or not live), as_json=as_json)
 
@@ -234,7 +233,7 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     a worker would, at its tasks and schedules, and for jobs that wait for tasks that nobody has.
     Nothing is written, no lifespan entered and no job run.
     """
-    from taskq.connection.settings import load_settings, settings_files  # noqa: PLC0415 - as above
+    from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
     from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
     from taskq.log.upkeep.health import Check, check_start  # noqa: PLC0415 - as above
 
@@ -248,9 +247,9 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
         found, of_app = looks.check_app(app, include, data_dir)
         checks += of_app
     try:
-        files = ", ".join(map(str, settings_files())) or "nothing is set in files"
         settings = vars(found).get("settings") if found is not None else None
         settings = settings or load_settings(None, data_dir=data_dir)
+        files = ", ".join(map(str, settings.files)) or "nothing is set in files"
         config = settings.log_config()
     except UsageError as error:
         checks.append(Check(name="settings", ok=False, detail=str(error)))

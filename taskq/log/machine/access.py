@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _ROOT: Final = 0
 #: Files of which a log has one before all others: writers pass the turnstile first.
 _MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
-_SEGMENTS, _FOUND = "log", "lost+found"
+_SEGMENTS: Final = "log"
+_BESIDE: Final = ("lost+found", "taskq.toml")
 _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
@@ -93,11 +94,11 @@ def refuse_links(path: str) -> None:
 def refuse_foreign(directory: Path) -> None:
     """Write nothing among files that are no log's: somebody named the wrong directory.
 
-    Hidden files and what a file system keeps may be in a new log's directory. An empty folder of
-    segments may be there before the lock file, of one whose making was interrupted.
+    Hidden files, settings and what a file system keeps may be in a new log's directory. An empty
+    folder of segments may be there before the lock file, of one whose making was interrupted.
     """
     names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
-    others = sorted(name for name in names - {*_INNER, _FOUND} if not name.startswith("."))
+    others = sorted(name for name in names - {*_INNER, *_BESIDE} if not name.startswith("."))
     if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
         others = sorted({*others, _SEGMENTS})
     # Looked for last: another process may be making the log at this very moment.

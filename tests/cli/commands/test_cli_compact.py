@@ -54,21 +54,21 @@ def test_nothing_goes_before_its_time(grown: tuple[Path, str, str]) -> None:
 def test_the_settings_that_it_obeys_are_named_before_anything_goes(
     grown: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of the working directory, each that sets something, and no other."""
+    """The log's own; those of the working directory only where no directory is named."""
     path, _, _ = grown
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    (here / ".env").write_text("OTHER=1\n")
+    (here / ".env").write_text("OTHER=1\nTASKQ_KEEP=0s\n")
     (here / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert "settings" not in taskq("compact", "-d", path, "--dry-run").stderr
-    (here / ".env").write_text("OTHER=1\nTASKQ_KEEP=0s\n")
-    (here / "taskq.toml").write_text("keep_segments = 9\n")
-    told = taskq("compact", "-d", path, "--dry-run")
+    (here / "taskq.toml").write_text(f"keep_segments = 9\ndata_dir = '{path}'\n")
+    told = taskq("compact", "--dry-run")
     assert told.stderr == f"taskq: with the settings of {here}/.env, {here}/taskq.toml\n"
     assert "would go" in told.stdout
+    (path / "taskq.toml").write_text("keep = '0s'\n")
     as_json = taskq_json("compact", "-d", path, "--dry-run")
-    assert as_json["settings_files"] == [f"{here}/.env", f"{here}/taskq.toml"]
+    assert as_json["settings_files"] == [f"{path}/taskq.toml"]
 
 
 @pytest.mark.parametrize("name", [".env", "taskq.toml", "pyproject.toml"])
@@ -79,15 +79,15 @@ def test_settings_that_another_user_could_plant_are_not_obeyed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text("")
     monkeypatch.setattr("os.geteuid", lambda: 12_345)
-    assert TaskQ(tmp_path / "log").name == ""
+    assert TaskQ().name == ""
     tmp_path.chmod(0o1777)
     if os.getuid() == 0:
-        assert TaskQ(tmp_path / "log").name == "", "root's files are root's"
+        assert TaskQ().name == "", "root's files are root's"
         os.chown(tmp_path / name, 12_346, -1)
         with pytest.raises(UsageError, match=rf"{name} is another user's, in a directory that all"):
-            TaskQ(tmp_path / "log")
+            TaskQ()
     os.chown(tmp_path, (tmp_path / name).stat().st_uid, -1)
-    assert TaskQ(tmp_path / "log").name == "", "who owns the directory may"
+    assert TaskQ().name == "", "who owns the directory may"
 
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(grown: tuple[Path, str, str]) -> None:

@@ -271,7 +271,7 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
         concurrency=one.concurrency,
         ready_seconds=ready_seconds,
         executor=one.executor,
-        settings_files=_settings_files(),
+        settings_files=_settings_files(one.app),
     )
 
 
@@ -280,9 +280,6 @@ def _told(one: Worker) -> str:
     return ", ".join(one.directories) if count <= _TOLD_MAX else f"{one.app.data_dir}, {count} logs"
 
 
-def _settings_files() -> tuple[str, ...]:
-    if places.are_silent():
-        return ()
-    from taskq.connection.settings import settings_files  # noqa: PLC0415 - takes 0.1 s
-
-    return tuple(map(str, settings_files()))
+def _settings_files(app: TaskQ) -> tuple[str, ...]:
+    settings = vars(app).get("settings")  # an app that was told nothing has read none
+    return tuple(map(str, settings.files)) if settings else ()

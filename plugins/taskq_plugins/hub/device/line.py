@@ -97,7 +97,9 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
     """
     url = url or hub.url
     if not url:
-        raise UsageError("which hub? Give --url https://…, or url in [hub] of taskq.toml")
+        raise UsageError(
+            "which hub? Give --url https://…, or url in [hub] of taskq.toml in the log's directory"
+        )
     token = hub.token.get_secret_value() if hub.token and file is None else ""
     file = file or hub.token_file or token_file(url)
     if not token and file.exists():

@@ -1,0 +1,208 @@
+"""Settings come from places that belong to the log or its user, not from where a program starts."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskQ
+from taskq.connection.settings import load_settings, settings_files
+from taskq.errors import UsageError
+from tests.cli.helpers import taskq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+#: Each says a name, and sends the log to a stranger.
+_STRANGERS = {
+    ".env": 'TASKQ_NAME=stranger\nTASKQ_HUB_URL=https://stranger\nTASKQ_HUB_ACCEPT=["*"]\n',
+    "taskq.toml": 'name = "stranger"\n[hub]\nurl = "https://stranger"\naccept = ["*"]\n',
+    "pyproject.toml": '[tool.taskq]\nname = "stranger"\nhub.url = "https://stranger"\n',
+}
+_BROKEN = {"taskq.toml": "name =\n", "pyproject.toml": "[tool.taskq\n", ".env": "TASKQ_QUEUES={"}
+
+
+def _from_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQ:
+    monkeypatch.setenv("TASKQ_DATA_DIR", str(path))
+    return TaskQ()
+
+
+def _of_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQ:
+    monkeypatch.setattr("taskq.connection.places.of_program", lambda _: path)
+    return TaskQ.user_data("My App")
+
+
+_NAMED: dict[str, Callable[[Path, pytest.MonkeyPatch], TaskQ]] = {
+    "code": lambda path, _: TaskQ(path),
+    "options": lambda path, _: TaskQ(str(path), durability="os"),
+    "user_data": _of_user,
+    "environment": _from_environment,
+}
+
+
+@pytest.mark.parametrize("texts", [_STRANGERS, _BROKEN], ids=["stranger", "broken"])
+@pytest.mark.parametrize("way", _NAMED)
+def test_who_names_the_directory_of_the_log_reads_nothing_of_the_working_directory(
+    way: str, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    app = _NAMED[way](tmp_path / "elsewhere" / "log", monkeypatch)
+    assert (app.name, app.settings.name, app.settings.hub) == ("", "", None)
+    assert app.settings.files == ()
+
+
+@pytest.mark.parametrize("name", _STRANGERS)
+def test_no_file_of_the_working_directory_names_a_hub(name: str, tmp_path: Path) -> None:
+    """The rest of it is obeyed by who names no directory, and a line says what is not."""
+    (tmp_path / name).write_text(_STRANGERS[name])
+    with pytest.warns(UserWarning, match=rf"{name}.*\[hub\].*{tmp_path}/taskq-data/taskq.toml"):
+        app = TaskQ()
+    assert (app.name, app.settings.hub) == ("stranger", None)
+
+
+def test_the_logs_own_file_goes_before_the_working_directory_and_the_users_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    users, own = tmp_path / "config/taskq/taskq.toml", tmp_path / "taskq-data/taskq.toml"
+    near = tmp_path / "taskq.toml"
+    for file in (users, near, own):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'name = "{file.parent.name}"\nlock_wait = {len(file.parts)}\n')
+        assert TaskQ().name == file.parent.name
+    assert settings_files() == [own, near, users]
+    near.unlink()
+    own.write_text('[hub]\nurl = "https://home"\n')
+    users.write_text('name = "me"\n[hub]\ntoken_file = "token"\nmachine = "edge"\n')
+    for app in (TaskQ(), TaskQ(tmp_path / "taskq-data")):
+        hub = app.settings.hub
+        assert hub is not None
+        assert (app.name, hub.url, hub.machine) == ("me", "https://home", "edge")
+        assert hub.token_file == users.parent / "token", "beside the file that names it"
+    (tmp_path / "taskq-data").chmod(0o700)
+    with TaskQ() as app:
+        assert app.stats_sync().queues == (), "a new log may find its settings there"
+
+
+@pytest.mark.parametrize("name", ["data_dir = 'x'", "nmae = 'x'", "name =", "name = '\xff'"])
+def test_a_wrong_file_of_the_log_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/taskq.toml").write_text(name, encoding="latin-1")
+    with pytest.raises(UsageError, match=r"^[^\n]*log/taskq\.toml[^\n]*$"):
+        TaskQ(tmp_path / "log")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_another_users_file_in_the_logs_directory_names_no_hub(tmp_path: Path) -> None:
+    """What the others may say of their log is how it is kept, not where it is sent."""
+    (tmp_path / "log").mkdir()
+    file = tmp_path / "log/taskq.toml"
+    file.write_text('name = "theirs"\n')
+    for path in (file, file.parent):
+        os.chown(path, 12_346, -1)
+    assert TaskQ(tmp_path / "log").name == "theirs"
+    file.write_text('[hub]\nurl = "https://stranger"\n')
+    with pytest.raises(UsageError, match=r"taskq.toml is another user's.*\[hub\]"):
+        TaskQ(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ""),
+        ("[project\n", ""),
+        ("\xff\xfe", ""),
+        ("tool = 1", ""),
+        ("tool.taskq = 1", "tool.taskq"),
+        ("[tool.taskq\n", "no TOML"),
+        ("[tool.taskq]\nbroker = 1\n", "no setting 'broker'"),
+        ("[tool.taskq]\nque = 1\n", "did you mean 'queues'"),
+        ("[tool.taskq]\nqueues = ['a']\n", "queues"),
+        ("[tool.taskq]\nname = 'x'\nsegment_bytes = 'many'\n", "segment_bytes"),
+    ],
+)
+def test_another_programs_pyproject_stops_nobody(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(text, encoding="latin-1")
+    if not told:
+        assert TaskQ().name == ""
+        return
+    with pytest.warns(UserWarning, match=rf"pyproject.toml: .*{told}"):
+        app = TaskQ()
+    assert (app.name, app.data_dir) == ("", tmp_path / "taskq-data")
+
+
+@pytest.mark.parametrize("name", [".env", "taskq.toml", "pyproject.toml", "taskq-data/taskq.toml"])
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
+    (tmp_path / "taskq-data").mkdir()
+    os.mkfifo(tmp_path / name)
+    assert TaskQ().name == ""
+    assert load_settings(None).name == ""
+    assert settings_files() == []
+
+
+def test_a_deleted_working_directory_stops_only_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with TaskQ(tmp_path / "log") as app:
+        app.enqueue_by_name_sync("send")
+    with TaskQ(tmp_path / "log", durability="os") as app:
+        assert app.stats_sync().queues[0].ready == 1
+    for name in (None, "log"):
+        with pytest.raises(UsageError, match="the working directory, which is gone"):
+            TaskQ(name)
+    assert "send" in taskq("ls", "-d", tmp_path / "log").stdout
+    for command in (["ls"], ["ls", "-d", "log"], ["ls", "-d", tmp_path], ["put", "x"], ["check"]):
+        told = taskq(*command)
+        assert told.exit_code != 0, command
+        assert told.exception is None or isinstance(told.exception, SystemExit), command
+        assert len((told.stdout + told.stderr).splitlines()) <= 4, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("TASKQ_QUEUES", "{", r"queues \(TASKQ_QUEUES\) is no JSON"),
+        ("TASKQ_HUB_ACCEPT", "photos", r"hub \(TASKQ_HUB…\) is no JSON"),
+        ("TASKQ_HUB", "[", r"hub \(TASKQ_HUB\) is '\['"),
+        ("TASKQ_NAME", "a\udcff", r"TASKQ_NAME.* no UTF-8"),
+        ("TASKQ_DATA_DIR", "", r"data_dir \(TASKQ_DATA_DIR\) is ''.*: .*name a directory"),
+    ],
+)
+def test_a_wrong_variable_is_one_line_and_makes_no_log(
+    variable: str, value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=rf"^[^\n]*{told}[^\n]*$"):
+        TaskQ()
+    for command in (["put", "send", "{}"], ["ls"], ["stats"]):
+        shown = taskq(*command)
+        assert isinstance(shown.exception, SystemExit), command
+        assert shown.exit_code != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["TASKQ_NAME=a\xff", "TASKQ_QUEUES={"])
+def test_a_wrong_dotenv_is_one_line_and_another_programs_is_left_alone(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError, match=r"^[^\n]+$"):
+        TaskQ()
+    (tmp_path / ".env").write_text("OTHER=\xff\n", encoding="latin-1")
+    assert TaskQ().name == ""
+
+
+def test_an_empty_directory_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name a directory"):
+        TaskQ("")
+    for command in (["put", "-d", "", "x"], ["ls", ""]):
+        assert "it is empty: name a directory" in taskq(*command).stderr
+    assert list(tmp_path.iterdir()) == []
