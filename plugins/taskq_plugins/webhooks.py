@@ -3,9 +3,9 @@
 Bodies and headers are those of `Standard Webhooks <https://www.standardwebhooks.com>`_, so that
 receivers have libraries for them: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``
 (HMAC-SHA256 of id, time and body). Each message is a job of its own, which is delivered at least
-once, through crashes and an hour without a network, always with the same id. That of a success is
-on disk with the success, or neither is; that of a death is enqueued right after it by the process
-in which the job died, so that a crash in between leaves the dead letter alone.
+once, through crashes and an hour without a network, always with the same id. It is on disk with the
+success or the death that it tells of, or neither is. A death in a process that has no webhooks,
+such as one that claims with ``TaskLog`` or a worker of another app on this log, is not told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from taskq import Discard, JobContext, Retry, current_job, retry
+from taskq import DeadLetter, Discard, JobContext, Retry, current_job, retry
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from taskq import DeadLetter, TaskQ
+    from taskq import TaskQ
 
 Event = Literal["succeeded", "dead"]
 
@@ -90,14 +90,17 @@ class Webhooks:
         digest = hashlib.sha256(url.encode()).hexdigest()[:8]
 
         @app.task(name=f"{_TASK_PREFIX}{digest}", queue=queue, retry=_POLICY)
-        async def post(event: str, data: dict[str, Any]) -> None:
-            await self._send(event, data)
+        async def post(event: str | DeadLetter, data: dict[str, Any] | None = None) -> None:
+            if isinstance(event, str):
+                await self._send(event, data or {})
+            elif self._is_told(event.task):
+                await self._send("dead", _data_of(event))
 
         self._post = post
         if "succeeded" in self._events:
             app.middleware(self._around)
         if "dead" in self._events:
-            app.on_dead(self._on_dead)
+            app.on_dead(post, tasks=self._tasks)
 
     async def _send(self, event: str, data: dict[str, Any]) -> None:
         import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
@@ -123,15 +126,6 @@ class Webhooks:
         if self._is_told(job.task):
             data = _data(job.id, job.task, job.queue, job.attempt, datetime.now(UTC))
             job.enqueue(self._post.call("succeeded", data))
-
-    async def _on_dead(self, letter: DeadLetter) -> None:
-        if not self._is_told(letter.task):
-            return
-        ended_at = datetime.fromtimestamp(letter.settled_ns / 1e9, UTC)
-        data = _data(letter.job_id, letter.task, letter.queue, letter.attempt, ended_at)
-        data["reason"], data["cause"] = letter.reason.partition("\n")[0], letter.cause
-        key = f"{letter.job_id} {letter.settled_ns}"
-        await self._post.options(key=key, window="1d").enqueue("dead", data)
 
     def _is_told(self, task: str) -> bool:
         # Messages about messages would never end.
@@ -202,6 +196,12 @@ def _data(job_id: str, task: str, queue: str, attempt: int, ended_at: datetime) 
     """What is told of a job; its arguments and its result may be nobody's business."""
     told = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
     return told | {"ended_at": ended_at.isoformat()}
+
+
+def _data_of(letter: DeadLetter) -> dict[str, Any]:
+    ended_at = datetime.fromtimestamp(letter.settled_ns / 1e9, UTC)
+    data = _data(letter.job_id, letter.task, letter.queue, letter.attempt, ended_at)
+    return data | {"reason": letter.reason.partition("\n")[0], "cause": letter.cause}
 
 
 def _delay(text: str | None) -> float | None:

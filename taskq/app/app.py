@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taskq.app.schedules import Schedule, ScheduleChoices
     from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
-    from taskq.app.workers import AppWorker, Queues, WorkerOptions
+    from taskq.app.workers import AppWorker, DeathCall, Queues, WorkerOptions
     from taskq.calls.origins import Origin
     from taskq.conditions.base import Check, Condition
     from taskq.conditions.breakers import BreakerRule
@@ -53,14 +53,12 @@ if TYPE_CHECKING:
     from taskq.core.durations import Duration
     from taskq.flows.building import Flow
     from taskq.flows.handle import FlowHandle
-    from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.requests import Duplicate
     from taskq.log.store.store import Store
     from taskq.shards.layout import Shards
 
 P = ParamSpec("P")
 R = TypeVar("R")
-DeathHook = TypeVar("DeathHook", bound="Callable[[DeadLetter], Any]")
+DeathHook = TypeVar("DeathHook", bound="DeathCall")
 OneAround = TypeVar("OneAround", bound="AroundFunction")
 
 
@@ -110,7 +108,7 @@ class TaskQ(LogHolder):
         # Never changed but replaced, since workers on other threads look into it.
         self._tasks: dict[str, Task[..., Any]] = {}
         self._task_listeners = Listeners()
-        self._death_hooks: Declared[Callable[[DeadLetter], Any]] = Declared()
+        self._death_hooks: Declared[tuple[DeathCall, frozenset[str] | None]] = Declared()
         self._breakers: dict[str, BreakerRule] = {}
         self._breaker_origins: dict[str, Origin] = {}
         #: of both the first is the outermost
@@ -392,11 +390,8 @@ class TaskQ(LogHolder):
                 loose = [connection.packer.loose(call) for call in sending.calls]
                 items = await connection.pack_many(loose)
             answers = await connection.send_many(items)
-            return sending.sent(self._handles(calls, answers))
-
-    def _handles(self, calls: list[Call[R]], answers: list[int | Duplicate]) -> list[JobHandle[R]]:
-        tag, both = self._connection.tag, zip(calls, answers, strict=True)
-        return [make_handle(self, call.task, tag, answer) for call, answer in both]
+            tag, both = connection.tag, zip(calls, answers, strict=True)
+            return sending.sent([make_handle(self, call.task, tag, one) for call, one in both])
 
     def transaction(self) -> AppTransaction:
         """Calls enqueued and jobs cancelled together, or not at all.
@@ -574,14 +569,16 @@ class TaskQ(LogHolder):
         )
         return thread
 
-    def on_dead(self, hook: DeathHook) -> DeathHook:
-        """Call a function with each ``DeadLetter`` that a worker of this app makes; a decorator.
+    def on_dead(self, hook: DeathHook, *, tasks: Iterable[str] | None = None) -> DeathHook:
+        """Call a function or a task with each ``DeadLetter`` that a worker of this app makes.
 
-        It runs in the worker's loop once the death is on disk, as a task of its own if it is async.
-        Told are jobs that died here, and those of killed workers that were taken back here. What it
-        raises is logged. Hooks are taken up when a worker starts.
+        A decorator. A task's job is on disk together with the death, or neither is; the death of
+        such a job makes none. A function runs in the worker's loop once the death is on disk; what
+        it raises is logged, and a kill before it loses it. Told are jobs that died here, and those
+        of killed workers that were taken back here; with ``tasks``, those of the tasks so named.
         """
-        self._death_hooks.add(hook, origin_of(hook))
+        self._own_task(hook) if isinstance(hook, Task) else None
+        self._death_hooks.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
         return hook
 
     def __repr__(self) -> str:
@@ -590,7 +587,7 @@ class TaskQ(LogHolder):
     def _own_task(self, fn: Callable[..., Any]) -> Task[..., Any]:
         task = fn if isinstance(fn, Task) else self._add_task(fn, {})
         if task.app is not self:
-            raise UsageError(f"{task.name} is a task of another app: schedule it with that one")
+            raise UsageError(f"{task.name} is a task of another app: declare it with that one")
         return task
 
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:

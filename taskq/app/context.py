@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeAlias, TypeVar, overload
@@ -18,7 +19,7 @@ from taskq.log.machine.progress import Told
 from taskq.schedules.headers import MOMENT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from taskq.app.app import TaskQ
     from taskq.core.model import Extras
@@ -90,6 +91,17 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
+_here: Final[ContextVar[TaskQ]] = ContextVar("taskq_app_here")
+
+
+@contextmanager
+def within(app: TaskQ) -> Iterator[None]:
+    """Let code that runs for no job use the log of ``app``, as a job of it does."""
+    before = _here.set(app)
+    try:
+        yield
+    finally:
+        _here.reset(before)
 
 
 class Lines(Protocol):

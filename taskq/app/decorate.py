@@ -86,7 +86,8 @@ class TaskChoices(TypedDict, total=False):
     priority: int
     #: a policy, or just the number of attempts
     retry: RetryPolicy | int
-    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async
+    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async, or
+    #: a task, whose job is on disk together with the death
     on_dead: Callable[[DeadLetter], Any] | None
     #: how long one attempt may take: then an async function is cancelled, a process killed, and a
     #: thread, which cannot be stopped, given up
@@ -234,10 +235,8 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
             f"concurrency_key is {limited_by!r:.60}: give a function of the task's arguments, "
             f"or a fixed key with .options(concurrency_key=...)"
         )
-    if on_dead is not None and (isinstance(on_dead, Task) or not callable(on_dead)):
-        raise UsageError(
-            f"on_dead is {on_dead!r:.60}: give a function of the DeadLetter; it may enqueue a task"
-        )
+    if on_dead is not None and not callable(on_dead):
+        raise UsageError(f"on_dead is {on_dead!r:.60}: give a function or a task of the DeadLetter")
     if isinstance(aliases, str):
         raise UsageError(f"aliases is {aliases!r}: give a list of names")
     runs_in = choices.get("runs_in")

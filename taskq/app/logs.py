@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from taskq.app.context import _current
+from taskq.app.context import _current, _here
 from taskq.connection import tracing
 from taskq.connection.connection import Connection
 from taskq.core.errors import UsageError, WrongLog
@@ -51,9 +51,9 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
 
 
 def own_log(app: TaskQ) -> TaskQ | None:
-    """The app over the log of the job that this code runs for; None outside of its jobs."""
+    """The app over the log of the job or hook that this code runs for; None outside of them."""
     job = _current.get(None)
-    here: Any = None if job is None else job.app
+    here: Any = _here.get(None) if job is None else job.app
     return here if here is not None and here._origin is app else None
 
 

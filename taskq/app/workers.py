@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     #: Names of queues, or the weight of each.
     Queues: TypeAlias = Iterable[str] | Mapping[str, int]
+    #: A function that hears of a death, or a task whose job does.
+    DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -53,7 +55,7 @@ class WorkerOptions(TypedDict, total=False):
     #: called with a ``taskq_workers.JobFinished`` for each job that ended
     on_event: Callable[[Any], object] | None
     #: called with each ``DeadLetter`` that this process makes, besides the app's own hooks
-    on_dead: Callable[[DeadLetter], Any] | None
+    on_dead: DeathCall | None
 
 
 class AppWorker(Protocol):

@@ -195,9 +195,10 @@ def test_a_cell_that_declares_all_there_is_may_run_again(app: TaskQ, notebook: N
     )
     for number in (1, 2, 2):
         notebook.run(text.replace("{n}", str(number)))
-    assert [hook.__name__ for hook in app._death_hooks] == ["tell", "<lambda>", "<lambda>"]
-    assert app._death_hooks[0] is notebook.names["tell"]
-    assert [hook(None) for hook in app._death_hooks[1:]] == [1, 2]  # type: ignore[arg-type]
+    hooks = [hook for hook, _ in app._death_hooks]
+    assert [hook.__name__ for hook in hooks] == ["tell", "<lambda>", "<lambda>"]
+    assert hooks[0] is notebook.names["tell"]
+    assert [hook(None) for hook in hooks[1:]] == [1, 2]  # type: ignore[arg-type]
     assert len(app._lifespans) == 1
     assert {one.rule.rule for one in app._planned.all.values()} == {b"every 120000000000"}
     assert app._breakers["mail"].failures == 2

@@ -177,7 +177,7 @@ class Worker:
         self._beside: list[Service] = []
         self._burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = drain_seconds(drain_timeout)
-        self._hook, self._deaths = on_event, DeathHooks(app, on_dead)
+        self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
@@ -404,7 +404,8 @@ class Worker:
                 self._begun.set()
                 await self._stop_asked.wait()
                 self._phase = Phase.DRAINING
-                self._deaths.until = monotonic() + self.drain_seconds
+                for deaths in self._deaths:
+                    deaths.until = monotonic() + self.drain_seconds
                 runner.leave()
                 for part in self._parts:
                     part.serve(self, None)
@@ -456,7 +457,8 @@ class Worker:
                 queues=self.queues,
                 changed=self._tell_what_it_serves,
             )
-            part.beside += [self._deaths, gates.probes]
+            self._deaths.append(DeathHooks(part.app, self._on_dead))
+            part.beside += [self._deaths[-1], gates.probes]
             part.services.append(gates)
             if self._warns:
                 part.services.append(StrayWatch(part.app, self.queues))

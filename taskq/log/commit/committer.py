@@ -360,18 +360,21 @@ class Committer:
         if agenda is None:
             return
         agenda.promote(batch.time_ns)
-        self._take_back(batch)
+        self._take_back(batch, ends=bool(self.waiters.claims) or _CLAIM in needs.ops)
         # Nothing expires in the frame that records a step: the new time may be corrected again.
         following = agenda.next_expiry_ns()
         self._expiring = False
         if not step_ns and following is not None and following <= batch.time_ns:
             self._expiring = self.operations.cancels.expire(batch)
 
-    def _take_back(self, batch: Batch) -> None:
-        """Give back the jobs of owners that died."""
+    def _take_back(self, batch: Batch, *, ends: bool) -> None:
+        """Give back the jobs of owners that died; who claims ``ends`` those without attempts, too.
+
+        Not whoever comes by, such as a command: it knows of nobody who is to be told.
+        """
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
-            self.taken_back += self.operations.claims.take_back_lost(batch, dead)
+            self.taken_back += self.operations.claims.take_back_lost(batch, dead, ends=ends)
             self.owners.forget(dead)
 
     def _note_frame(self, batch: Batch) -> None:
@@ -415,9 +418,11 @@ class Committer:
         if self.waiters.claims:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
             self.taken_back += self.operations.claims.take_back_over(batch)
+            self.operations.tell_of_deaths(batch)
             if not self._expiring:
                 self._note_frame(batch)
                 self._serve_claims(batch)
+        self.operations.tell_of_deaths(batch)
 
     def _run_one(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
         if future is not None and future.done():  # withdrawn in time

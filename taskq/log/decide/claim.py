@@ -184,10 +184,15 @@ class Claims:
         )  # fmt: skip
         agenda.leases.apply_until(delivery.job, deadline_ns)
 
-    def take_back_lost(self, batch: Batch, dead: set[int]) -> int:
-        """Take back the jobs of dead owners; how many."""
+    def take_back_lost(self, batch: Batch, dead: set[int], *, ends: bool = True) -> int:
+        """Take back the jobs of dead owners; how many. Those that would die only if it ``ends``."""
         agenda = self._context.agenda
         lost = [job for job, claim in agenda.running.items() if claim[2] in dead]
+        if not ends:
+            asked = agenda.leases.asked
+            lost = [
+                job for job in lost if job in asked or not self._is_last(job, agenda.attempt(job))
+            ]
         del lost[TAKEN_BACK_MAX:]
         for job in lost:
             self._take_back(

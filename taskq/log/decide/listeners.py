@@ -3,23 +3,34 @@
 Told of deaths are all that this process records: those of its own deliveries, and those of jobs
 that it took back from processes that died. They are told once the record is as durable as any
 answer, and may be told twice: a loss of power can bring a job back to life, and it may die again.
+
+A job that tells of a death is in the frame of that death: both are on disk, or neither is.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from taskq.core.records import Cause
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import TypeAlias
 
     from taskq.core.folds.lanes import Lane
+    from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
-    from taskq.log.requests import Answer, Ask
+    from taskq.log.decide.enqueue import Enqueues
+    from taskq.log.requests import Answer, Ask, Item
+
+    #: Gives the jobs that tell of a death, without keys. It is called while the log is locked.
+    Writer: TypeAlias = Callable[["DeadLetter"], Iterable[Item]]
 
 T = TypeVar("T")
+
+_log: Final = logging.getLogger("taskq")
 
 _CAUSES: Final = {
     Cause.EXHAUSTED: "exhausted",
@@ -85,7 +96,21 @@ class Deaths:
         self._listeners: _Listeners[tuple[Any, object, Callable[[DeadLetter, Any], object]]] = (
             _Listeners()
         )
+        self._writers: dict[object, Writer] = {}
         self._noted: list[DeadLetter] = []
+        #: of those that were noted, how many have their jobs in the batch
+        self._written = 0
+
+    def __bool__(self) -> bool:
+        """Whether somebody died since the last ``enqueue``."""
+        return len(self._noted) > self._written
+
+    def write(self, owner: object, writer: Writer) -> None:
+        """Have a job for each that ``writer`` gives in the frame of a death, from now on.
+
+        It takes the place of what its owner gave before.
+        """
+        self._writers = {**self._writers, owner: writer}
 
     def listen(
         self, port: Any, hook: object, call: Callable[[DeadLetter, Any], object]
@@ -100,7 +125,7 @@ class Deaths:
         self, lane: Lane, job: int, attempt: int, cause: int, reason: bytes | None, now_ns: int
     ) -> None:
         """Note a job that dies in the batch that is being made."""
-        if self._listeners.now:
+        if self._listeners.now or self._writers:
             letter = DeadLetter(
                 job_id=f"{self._tag}-{job}",
                 queue=lane.queue,
@@ -116,12 +141,29 @@ class Deaths:
     def forget(self) -> None:
         """Forget what was noted: the batch was not written."""
         self._noted.clear()
+        self._written = 0
+
+    def enqueue(self, batch: Batch, enqueues: Enqueues) -> None:
+        """Add the jobs that tell of what was noted since the last call."""
+        letters, self._written = self._noted[self._written :], len(self._noted)
+        for letter in letters:
+            enqueues.many(batch, self._jobs_of(letter))
+
+    def _jobs_of(self, letter: DeadLetter) -> list[Item]:
+        """One of each task, however many apps of this process hold it."""
+        jobs: dict[str, Item] = {}
+        for writer in self._writers.values():
+            try:
+                jobs.update((item[0].task, item) for item in writer(letter))
+            except Exception:  # noqa: BLE001 - no death may be refused for what tells of it
+                _log.exception("the death of job %s could not be told", letter.job_id)
+        return list(jobs.values())
 
     def told(self) -> list[Answer]:
         """What goes out for the batch, once it is durable."""
         if not self._noted:
             return []
-        noted, self._noted = self._noted, []
+        noted, self._noted, self._written = self._noted, [], 0
         # Of several listeners with the same hook the first is enough.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}
         return [

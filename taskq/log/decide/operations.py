@@ -83,6 +83,11 @@ class Operations:
         self.deaths.forget()
         self.claims.forget()
 
+    def tell_of_deaths(self, batch: Batch) -> None:
+        """Add the jobs that tell of those who died in the batch."""
+        if self.deaths:
+            self.deaths.enqueue(batch, self.enqueues)
+
     def close(self, batch: Batch) -> None:
         """Add what stands at the end of a batch, and say whom else to wake for it."""
         agenda = self.context.facets.agenda

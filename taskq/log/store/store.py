@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from taskq.core.views import Serving
     from taskq.log.config import LogConfig
-    from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.decide.listeners import DeadLetter, Writer
     from taskq.log.requests import Ask
 
 _log: Final = logging.getLogger("taskq")
@@ -197,6 +197,13 @@ class Store:
         Returns what ends that.
         """
         return self._open.committer.operations.deaths.listen(self.port(), hook, call)
+
+    def write_deaths(self, owner: object, writer: Writer) -> None:
+        """Have the jobs that ``writer`` gives for each that dies here in the frame of its death.
+
+        It is called on the storage thread, and takes the place of its owner's last one.
+        """
+        self._open.committer.operations.deaths.write(owner, writer)
 
     def on_cancel(self, call: Callable[[Ask, None], object]) -> Callable[[], None]:
         """Have ``call(ask, None)`` called in the running loop for each of this process's jobs.
