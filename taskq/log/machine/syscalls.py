@@ -21,6 +21,7 @@ import struct
 import sys
 from typing import Any, Final
 
+_OFFSET: Final = ctypes.c_int64
 _SEEK_END: Final = 2
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
@@ -37,22 +38,52 @@ _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
+    """The C library, if its calls do as Python's do."""
     try:
         library = ctypes.PyDLL(None, use_errno=True)
-        descriptor, size, offset = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64
-        library.pread.argtypes = (descriptor, ctypes.c_void_p, size, offset)
-        library.pwrite.argtypes = (descriptor, ctypes.c_char_p, size, offset)
+        for name in ("pread", "pwrite", "lseek"):
+            # Where ``long`` has 4 bytes, the plain calls of most C libraries take such an offset.
+            if ctypes.sizeof(ctypes.c_long) < ctypes.sizeof(_OFFSET) and hasattr(
+                library, f"{name}64"
+            ):
+                setattr(library, name, getattr(library, f"{name}64"))
+        descriptor, size = ctypes.c_int, ctypes.c_size_t
+        library.pread.argtypes = (descriptor, ctypes.c_void_p, size, _OFFSET)
+        library.pwrite.argtypes = (descriptor, ctypes.c_char_p, size, _OFFSET)
         library.write.argtypes = (descriptor, ctypes.c_char_p, size)
         library.read.argtypes = (descriptor, ctypes.c_void_p, size)
         library.read.restype = ctypes.c_ssize_t
-        library.lseek.argtypes = (descriptor, offset, ctypes.c_int)
+        library.lseek.argtypes = (descriptor, _OFFSET, ctypes.c_int)
         library.flock.argtypes = (descriptor, ctypes.c_int)
         library.utimes.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
         library.pread.restype = library.pwrite.restype = library.write.restype = ctypes.c_ssize_t
-        library.lseek.restype = ctypes.c_int64
+        library.lseek.restype = _OFFSET
+        return library if _agrees(library) else None
     except (OSError, AttributeError):
         return None
-    return library
+
+
+def _agrees(library: Any) -> bool:
+    """Whether it writes, reads and measures as Python does: with a wrong offset it destroys logs.
+
+    Raises:
+        OSError: there is no file to try that with.
+    """
+    if sys.platform != "linux":
+        return True  # others have no such files, and offsets of 64 bits everywhere
+    descriptor, part = os.memfd_create("taskq"), b"xy"
+    buffer = ctypes.create_string_buffer(len(part))
+    try:
+        os.pwrite(descriptor, b"abcdef", 0)
+        return (
+            library.pwrite(descriptor, part, len(part), 2) == len(part)
+            and os.pread(descriptor, 7, 0) == b"abxyef"
+            and library.pread(descriptor, buffer, len(part), 3) == len(part)
+            and buffer.raw == b"ye"
+            and library.lseek(descriptor, 0, _SEEK_END) == os.fstat(descriptor).st_size
+        )
+    finally:
+        os.close(descriptor)
 
 
 _library: Final = _load()
