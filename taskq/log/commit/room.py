@@ -285,11 +285,10 @@ def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
 
 def _size_of(disk: Disk, path: str) -> int:
     """Bytes of a file, 0 if it cannot be seen."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = disk.open(path, write=False)
-    except OSError:
-        return 0
-    try:
-        return disk.size(descriptor)
-    finally:
-        disk.close(descriptor)
+        try:
+            return disk.size(descriptor)
+        finally:
+            disk.close(descriptor)
+    return 0

@@ -52,6 +52,8 @@ _CUT_IN_MAX: Final = 16
 #: A segment stays under 2 GiB, and its frames start at multiples of 8.
 _OFFSET_MAX: Final = 2**31
 _ALIGNMENT: Final = 8
+#: The others wait for a lock that is not given back, so it is tried so often.
+_GIVE_BACK_MAX: Final = 3
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for the disk", "T": "stopped"}
 
 
@@ -335,12 +337,17 @@ class WriterLock:
 def give_back(disk: Disk, descriptor: int) -> None:
     """Unlock a file. What was done under the lock stands, so nobody is told of what goes wrong.
 
-    Should the system refuse, this process keeps the lock until it gives it back the next time.
+    Should the system refuse again and again, this process keeps the lock until it gives it back the
+    next time.
     """
-    try:
-        disk.unlock(descriptor)
-    except OSError as error:
-        _log.warning("a lock could not be given back: %s", error)
+    for attempt in range(_GIVE_BACK_MAX):
+        try:
+            disk.unlock(descriptor)
+        except OSError as error:
+            if attempt == _GIVE_BACK_MAX - 1:
+                _log.warning("a lock could not be given back: %s", error)
+        else:
+            return
 
 
 def read_hint(disk: Disk, descriptor: int) -> TailHint | None:

@@ -16,7 +16,7 @@ from taskq.log.machine.ports import write_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.journal.lock import WriterLock
+    from taskq.log.journal.lock import TailHint, WriterLock
     from taskq.log.machine.meters import Meters
     from taskq.log.machine.ports import Clock, Disk
     from taskq.log.segments.segments import SegmentFiles
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: How soon it is tried again to begin a segment for which no file was to be had.
 _ROTATE_AGAIN_NS: Final = SECOND_NS
+_PEEKS_MAX: Final = 3
 
 
 class Tail:
@@ -148,15 +149,28 @@ class Tail:
         """
         writer = self._writer
         assert writer is not None
-        hint = None if writer.is_alone else writer.peek()
+        hint = None
+        with contextlib.suppress(OSError):  # then it tells of its own frames alone
+            hint = None if writer.is_alone else writer.peek()
         if hint is not None and (hint.segment, hint.generation) == (segment, generation):
             next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
         self.sync()
         # A failed fsync marks the lost pages clean, and then the next one succeeds.
-        hint = writer.peek()
+        hint = self._peek_surely(writer)
         if hint is not None and (hint.failed or hint.generation != generation):
             raise OSError(errno.EIO, "another process's fsync of this file failed")
         return next_lsn, offset
+
+    def _peek_surely(self, writer: WriterLock) -> TailHint | None:
+        """The hint; not to know it is as bad as a failed fsync, so it is asked for again.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        for _ in range(_PEEKS_MAX - 1):
+            with contextlib.suppress(OSError):
+                return writer.peek()
+        return writer.peek()
 
     def ends_in_sync_point(self, segment: int, offset: int) -> bool:
         """Whether it ends there in a frame that says so; what is before a segment was synced."""

@@ -8,6 +8,7 @@ the child knows each of them, whatever other threads did when it was made.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from typing import TYPE_CHECKING, Final, ParamSpec
@@ -36,10 +37,17 @@ def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -
 
 
 def close_unshared(descriptor: int) -> None:
-    """Close what ``open_unshared`` gave, or any other descriptor."""
+    """Close what ``open_unshared`` gave, or any other descriptor.
+
+    It is closed whatever the system says of it: what was to be kept was synced before.
+    """
     with _guard:
         _unshared.discard(descriptor)
-        os.close(descriptor)
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
 
 
 def _before() -> None:

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import select
@@ -32,12 +33,16 @@ from taskq.core.errors import LogError
 from taskq.log.machine import forks, syscalls
 from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, read_file
 
+_log: Final = logging.getLogger("taskq")
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64
 _MADE: Final = os.O_RDWR | os.O_CREAT
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
+#: How often an owner wakes by itself that could not tell the others that it sleeps.
+_UNHEARD_SECONDS: Final = 0.1
+_POKES_MAX: Final = 3
 
 #: Owners that live in this process, with their lock files' descriptors: F_GETLK does not tell a
 #: process of its own locks, and opening such a file a second time would end them.
@@ -61,7 +66,11 @@ def _program() -> str:
 
 
 class LocalPeers:
-    """The owners of one directory, seen from one of them. The caller holds the writer lock here."""
+    """The owners of one directory, seen from one of them. The caller holds the writer lock here.
+
+    Once made, it raises nothing: what the disk refuses costs a wake-up, or a dead owner's file
+    stays until the next one comes.
+    """
 
     def __init__(self, path: str, name: str) -> None:
         self._path = Path(path) / "owners"
@@ -88,6 +97,8 @@ class LocalPeers:
         ).encode()
         self._lock = self._pipe = self._board = self._slot = -1
         self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
+        #: the others were not told that this owner sleeps, and will not wake it
+        self._is_unheard = False
         try:
             self._lock = self._open_lock()
             self._pipe = self._open_pipe()
@@ -116,12 +127,12 @@ class LocalPeers:
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""
         for suffix in _SUFFIXES:
-            (self._path / f"{owner:016x}{suffix}").unlink(missing_ok=True)
+            _remove(self._path / f"{owner:016x}{suffix}")
 
     def _forget_dead(self) -> None:
         """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
         for path in self._path.glob("*.tmp"):
-            path.unlink(missing_ok=True)
+            _remove(path)
         # One that was killed while it left, or came, has a pipe and no lock file.
         for owner in {*known_owners(self._path), *known_owners(self._path, ".pipe")}:
             if not self.alive(owner):
@@ -129,9 +140,14 @@ class LocalPeers:
 
     def wake(self, interest: int) -> None:
         """Wake the other owners that sleep with any of these bits."""
-        board = self._small.read(self._board, self._small.size_max, 0)
-        if len(board) == self._small.size_max:
-            board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        try:
+            board = self._small.read(self._board, self._small.size_max, 0)
+            if len(board) == self._small.size_max:
+                board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        except OSError:
+            return  # whoever sleeps looks by itself before long
+        if len(board) % _SLOT.size:  # somebody cut it
+            board = board[: -(len(board) % _SLOT.size)]
         if board != self._seen:
             self._seen = board
             self.others = len({owner for owner, _ in _SLOT.iter_unpack(board)} - {0, self.owner})
@@ -147,21 +163,47 @@ class LocalPeers:
                 self._gone.add(owner)
 
     def announce(self, interest: int) -> None:
-        """Tell the others what this owner is about to sleep for."""
-        syscalls.write_at(self._board, bytes((interest,)), self._slot * _SLOT.size + 8)
+        """Tell the others what this owner is about to sleep for.
+
+        A file system that never writes in place refuses even that when it is full.
+        """
+        try:
+            # All of the slot, should somebody have cut the board meanwhile.
+            syscalls.write_at(
+                self._board, _SLOT.pack(self.owner, interest), self._slot * _SLOT.size
+            )
+        except OSError as error:
+            if not self._is_unheard:
+                _log.warning(
+                    "%s/board: %s: until it can be written, this process looks for work itself, "
+                    "every %g s", self._path, error.strerror or error, _UNHEARD_SECONDS,
+                )  # fmt: skip
+            self._is_unheard = True
+        else:
+            self._is_unheard = False
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> None:
         """Block until poked, woken or out of time."""
-        del interest  # announced before; a simulated peer needs it here
+        if interest and self._is_unheard:
+            limit = _UNHEARD_SECONDS
+            timeout_seconds = limit if timeout_seconds is None else min(timeout_seconds, limit)
         timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
         if self._poll.poll(timeout):
             syscalls.drain(self._pipe)
 
     def poke(self) -> None:
         """Wake this owner's own sleep, from any thread."""
-        with self._pipe_guard, contextlib.suppress(BlockingIOError):  # full: it is awake already
-            if not self._closed:
-                syscalls.write(self._pipe, b"\1")
+        with self._pipe_guard:
+            # A full disk may refuse the pipe its new time, with the byte in it: a second byte does
+            # no harm, and a lost one would leave whoever sent something waiting for ever.
+            for _ in range(0 if self._closed else _POKES_MAX):
+                try:
+                    syscalls.write(self._pipe, b"\1")
+                except BlockingIOError:  # full: it is awake already
+                    return
+                except OSError:
+                    continue
+                return
 
     def close(self) -> None:
         """Leave. The lock goes last, since with it this owner dies."""
@@ -172,8 +214,7 @@ class LocalPeers:
         if self._slot >= 0:
             with contextlib.suppress(OSError):
                 os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
-        with contextlib.suppress(OSError):  # owners/ may be gone
-            self.forget(self.owner)
+        self.forget(self.owner)
         _local.pop(self.owner, None)
         for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
             if descriptor >= 0:
@@ -231,9 +272,18 @@ class LocalPeers:
         return True
 
 
+def _remove(path: Path) -> None:
+    """Remove a file that nobody needs; one that cannot be removed is left to the next who comes."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
 def poke_owners(directory: Path) -> None:
-    """Wake all owners of a directory from outside, whatever they sleep for."""
-    for owner in known_owners(directory, ".pipe"):
+    """Wake all owners of a directory from outside, whatever they sleep for; raises nothing."""
+    owners: list[int] = []
+    with contextlib.suppress(OSError):
+        owners = known_owners(directory, ".pipe")
+    for owner in owners:
         with contextlib.suppress(OSError):  # one that is dead, or awake with a full pipe
             pipe = open_pipe(directory / f"{owner:016x}.pipe", os.O_WRONLY)
             try:
@@ -260,6 +310,8 @@ def owner_alive(directory: Path, owner: int) -> bool:
         return True  # who cannot be asked may live
     try:
         return _is_locked(descriptor)
+    except OSError:
+        return True
     finally:
         os.close(descriptor)
 

@@ -16,7 +16,7 @@ class Disk(Protocol):
         ...
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back."""
+        """Give the descriptor back; raises nothing, since what was to be kept was synced."""
         ...
 
     def size(self, descriptor: int) -> int:
@@ -129,7 +129,11 @@ class Clock(Protocol):
 
 
 class Peers(Protocol):
-    """The processes that share a directory: who lives, who sleeps, and how to wake them."""
+    """The processes that share a directory: who lives, who sleeps, and how to wake them.
+
+    It raises nothing: who cannot be asked lives, and a wake-up that is lost is made up for by
+    sleepers, who look by themselves.
+    """
 
     @property
     def owner(self) -> int:

@@ -314,17 +314,24 @@ class StorageThread:
             decided = {id(answer[1]) for answer in (*answers.now, *answers.later)}
             left = [request for request in requests if id(request[2]) not in decided]
             answers.now += refusals(left, failure(error))
+        self._wake_others(committer.take_interest())
         try:
-            interest = committer.take_interest()
-            if interest and self.peers is not None and not self.writer.is_alone:
-                self.peers.wake(interest)
-                self.writer.is_alone = not self.peers.others
             self._sync_if_due()
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
             _log.exception("%s: a batch could not be completed", self.path)
             if committer.unsynced:
                 committer.answers.refuse_later(failure(error))
         self._hand_out()
+
+    def _wake_others(self, interest: int) -> None:
+        """Wake those who sleep for what was appended, which stands whatever comes of this."""
+        if not interest or self.peers is None or self.writer.is_alone:
+            return
+        try:
+            self.peers.wake(interest)
+        except Exception:  # noqa: BLE001 - nor may it close the log: they look by themselves
+            _log.exception("%s: the others could not be woken", self.path)
+        self.writer.is_alone = not self.peers.others
 
     def _sync_if_due(self) -> None:
         committer = self.committer
@@ -417,13 +424,20 @@ class StorageThread:
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
-        if not interest or not self.journal.has_grown():
+        if not (interest and self._has_grown()):
             peers.sleep(interest, timeout)
         mailbox.asleep = False
         if interest:
             peers.announce(0)
         if not mailbox.requests:
             self._do_due()
+
+    def _has_grown(self) -> bool:
+        """Whether another process wrote; not where the disk does not tell, or nobody would rest."""
+        try:
+            return self.journal.has_grown()
+        except OSError:
+            return False
 
     def _timeout(self) -> float | None:
         """Seconds until something falls due; None when nothing will."""
@@ -447,7 +461,7 @@ class StorageThread:
             listens = waiters.outcomes or waiters.growth or asks
             if listens:
                 committer.look_around()
-            if listens and self.journal.has_grown():
+            if listens and self._has_grown():
                 committer.follow()
                 if not committer.facets.is_building:
                     asks.look()
@@ -464,7 +478,7 @@ class StorageThread:
         self._shut()
         for one in (self.upkeep, self.adopter):
             if one is not None:
-                one.close()
+                run_chore(one.close)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters
