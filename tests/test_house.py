@@ -209,6 +209,22 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
     assert found == []
 
 
+#: What prints otherwise than by ``render.echo``, which escapes: errors, help, and a coloured title.
+PRINTERS = {"errors.py", "main.py", "render.py", "triage.py"}
+
+
+def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:
+    found = [
+        place(path, node)
+        for path in SOURCES
+        if path.name not in PRINTERS and "examples" not in path.parts
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        if ast.unparse(node.func) in {"click.echo", "click.secho", "print", "sys.stdout.write"}
+    ]
+    assert found == []
+
+
 def texts(path: Path) -> list[ast.Constant]:
     """The literal texts of a file, but for docstrings."""
     found = nodes(path)

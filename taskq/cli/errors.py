@@ -74,7 +74,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message, after the program's name, if there is anybody to read it."""
-        from taskq.cli.render import printable  # noqa: PLC0415 - help must not import it
+        from taskq.text import printable  # noqa: PLC0415 - help must not import it
 
         # Messages quote what other processes, records and files say of themselves.
         line = f"taskq: {printable(self.message)}"

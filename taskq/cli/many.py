@@ -11,6 +11,7 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
 from taskq.cli.options import open_reader
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -110,18 +111,18 @@ def print_swept(
         }
         render.print_json(document)
         return
-    click.echo(f"{'would have ' if dry_run else ''}{verb} {count_of(swept.count, noun)}")
+    render.echo(f"{'would have ' if dry_run else ''}{verb} {count_of(swept.count, noun)}")
     if swept.running:
-        click.echo(f"{count_of(swept.running)} that run now stay as they are")
+        render.echo(f"{count_of(swept.running)} that run now stay as they are")
     print_refused(swept.refused, swept.refused_count)
 
 
 def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
     """The reasons, on stderr."""
     for error in list(refused.values())[:_SHOWN_MAX]:
-        click.echo(f"taskq: {render.printable(str(error))}", err=True)
+        render.echo(f"taskq: {flat(str(error))}", err=True)
     if count > _SHOWN_MAX:
-        click.echo(f"taskq: and {count - _SHOWN_MAX} more", err=True)
+        render.echo(f"taskq: and {count - _SHOWN_MAX} more", err=True)
 
 
 def errors_json(refused: Mapping[str, TaskqError]) -> list[dict[str, str]]:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.core.errors import command
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +191,7 @@ def _tell_of_copy(reader: LogReader) -> None:
         arrived = max((one.stat().st_mtime for one in (path / "log").glob("*.log")), default=0.0)
         as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
         told = f"as of {as_of}" if arrived else "of which nothing came yet"
-        click.echo(f"copy of {device_of_copy(str(path))}, {told}", err=True)
+        render.echo(f"copy of {device_of_copy(str(path))}, {told}", err=True)
 
 
 def _is_log(path: Path) -> bool:
@@ -198,7 +200,7 @@ def _is_log(path: Path) -> bool:
 
 def _offer(path: Path) -> str:
     """What to type instead, in the second line of an error: the logs nearby, if there are some."""
-    found = [shlex.quote(str(one)) for one in _nearby(path)]
+    found = [flat(shlex.quote(str(one))) for one in _nearby(path)]
     if not found:
         start = command(str(path.absolute()), "put", "BODY")
         return f": give its directory with -d, or start one with: {start}"

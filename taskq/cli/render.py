@@ -14,6 +14,7 @@ from taskq.core.durations import spoken
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import parse_json
 from taskq.core.views import moment, owner
+from taskq.text import flat, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -66,11 +67,12 @@ def due(due_ns: int, now_ns: int) -> str:
     return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for inputs"
 
 
-def printable(text: str) -> str:
-    """The text with its control characters escaped: a payload must not drive the terminal."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text for people, which holds what strangers wrote: it drives no terminal.
+
+    What may hold newlines of its own is to be made ``flat`` before, or it makes up lines.
+    """
+    click.echo(printable(text), err=err, nl=nl)
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
@@ -140,7 +142,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     titles = [column.strip(">~?") for column in columns]
-    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
     inside = [cell_width(*column) for column in zip(*cells, strict=True)] or [0] * len(titles)
     widths = [max(cell_width(title), width) for title, width in zip(titles, inside, strict=True)]
     piped = not on_terminal()
@@ -215,10 +217,10 @@ def cut_line(text: str) -> str:
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print ``name  value`` lines, leaving out those without a value."""
-    known = [(name, value) for name, value in facts if value]
+    known = [(flat(name), flat(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        click.echo(f"{name:<{width}}  {printable(value)}")
+        echo(f"{name:<{width}}  {value}")
 
 
 def precise(nanoseconds: int) -> str:

@@ -8,7 +8,6 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-import click
 from click.exceptions import Exit
 
 from taskq.cli import render
@@ -58,10 +57,10 @@ def _each(paths: list[Path], command: Callable[..., Any], *, as_json: bool | Non
         if as_json:
             documents[path.name] = json.loads(told.getvalue())
         else:
-            click.echo(f"{path.name}\n{told.getvalue()}")
+            render.echo(f"{path.name}\n{told.getvalue()}")
     if as_json:
         render.print_json(documents)
     if not paths:
-        click.echo("No jobs yet.")
+        render.echo("No jobs yet.")
     if worst:
         raise Exit(worst)

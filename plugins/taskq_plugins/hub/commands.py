@@ -20,6 +20,7 @@ from taskq.cli.options import json_option, span
 from taskq.core.model import PRIORITY_MAX, WAITING_STATES
 from taskq.core.parsing import parse_json
 from taskq.extras import missing
+from taskq.text import flat
 from taskq_plugins.hub import devices
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def enrol(directory: Path, device: str, code: bool) -> None:
     The token is told this once. On the device it goes into a file that its user alone may read. A
     code is short enough to be told: the device gets its token for it by taskq sync --code.
     """
-    click.echo((devices.invite if code else devices.enrol)(directory, device))
+    render.echo((devices.invite if code else devices.enrol)(directory, device))
 
 
 @hub.command()
@@ -105,7 +106,7 @@ def serve(directory: Path, bind: str, keep: str) -> None:
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     with _alone(directory):
-        click.echo(f"serving {directory} at http://{bind}", err=True)
+        render.echo(f"serving {directory} at http://{bind}", err=True)
         # One process and one loop: each copy has one writer.
         uvicorn.run(
             server.Server(directory.absolute(), _seconds(keep)).app,
@@ -141,7 +142,7 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         told = {"late": is_late, "seconds": seconds, "behind": behind}
         rows.append({"device": name, **facts, **told})
     if as_json:
-        click.echo(json.dumps(rows))
+        render.echo(json.dumps(rows))
     for row in [] if as_json else rows:
         heard = "never" if row["seconds"] is None else f"{row['seconds']:.0f} s ago"
         words = [f"heard of {heard}", f"{row['behind']} records behind" if row["behind"] else ""]
@@ -149,7 +150,7 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         words += [f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""]
         words += [f"{row[what]} {what}" if row.get(what) else "" for what in ("breaks", "forks")]
         words += ["LATE" if row["late"] else "", "" if row["state"] == "active" else row["state"]]
-        click.echo(f"{row['device']}: {', '.join(filter(None, words))}")
+        render.echo(flat(f"{row['device']}: {', '.join(filter(None, words))}"))
     if any(row["late"] for row in rows):
         raise Exit(1)
 
@@ -171,7 +172,8 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
                     at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
                     left = file.parent / "old" / str(line["n"])
                     rest = f"; what was left: {left}" if (left / FILE).exists() else ""
-                    click.echo(f"{name}: {line['kind']} {at}: {line['cause']}{rest}")
+                    told = f"{name}: {line['kind']} {at}: {line['cause']}{rest}"
+                    render.echo(flat(told))
 
 
 @hub.command()
@@ -195,7 +197,7 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
             size = sum(one.size for one in gone)
             if gone:
                 what = "would go" if dry_run else "went"
-                click.echo(f"{device}/{log_id}: {len(gone)} files, {size} B {what}")
+                render.echo(f"{device}/{log_id}: {len(gone)} files, {size} B {what}")
 
 
 @hub.command()
@@ -206,7 +208,7 @@ def check(directory: Path, deep: bool) -> None:
     care, found = _package("taskq_plugins.hub.care"), False
     for path, what in care.faults(directory, deep=deep):
         found = True
-        click.echo(f"{path}: {what}")
+        render.echo(flat(f"{path}: {what}"))
     if found:
         raise Exit(1)
 
@@ -218,7 +220,7 @@ def check(directory: Path, deep: bool) -> None:
 def restore(directory: Path, device: str, target: Path) -> None:
     """Make a log of a device's newest copy, in DIR, which is empty or not there."""
     report = _package("taskq_plugins.hub.care").given_back(directory, device, target)
-    click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
+    render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
 @hub.command("import")
@@ -229,7 +231,7 @@ def take_in(directory: Path, stick: Path) -> None:
     care = _package("taskq_plugins.hub.care")
     with _alone(directory):
         for device, log_id, lsn in care.taken_in(directory.absolute(), stick):
-            click.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
+            render.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 
 # -- jobs for devices ------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def ls(directory: Path, as_json: bool) -> None:
         render.print_json(found)
         return
     for name, members in sorted(found.items()):
-        click.echo(f"{name}: {' '.join(members)}")
+        render.echo(flat(f"{name}: {' '.join(members)}"))
 
 
 @hub.command()
@@ -313,7 +315,7 @@ def put(
     finally:
         hub.close_sync()
     for job in jobs if isinstance(jobs, list) else [jobs]:
-        click.echo(job.id)
+        render.echo(job.id)
 
 
 def _hand_on(directory: Path, device: str, other: str) -> None:
@@ -325,7 +327,7 @@ def _hand_on(directory: Path, device: str, other: str) -> None:
         count = hub.hand_on_sync(device, other)
     finally:
         hub.close_sync()
-    click.echo(f"{count_of(count)} for {device} given to {other}")
+    render.echo(f"{count_of(count)} for {device} given to {other}")
 
 
 def _cancel_open(directory: Path, device: str) -> None:
@@ -341,7 +343,7 @@ def _cancel_open(directory: Path, device: str) -> None:
     finally:
         app.close_sync()
     if swept.count:
-        click.echo(f"{swept.count} jobs for {device} cancelled")
+        render.echo(f"{swept.count} jobs for {device} cancelled")
 
 
 @hub.command()
@@ -366,9 +368,9 @@ def show(directory: Path, job_id: str, as_json: bool) -> None:
         return
     show_job(view, now_ns, as_json=False)
     if where:
-        click.echo(f"\n{where}")
+        render.echo(f"\n{flat(where)}")
     if there is not None:
-        click.echo(f"\nin {there[0]}:\n")
+        render.echo(f"\nin {there[0]}:\n")
         show_job(there[1], now_ns, as_json=False)
 
 

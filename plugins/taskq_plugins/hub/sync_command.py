@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
+from taskq.cli import render
 from taskq.cli.options import log_argument, open_reader, resolve
 from taskq.connection.settings import HubSettings, load_settings
+from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line, line_to, token_file
@@ -61,28 +63,27 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     else:
         work = syncing.sync(path, line, is_dry=given["dry_run"])
     done = _run(line, work, shows=not given["follow"])
-    from taskq.cli import render  # noqa: PLC0415 - who follows never comes here
     from taskq.cli.many import count_of  # noqa: PLC0415 - likewise
 
     words = ", ".join(one.value for one in done.verdicts)
     if given["dry_run"]:
-        click.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
+        render.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
         return
     sent = (
         f"{render.size(done.sent_bytes)} sent ({words})" if done.sent_bytes else "nothing to send"
     )
-    click.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
+    render.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
     if any(done.taken):
         jobs, refused, cancelled = done.taken
         came = f"{count_of(jobs)} came, {refused} refused, {cancelled} cancelled"
-        click.echo(f"{path}: {came}")
+        render.echo(f"{path}: {came}")
 
 
 def _restore(target: Path, line: Line) -> None:
     from taskq_plugins.hub.care import fetched  # noqa: PLC0415 - likewise
 
     report = _run(line, fetched(line, target), shows=True)
-    click.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
+    render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
 def _stick(path: Path) -> Any:
@@ -95,11 +96,11 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
     """Tell how the last session went; exits with 1 if the log has grown since, or it failed."""
     if "synced_ns" in note:
         ago = (time.time_ns() - note["synced_ns"]) / 1e9
-        click.echo(f"{path}: in sync {ago:.0f} s ago, up to lsn {note['lsn'] - 1} of {end - 1}")
+        render.echo(f"{path}: in sync {ago:.0f} s ago, up to lsn {note['lsn'] - 1} of {end - 1}")
     else:
-        click.echo(f"{path}: never in sync")
+        render.echo(f"{path}: never in sync")
     if note.get("error"):
-        click.echo(f"then: {note['error']}")
+        render.echo(flat(f"then: {note['error']}"))
     if note.get("error") or note.get("lsn", 0) < end:
         raise Exit(1)
 

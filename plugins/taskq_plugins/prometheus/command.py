@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
 from taskq.extras import missing
@@ -43,12 +44,12 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
         with open_reader(data_dir) as reader:  # what is wrong is said now, not to whoever scrapes
             path = reader.path
     if address is None:
-        click.echo(serving.text_of(path), nl=False)
+        render.echo(serving.text_of(path), nl=False)
         return
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--serve {address!r} is no place to listen: write 9750 or 0.0.0.0:9750")
     with serving.serve(serving.registry_of(path), host, int(port)) as place:
-        click.echo(f"metrics at {place}")
+        render.echo(f"metrics at {place}")
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

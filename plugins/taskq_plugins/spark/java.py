@@ -229,7 +229,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
         except SparkError as error:
             findings.append({"name": name, "grade": "fail", "detail": str(error)})
         if not as_json:
-            click.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
+            render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
     if as_json:
         render.print_json({"findings": findings})
     if any(found["grade"] == "fail" for found in findings):

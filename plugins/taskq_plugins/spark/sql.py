@@ -16,6 +16,7 @@ from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.core.model import SECOND_NS
 from taskq.extras import missing
+from taskq.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,4 +157,4 @@ def _json(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     told = _json(value)
-    return "" if told is None else render.printable(str(told)).replace("\n", "\\n")
+    return "" if told is None else printable(str(told)).replace("\n", "\\n")

@@ -16,6 +16,7 @@ from taskq.cli.options import json_option, moment_of
 from taskq.core import views as documents
 from taskq.core.durations import nanoseconds
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
+from taskq.text import flat, printable
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
@@ -236,7 +237,7 @@ def triage(lake_path: Path, limit: int, since: str, as_json: bool) -> None:
 
 def _tell(found: Found, lake: Path, now_ns: int) -> None:
     if not found.kinds:
-        click.echo("Nothing fails: no attempt failed, and no job is dead.")
+        render.echo("Nothing fails: no attempt failed, and no job is dead.")
         return
     since = render.when(found.since_ns, now_ns)
     counts = [f"{count_of(found.kinds, 'kind')} of failure"]
@@ -244,13 +245,13 @@ def _tell(found: Found, lake: Path, now_ns: int) -> None:
         counts.append(f"{found.new} new since {since}")
     if found.poison:
         counts.append(f"{found.poison} with poison")
-    click.echo(", ".join(counts))
+    render.echo(", ".join(counts))
     for rank, one in enumerate(found.findings, start=1):
-        click.echo()
+        render.echo()
         _tell_one(one, rank, lake, now_ns)
     if found.kinds > len(found.findings):
         more = count_of(found.kinds - len(found.findings), "more kind")
-        click.echo(f"\nand {more}; --limit shows more")
+        render.echo(f"\nand {more}; --limit shows more")
 
 
 def _tell_one(one: Finding, rank: int, lake: Path, now_ns: int) -> None:
@@ -259,23 +260,21 @@ def _tell_one(one: Finding, rank: int, lake: Path, now_ns: int) -> None:
         marks += click.style(" NEW", fg="yellow", bold=True)
     if one.poison_jobs:
         marks += click.style(" POISON", fg="red", bold=True)
-    title = click.style(render.printable(f"{one.task or '-'}: {one.pattern}"), bold=True)
+    title = click.style(flat(f"{one.task or '-'}: {one.pattern}"), bold=True)
     click.echo(f"{rank}.{marks} {title}")
     grown = f" (+{one.grown:,})" if one.grown else ""
-    click.echo(
+    render.echo(
         f"   {count_of(one.failed_attempts, 'failed attempt')}{grown}, {one.dead_jobs:,} dead of "
         f"{count_of(one.jobs, 'job')}, on {count_of(one.devices, 'device')}, last "
         f"{render.when(one.last_seen_ns, now_ns)}"
     )
     if one.poison_jobs:
-        click.echo(f"   {one.poison_jobs:,} of the dead died in two places: no other worker helps")
-    reason = render.printable(one.example_reason.strip().partition("\n")[0])
-    click.echo(
-        f"   for example {one.example_job_id} of {one.example_device}: "
-        f"{reason[:_REASON_CHARACTERS_MAX]}"
-    )
+        render.echo(f"   {one.poison_jobs:,} of the dead died in two places: no other worker helps")
+    reason = printable(one.example_reason.strip().partition("\n")[0])
+    example = f"{one.example_job_id} of {one.example_device}: {reason[:_REASON_CHARACTERS_MAX]}"
+    render.echo(f"   for example {flat(example)}")
     for action in one.actions(lake):
-        click.echo(f"   {action.what + ':':8} {render.printable(action.command)}")
+        render.echo(f"   {action.what + ':':8} {flat(action.command)}")
 
 
 def _document(found: Found, lake: Path) -> dict[str, object]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from taskq.cli import render
 from taskq.core import views as documents
 from taskq.core.model import State
+from taskq.text import flat
 from taskq_plugins.top.screen import ACTS_HELP, HELP
 from taskq_plugins.top.seen import SPARKS_MAX
 
@@ -38,7 +39,7 @@ _COLOURS: Final = {
 def draw(picture: Picture, screen: Screen, width: int, height: int) -> RenderableType:
     """The whole screen: header, sections, and a last line of what can be done."""
     chosen = screen.row(picture)
-    parts: list[RenderableType] = [*_header(picture), Text()]
+    parts: list[RenderableType] = [*_header(picture), _text()]
     sections = (
         ("QUEUES", [_queue(one, picture, width) for one in picture.queues]),
         ("RUNNING", [_running(job, told, picture.time_ns, width) for job, told in picture.running]),
@@ -56,62 +57,60 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
         room -= len(shown) + 1
         parts.append(_section(title, shown, chosen))
     if not rows:
-        parts.append(Text("nothing fits the filter" if screen.filter else "no jobs yet", "dim"))
-    parts += [Text(), last_line(screen, width)]
+        parts.append(_text("nothing fits the filter" if screen.filter else "no jobs yet", "dim"))
+    parts += [_text(), last_line(screen, width)]
     return Group(*parts)
 
 
 def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) -> RenderableType:
     """All that is told of one job."""
     job = seen.job
-    head = Text(f"{job.job_id}  ", "bold")
+    head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
-    head.append(f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}")
+    head.append(flat(f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}"))
     lines: list[RenderableType] = [_cut(head)]
     if seen.why is not None and (screen.wants_why or job.state not in _COLOURS):
-        lines.append(Text(seen.why.text, "yellow"))
+        lines.append(_text(seen.why.text, "yellow"))
     if seen.progress is not None:
-        lines.append(Text(render.progress(seen.progress, time_ns)))
+        lines.append(_text(render.progress(seen.progress, time_ns)))
     table = Table.grid(padding=(0, 2))
     for event in seen.timeline[-max(height // 2, 3) :]:
         due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
         note = ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
         when = (documents.moment(event.time_ns) or "")[11:23]
-        table.add_row(
-            when, event.kind, str(event.attempt or ""), _cut(Text(render.printable(note)))
-        )
-    lines += [Text(), table]
-    reason = [render.printable(line) for line in job.reason.splitlines()]
+        table.add_row(when, event.kind, str(event.attempt or ""), _cut(_text(note)))
+    lines += [_text(), table]
+    reason = job.reason.splitlines()
     room = height - len(seen.timeline) - len(lines) - 3
     if reason and room > 0:
-        lines += [Text(), *(_cut(Text(line, "red")) for line in reason[-room:])]
-    return Group(*lines, Text(), last_line(screen, width))
+        lines += [_text(), *(_cut(_text(line, "red")) for line in reason[-room:])]
+    return Group(*lines, _text(), last_line(screen, width))
 
 
 def last_line(screen: Screen, width: int) -> Text:
     """What is typed or asked; else what came of the last act, or what the keys do."""
     if screen.typed is not None:
         what = "filter" if screen.typed_for == "/" else 'as it was ("2h" ago, a time; empty: now)'
-        return _cut(Text(f"{what}: {screen.typed}▏", "bold"))
+        return _cut(_text(f"{what}: {screen.typed}▏", "bold"))
     if screen.asked is not None:
-        return _cut(Text(f"{screen.asked}? y/n", "bold yellow"))
+        return _cut(_text(f"{screen.asked}? y/n", "bold yellow"))
     if screen.said:
-        return _cut(Text(render.printable(screen.said), "yellow"))
+        return _cut(_text(screen.said, "yellow"))
     acts = "" if screen.read_only else f"  {ACTS_HELP}"
     shown = f"filter {screen.filter!r}  " if screen.filter else ""
-    return _cut(Text(f"{shown}{HELP}{acts}" if width >= WIDE else f"{shown}{HELP}", "dim"))
+    return _cut(_text(f"{shown}{HELP}{acts}" if width >= WIDE else f"{shown}{HELP}", "dim"))
 
 
 def _header(picture: Picture) -> list[Text]:
     ready, running = (
         sum(getattr(q, name) for q in picture.queues) for name in ("ready", "running")
     )
-    head = Text(f"as it was {picture.at}  " if picture.at else "", "bold magenta")
-    head.append(picture.path, "bold")
+    head = _text(f"as it was {picture.at}  " if picture.at else "", "bold magenta")
+    head.append(flat(picture.path), "bold")
     slots = f"{running} of {picture.slots} slots" if picture.slots else f"{running} running"
     workers = "1 worker" if picture.workers == 1 else f"{picture.workers} workers"
     facts = f"{slots}  {ready} ready  {render.size(picture.size)}, {render.size(picture.free)} free"
-    line = Text(facts if picture.at else f"{workers}  {facts}")
+    line = _text(facts if picture.at else f"{workers}  {facts}")
     if ready and not picture.workers and not picture.at:
         line.stylize("red", 0, len(workers))
     lines = [_cut(head), _cut(line)]
@@ -119,7 +118,7 @@ def _header(picture: Picture) -> list[Text]:
     if stranded:
         jobs = "1 job" if stranded == 1 else f"{stranded} jobs"
         names = ", ".join(name or "-" for name in sorted(picture.stranded))
-        lines.append(_cut(Text(f"{jobs} nobody can run: {render.printable(names)}", "bold red")))
+        lines.append(_cut(_text(f"{jobs} nobody can run: {names}", "bold red")))
     return lines
 
 
@@ -138,25 +137,25 @@ def _section(
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
     for row, texts in lines:
         is_chosen = chosen is not None and _place(row) == _place(chosen)
-        cells = [Text(text.plain) for text in texts] if is_chosen else texts
+        cells = [_text(text.plain) for text in texts] if is_chosen else texts
         table.add_row(*cells, style=_CHOSEN if is_chosen else "")
-    return Group(Text(title, "bold cyan"), table)
+    return Group(_text(title, "bold cyan"), table)
 
 
 def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[Text]]:
     counts = [("ready", "cyan"), ("running", "green"), ("dead", "red"), ("scheduled", "dim")]
     told = [
-        Text(f"{getattr(queue, name)} {name}", colour if getattr(queue, name) else "dim")
+        _text(f"{getattr(queue, name)} {name}", colour if getattr(queue, name) else "dim")
         for name, colour in (counts if width >= WIDE else counts[:3])
     ]
     bars = SPARKS_MAX if width >= WIDE else _BAR
     age = queue.oldest_ready_seconds
     oldest = f"oldest {render.duration(int(age * 1e9))}" if age is not None else ""
-    note = Text("paused" if queue.paused else oldest, "yellow" if queue.paused else "")
+    note = _text("paused" if queue.paused else oldest, "yellow" if queue.paused else "")
     return queue.queue, [
-        Text(render.printable(queue.queue)),
+        _text(queue.queue),
         *told,
-        Text(spark(picture.sparks.get(queue.queue, ()), bars), "green"),
+        _text(spark(picture.sparks.get(queue.queue, ()), bars), "green"),
         note,
     ]
 
@@ -164,39 +163,39 @@ def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[T
 def _running(job: JobView, told: object, time_ns: int, width: int) -> tuple[Row, list[Text]]:
     begun = job.attempts[-1].started_ns if job.attempts else job.enqueued_ns
     fraction = getattr(told, "fraction", None)
-    bar = Text()
+    bar = _text()
     if fraction is not None:
         full = round(fraction * _BAR)
-        bar = Text("█" * full + "░" * (_BAR - full) + f" {fraction:4.0%}", "green")
+        bar = _text("█" * full + "░" * (_BAR - full) + f" {fraction:4.0%}", "green")
     message = getattr(told, "message", "")
     state = "" if job.state is State.RUNNING else str(job.state)
     cells = [
-        Text(job.job_id),
-        Text(render.printable(job.task or "-")),
-        Text(state or render.duration(max(time_ns - begun, 0)), "dim"),
+        _text(job.job_id),
+        _text(job.task or "-"),
+        _text(state or render.duration(max(time_ns - begun, 0)), "dim"),
         bar,
-        Text(render.printable(message)),
+        _text(message),
     ]
     return job, cells if width >= WIDE else [cells[0], cells[1], cells[2], bar]
 
 
 def _ended(job: JobView, time_ns: int) -> tuple[Row, list[Text]]:
     return job, [
-        Text(job.job_id),
-        Text(render.printable(job.task or "-")),
-        Text(str(job.state), _COLOURS.get(job.state, "")),
-        Text(render.when(job.settled_ns, time_ns), "dim"),
-        Text(render.printable(job.reason.partition("\n")[0]), "dim"),
+        _text(job.job_id),
+        _text(job.task or "-"),
+        _text(str(job.state), _COLOURS.get(job.state, "")),
+        _text(render.when(job.settled_ns, time_ns), "dim"),
+        _text(job.reason.partition("\n")[0], "dim"),
     ]
 
 
 def _failure(failure: Failure, time_ns: int) -> tuple[Row, list[Text]]:
     told = ": ".join(part for part in (failure.error, failure.message) if part)
     return failure, [
-        Text(f"{len(failure.jobs)} of", "bold red"),
-        Text(render.printable(failure.task or "-")),
-        Text(render.when(failure.last_ns, time_ns), "dim"),
-        Text(render.printable(told)),
+        _text(f"{len(failure.jobs)} of", "bold red"),
+        _text(failure.task or "-"),
+        _text(render.when(failure.last_ns, time_ns), "dim"),
+        _text(told),
     ]
 
 
@@ -205,6 +204,11 @@ def spark(counts: Sequence[int], width: int) -> str:
     shown = counts[-width:]
     most = max(shown, default=0) or 1
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in shown).rjust(width)
+
+
+def _text(text: str = "", style: str = "") -> Text:
+    """Return a text in one line, which holds what strangers wrote: it drives no terminal."""
+    return Text(flat(text), style)
 
 
 def _cut(text: Text) -> Text:

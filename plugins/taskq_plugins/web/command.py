@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
 from taskq.extras import missing
@@ -80,7 +81,7 @@ def web(
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
 
         def ready() -> None:
-            click.echo(f"{place.address}{door.ENTRY}?token={keys.entry}")
+            render.echo(f"{place.address}{door.ENTRY}?token={keys.entry}")
 
         serving.serve(site.make_site(path, place, keys), listener, tls, ready)
 

@@ -25,6 +25,7 @@ from taskq.log.read.timetravel import Moment
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
+from taskq.text import printable
 from taskq_plugins.looks import (
     DEAD_MAX,
     failures_of,
@@ -145,7 +146,7 @@ class Pages:
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
             "size": render.size,
-            "plain": render.printable,
+            "plain": printable,
             "without_secrets": render.without_secrets,
             "line": _line,
             "body": _body,
@@ -391,7 +392,7 @@ def _inside(back: str) -> str:
 
 
 def _line(text: str) -> str:
-    line = render.printable(text.partition("\n")[0])
+    line = printable(text.partition("\n")[0])
     return line if len(line) <= _LINE_CHARACTERS_MAX else f"{line[:_LINE_CHARACTERS_MAX]}…"
 
 
@@ -404,8 +405,8 @@ def _body(body: bytes) -> str:
     except ValueError:
         text = render.body_text(body)
     if len(text) <= _BODY_CHARACTERS_MAX:
-        return render.printable(text)
-    return f"{render.printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
+        return printable(text)
+    return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
 
 
 def _bars(job: JobView, now_ns: int) -> list[Bar]:

@@ -71,7 +71,7 @@ def restore(
         path, lsn = reader.journal.path, 0 if above is None else reader.parse_id(above)
     _tell(restored(path, str(target), lsn), target, as_json=as_json)
     if not as_json:
-        click.echo(f"Work goes on with: {command(str(target.absolute()), *WORKER)}")
+        render.echo(f"Work goes on with: {command(str(target.absolute()), *WORKER)}")
 
 
 @click.command()
@@ -109,7 +109,7 @@ def report(data_dir: Path | None, output: Path, since: str, with_payloads: bool)
         except FileExistsError:
             raise Failure(f"{output} is there already: name another file with -o") from None
     left_out = "" if with_payloads else ", without payloads and results"
-    click.echo(f"{output}: {render.size(size)}{left_out}")
+    render.echo(f"{output}: {render.size(size)}{left_out}")
 
 
 def _tell(report: BackupReport, target: Path, *, as_json: bool) -> None:
@@ -127,4 +127,4 @@ def _tell(report: BackupReport, target: Path, *, as_json: bool) -> None:
         return
     segments = count_of(report.segments, "segment")
     size = render.size(report.copied_bytes)
-    click.echo(f"{target} holds {segments} up to lsn {report.next_lsn - 1}; {size} were copied")
+    render.echo(f"{target} holds {segments} up to lsn {report.next_lsn - 1}; {size} were copied")

@@ -101,7 +101,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
         render.print_json([documents.job_head(job) for job in jobs])
         return
     if not jobs:
-        click.echo("No dead letter matches." if any(filters.values()) else "No dead letters.")
+        render.echo("No dead letter matches." if any(filters.values()) else "No dead letters.")
         return
     now_ns = time.time_ns()
     render.print_table(

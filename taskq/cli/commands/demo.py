@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
 from taskq.core.errors import command
@@ -61,9 +62,9 @@ def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
         except example.processes.SyncFailed as error:
             raise Failure(f"the demo failed: {error}{_hint(keep=keep)}") from error
     for line in summary.lines():
-        click.echo(line)
+        render.echo(line)
     if data_dir or keep:
-        click.echo(f"look at its jobs: {command(str(queue.absolute()), 'ls')}")
+        render.echo(f"look at its jobs: {command(str(queue.absolute()), 'ls')}")
     if not summary.identical:
         raise Failure(f"the two trees differ{_hint(keep=keep)}")
 
@@ -111,7 +112,7 @@ def _work_directory(*, keep: bool) -> Iterator[Path]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         if keep:
-            click.echo(f"work directory: {work}")
+            render.echo(f"work directory: {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskq.cli import render
 from taskq.cli.commands.jobs import STATES
 from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
@@ -148,7 +149,7 @@ def export(
                     count += 1
     if path is not None:
         noun = "job" if is_jobs else "record"
-        click.echo(f"wrote {count} {noun}{'' if count == 1 else 's'} to {path}", err=True)
+        render.echo(f"wrote {count} {noun}{'' if count == 1 else 's'} to {path}", err=True)
 
 
 def _time(text: str | None, option: str, now_ns: int) -> int | None:

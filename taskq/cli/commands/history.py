@@ -14,6 +14,7 @@ from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.cli.shards import over_shards
 from taskq.core import views as documents
 from taskq.core.why import Why
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from taskq.core.why import Reason
@@ -42,7 +43,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     if as_json:
         render.print_json({"id": job_id, **reason.as_dict()})
         return
-    click.echo(render.printable(f"{job_id}: {reason.text}"))
+    render.echo(flat(f"{job_id}: {reason.text}"))
 
 
 def _of_device(reader: LogReader, lsn: int) -> Reason | None:

@@ -24,6 +24,7 @@ from taskq.core import views as documents
 from taskq.core.errors import WORKER, command
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 from taskq.core.views import QueueStats
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ def ls(
         return
     if not jobs:
         filtered = wanted or queue or task
-        click.echo("No job matches." if filtered else "No jobs yet.")
+        render.echo("No job matches." if filtered else "No jobs yet.")
         return
     render.print_table(
         ("ID", "STATE", "QUEUE~?", "TASK~", ">PRIO???", ">ATTEMPT??", ">ENQUEUED?", "NOTE~"),
@@ -188,7 +189,7 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
         ]
     )
     if job.attempts:
-        click.echo("\nattempts")
+        render.echo("\nattempts")
         render.print_table(
             (">#", "OUTCOME", ">STARTED?", ">TOOK", "WORKER~?", "FINGERPRINT??", "REASON~"),
             [
@@ -206,12 +207,12 @@ def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None)
         )
     for attempt in job.attempts:
         if attempt.lines:
-            click.echo(f"\nlogged by attempt {attempt.number}\n{render.printable(attempt.lines)}")
+            render.echo(f"\nlogged by attempt {attempt.number}\n{attempt.lines}")
     for name, body in (("reason", job.reason.encode()), ("payload", job.payload)):
         if body:
-            click.echo(f"\n{name}\n{render.body_text(body)}")
+            render.echo(f"\n{name}\n{render.body_text(body)}")
     if job.result is not None:
-        click.echo(f"\nresult\n{render.body_text(job.result)}")
+        render.echo(f"\nresult\n{render.body_text(job.result)}")
 
 
 @click.command()
@@ -248,15 +249,15 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
             for name in STATES
         )
         render.print_table(("QUEUE~", *columns, ">OLDEST READY~"), rows)
-        click.echo()
-    click.echo(
+        render.echo()
+    render.echo(
         f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
         f"next position {counts.next_lsn}, log {reader.log_id}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
     if counts.uploads:
         verb = "waits" if counts.uploads == 1 else "wait"
-        click.echo(f"{_plural(counts.uploads, 'upload')} {verb} to be adopted by a worker")
+        render.echo(f"{_plural(counts.uploads, 'upload')} {verb} to be adopted by a worker")
 
 
 def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
@@ -282,7 +283,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         return
     if not owners:
         start = command(path, *WORKER)
-        click.echo(f"No process has this task log open; start one with: {start}")
+        render.echo(f"No process has this task log open; start one with: {start}")
         return
     now_ns = time.time_ns()
     render.print_table(
@@ -346,24 +347,24 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         f"{_plural(report.records, 'record')}"
     )
     is_damaged = bool(report.damage or report.files)
-    click.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
+    render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
-        click.echo(
+        render.echo(
             f"{_plural(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
             f"or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
         print_damage(report.damage, reader.journal.path)
         for job in report.jobs:
-            click.echo(f"job {job}")
-        click.echo(
+            render.echo(f"job {job}")
+        render.echo(
             f"Copy the directory before anything else; whole frames are still served. "
             f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
         )
     for first, following in report.accepted:
-        click.echo(f"{_plural(following - first, 'lsn')} were lost at lsn {first}: accepted")
+        render.echo(f"{_plural(following - first, 'lsn')} were lost at lsn {first}: accepted")
     for problem in report.files:
-        click.echo(problem)
+        render.echo(flat(problem))
     return is_damaged
 
 
@@ -380,7 +381,7 @@ def print_damage(damages: Sequence[Damage], directory: str) -> None:
     )
     for damage in damages:
         if not damage.size:
-            click.echo(describe_loss(damage, directory))
+            render.echo(describe_loss(damage, directory))
 
 
 def damage_json(damage: Damage) -> dict[str, str | int]:
@@ -435,7 +436,7 @@ def peek(
         )
         return
     if not jobs:
-        click.echo("No job is ready." if queue is None else "No job of that queue is ready.")
+        render.echo("No job is ready." if queue is None else "No job of that queue is ready.")
         return
     render.print_table(
         ("ID", "QUEUE~?", "TASK~", ">PRIO??", ">ENQUEUED?", "PAYLOAD~"),

@@ -16,6 +16,7 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
 from taskq.core.parsing import parse_json, rather
 from taskq.log.config import SPILL_BYTES_MAX
 from taskq.log.format.bodies import Compression
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
@@ -89,19 +90,20 @@ def put(
     finally:
         app.close_sync()
     if not is_known:
-        click.echo(
-            f"taskq: no worker that runs here now knows the task {task}: it waits until one does. "
-            f"Name the app with -A module:app to check it and to use the task's own options",
+        render.echo(
+            f"taskq: no worker that runs here now knows the task {flat(str(task))}: it waits until "
+            f"one does. Name the app with -A module:app to check it and to use the task's own "
+            f"options",
             err=True,
         )
     if new:
-        click.echo(f"taskq: started a new task log in {app.data_dir}", err=True)
+        render.echo(f"taskq: started a new task log in {app.data_dir}", err=True)
     if as_json:
         render.print_json({"id": job.id, "duplicate": job.duplicate})
         return
-    click.echo(job.id)
+    render.echo(job.id)
     if job.duplicate:
-        click.echo("taskq: put nothing, since this job holds the key", err=True)
+        render.echo("taskq: put nothing, since this job holds the key", err=True)
 
 
 def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:

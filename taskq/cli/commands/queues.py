@@ -19,6 +19,7 @@ from taskq.cli.many import (
 )
 from taskq.cli.options import data_dir_option, json_option, moment_of, span
 from taskq.core.model import PRIORITY_MAX
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,7 @@ def _set_paused(
     state = "paused" if paused else "resumed"
     already = "was paused already" if paused else "was not paused"
     for queue, new in changed.items():
-        click.echo(f"{render.printable(queue)}: {state if new else already}")
+        render.echo(f"{flat(queue)}: {state if new else already}")
 
 
 @click.command()

@@ -13,6 +13,7 @@ import click
 from taskq.cli import render
 from taskq.cli.many import with_app
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,7 +61,7 @@ def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
         render.print_json([one.as_dict() for one in views])
         return
     if not views:
-        click.echo("This log knows no schedule: it does once a worker with one was started.")
+        render.echo("This log knows no schedule: it does once a worker with one was started.")
         return
     render.print_table(
         ("NAME~", "RULE", "ZONE??", "TASK~??", "LAST TICK???", "NEXT~", "STATE"),
@@ -132,4 +133,4 @@ def _steer(name: str, action: str, data_dir: Path | None, as_json: bool) -> None
     if as_json:
         render.print_json({"name": name, "action": action, "changed": changed})
         return
-    click.echo(f"{render.printable(name)}: {_DONE[action] if changed else _ALREADY[action]}")
+    render.echo(f"{flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")

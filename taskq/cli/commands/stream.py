@@ -27,6 +27,7 @@ from taskq.cli.options import (
 from taskq.core import views as documents
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
+from taskq.text import flat, printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -151,7 +152,7 @@ def _show(record: Record) -> None:
     words += [name for name in names if name]
     note = _note(record)
     line = "  ".join(words) + (f"  {note}" if note else "")
-    click.echo(render.cut_line(render.printable(line.replace("\n", " "))))
+    render.echo(render.cut_line(printable(line.replace("\n", " "))))
 
 
 def _note(record: Record) -> str:
@@ -177,7 +178,7 @@ def _note(record: Record) -> str:
 
 
 def _show_json(record: Record) -> None:
-    click.echo(json.dumps(record_json(record)))
+    render.echo(json.dumps(record_json(record)))
 
 
 def record_json(record: Record) -> dict[str, Any]:
@@ -267,7 +268,7 @@ def replay(
     else:
         verb = "would replay" if dry_run else "replayed"
         noun = "job" if len(jobs) - failed == 1 else "jobs"
-        click.echo(f"{verb} {len(jobs) - failed} {noun}" + (", enqueued nothing" * dry_run))
+        render.echo(f"{verb} {len(jobs) - failed} {noun}" + (", enqueued nothing" * dry_run))
     if failed:
         context.exit(EXIT_FAILED)
 
@@ -290,7 +291,7 @@ def _show_replayed(job: Replayed) -> None:
     new = f"-> {job.new_id}" if job.new_id else ""
     words = (job.job_id, new, job.state.name.lower(), job.queue, job.task)
     line = "  ".join(word for word in words if word)
-    click.echo(render.printable(f"{line}  NOT replayed: {job.problem}" if job.problem else line))
+    render.echo(flat(f"{line}  NOT replayed: {job.problem}" if job.problem else line))
 
 
 def _replayed_json(job: Replayed) -> dict[str, str | None]:
@@ -331,7 +332,7 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
         render.print_json([_view_json(one) for one in readers])
         return
     if not readers:
-        click.echo("Nobody reads this log under a name.")
+        render.echo("Nobody reads this log under a name.")
         return
     render.print_table(
         ("NAME~", ">NEXT LSN?", ">BEHIND", ">BYTES?", "STATE", "PROBLEM~"),
@@ -386,7 +387,7 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
     if as_json:
         render.print_json({"name": name, "lsn": lsn})
         return
-    click.echo(f"{render.printable(name)}: goes on at lsn {lsn}")
+    render.echo(f"{flat(name)}: goes on at lsn {lsn}")
 
 
 @reader.command("forget")
@@ -395,4 +396,4 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
 def forget(name: str, data_dir: Path | None) -> None:
     """Forget NAME: nothing is kept for it any more."""
     with_app(data_dir, lambda app: app.forget_reader(name))
-    click.echo(f"{render.printable(name)}: forgotten")
+    render.echo(f"{flat(name)}: forgotten")

@@ -13,6 +13,7 @@ from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
 from taskq.cli.shards import over_shards
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     app = TaskQ(data_dir, upkeep=False)
     obeyed = [str(file) for file in app.settings.files]
     if obeyed:
-        click.echo(f"taskq: with the settings of {render.printable(', '.join(obeyed))}", err=True)
+        render.echo(f"taskq: with the settings of {flat(', '.join(obeyed))}", err=True)
     try:
         report = app.compact_sync(keep=limit, dry_run=dry_run)
     finally:
@@ -74,7 +75,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
 
 def _print(report: CompactReport) -> None:
     if not report.segments:
-        click.echo("Nothing to do: no segment is due.")
+        render.echo("Nothing to do: no segment is due.")
         return
     done = "would go" if report.dry_run else "gone"
     render.print_table(
@@ -92,7 +93,7 @@ def _print(report: CompactReport) -> None:
     )
     verb = "would be freed" if report.dry_run else "freed"
     carried = count_of(report.carried)
-    click.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
+    render.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
 
 
 # ``taskq repair``: damaged segments are written anew, when a person says so.
@@ -133,7 +134,7 @@ def _confirmed() -> bool:
     try:
         return click.confirm("Write damaged segments anew, accept what is lost?", err=True)
     except click.Abort:  # nobody is there to be asked
-        click.echo(err=True)
+        render.echo(err=True)
         return False
 
 
@@ -151,22 +152,22 @@ def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json:
         )
         return
     for note in notes:
-        click.echo(note)
+        render.echo(flat(note))
     if not report.damage:
-        click.echo("no damage: nothing to repair")
+        render.echo("no damage: nothing to repair")
         return
     saved = sum(damage.salvaged for damage in report.damage)
     if report.kept or report.accepted:
-        click.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
+        render.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     else:
         print_damage(report.damage, path)
-        click.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
+        render.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
     for job in report.lost_jobs:
-        click.echo(f"lost job {job}")
+        render.echo(f"lost job {job}")
     for loss in report.accepted:
-        click.echo(f"accepted: {loss.lost} records were lost at lsn {loss.first_lsn}")
+        render.echo(f"accepted: {loss.lost} records were lost at lsn {loss.first_lsn}")
     for kept in report.kept:
-        click.echo(f"written anew; the original is {kept}")
+        render.echo(f"written anew; the original is {kept}")
 
 
 # ``taskq health``: readiness and liveness for scripts, containers and service managers.
@@ -213,7 +214,7 @@ def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
         width = max(_NAME_COLUMNS, *(len(check.name) for check in checks))
         for check in checks:
             sign = "ok" if check.ok else "FAILED"
-            click.echo(f"{sign:<7} {check.name:<{width}} {render.printable(check.detail)}")
+            render.echo(f"{sign:<7} {check.name:<{width}} {flat(check.detail)}")
     if not well:
         click.get_current_context().exit(EXIT_FAILED)
 

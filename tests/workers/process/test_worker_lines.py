@@ -61,7 +61,7 @@ def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
 
 def test_the_banner_names_the_files_that_settings_come_from() -> None:
     lines = banner(facts(settings_files=("/app/.env", "/app/taskq.toml\x1b[31m")), PLAIN)
-    assert "fsync, with the settings of /app/.env, /app/taskq.toml?[31m" in "\n".join(lines)
+    assert "fsync, with the settings of /app/.env, /app/taskq.toml\\x1b[31m" in "\n".join(lines)
     assert len(lines) <= 8
 
 

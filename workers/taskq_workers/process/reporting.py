@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from taskq.cli.errors import silence
 from taskq.core.records import Kind
 from taskq.core.values import dataclass
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,8 +63,8 @@ class Reporter:
             self._news.set()
 
     def say(self, line: str) -> None:
-        """Print one line as it is."""
-        self._lines.append(line)
+        """Print one line."""
+        self._lines.append(flat(line))
         self._news.set()
 
     def close(self) -> None:
@@ -191,7 +192,7 @@ def banner(facts: Facts, style: Style) -> list[str]:
 def particulars(facts: Facts, style: Style) -> list[str]:
     """What all workers of one guard have in common: at most 6 lines."""
     jobs = "job" if facts.recovered == 1 else "jobs"
-    files = _printable(", ".join(facts.settings_files))
+    files = ", ".join(facts.settings_files)
     settings = f", with the settings of {files}" if files else ""
     rows = {
         "directory": f"{facts.directory} (new, empty)" if facts.is_empty else facts.directory,
@@ -205,7 +206,7 @@ def particulars(facts: Facts, style: Style) -> list[str]:
 
 
 def _row(name: str, value: str, style: Style) -> str:
-    return f"  {style.paint(f'{name:<11}', _DIM)} {value}"
+    return f"  {style.paint(f'{name:<11}', _DIM)} {flat(value)}"
 
 
 def ready_line(facts: Facts, style: Style) -> str:
@@ -239,7 +240,7 @@ def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
     """Jobs that run, one in a line, the longest first."""
     ordered = sorted(held, key=lambda one: -(one[1] or 0.0))
     lines = [
-        f"  {_printable(job.task)}  {job.job_id}"
+        f"  {flat(job.task)}  {job.job_id}"
         + ("" if seconds is None else f"  running for {spoken_seconds(seconds)}")
         for job, seconds in ordered[:_HELD_SHOWN]
     ]
@@ -279,7 +280,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
     parts = [
         style.paint(clock, _DIM),
         style.paint(sign, colour),
-        _printable(event.task),
+        flat(event.task),
         event.job_id,
         spoken_seconds(event.seconds),
     ]
@@ -315,7 +316,7 @@ def _note(event: JobFinished) -> str:
     elif event.outcome == "retried":
         notes.append(f"again in {spoken_seconds(event.delay_seconds or 0.0)}")
     if event.reason:
-        reason = _printable(event.reason.partition("\n")[0])
+        reason = flat(event.reason.partition("\n")[0])
         if len(reason) > _REASON_CHARACTERS_MAX:
             reason = f"{reason[:_REASON_CHARACTERS_MAX]} ..."
         notes.append(reason)
@@ -344,8 +345,3 @@ def _task_list(names: Iterable[str]) -> str:
 
 def _grouped(count: int) -> str:
     return f"{count:,}".replace(",", " ")
-
-
-def _printable(text: str) -> str:
-    """The text without what could drive the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

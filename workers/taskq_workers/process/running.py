@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
 from click.exceptions import Exit
 
 import taskq
+from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
 from taskq.connection import places
 from taskq.core.errors import TaskqError, UsageError
+from taskq.text import flat
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.leash import Leash, Notifier, worker_command
@@ -195,7 +196,7 @@ def _guard_banner(count: int, concurrency: int, *, reloads: bool) -> str:
 
 def _say(line: str) -> None:
     try:
-        click.echo(line)
+        render.echo(flat(line))
     except OSError:  # its reader went away; the workers matter more
         silence(sys.stdout)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.app.context import _current
 from taskq.core.values import NamedTuple
 from taskq.log.format.history import encode_lines
+from taskq.text import flat, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -111,12 +112,18 @@ class _Stderr(logging.StreamHandler[Any]):
 class _Lines(logging.Formatter):
     """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): what is said``."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        # It quotes jobs, and so whoever enqueued them.
+        return printable(super().format(record))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
         job_id, task, attempt = _job_of(record)
         job = ""
         if job_id and job_id not in record.message:
-            job = f"job {job_id} ({task}, attempt {attempt}): "
-        return f"taskq: {record.levelname}: {job}{record.message}"
+            job = f"job {job_id} ({flat(task)}, attempt {attempt}): "
+        # A line that goes on is seen to, or whoever is quoted could write lines of ours.
+        message = record.message.replace("\n", "\n  ")
+        return f"taskq: {record.levelname}: {job}{message}"
 
 
 class _Documents(logging.Formatter):

@@ -152,7 +152,7 @@ def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) 
     if as_json:
         render.print_json({"dry_run": True, "upload": upload, "jobs": count})
         return
-    click.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
+    render.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
 
 
 def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> None:
@@ -168,13 +168,13 @@ def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> 
         )
         return
     if not done.jobs:
-        click.echo("the file has no rows: enqueued nothing")
+        render.echo("the file has no rows: enqueued nothing")
     elif not done.is_new:
-        click.echo(
+        render.echo(
             f"these {count_of(done.jobs)} were enqueued before (upload {upload}), so nothing was "
             f"done; add --again to enqueue them once more"
         )
     else:
         waits = "" if sink.adopt else "; running workers take them up"
-        click.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}{waits}")
+        render.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}{waits}")
         tell_rest(done)

@@ -94,21 +94,21 @@ def _tell_plan(found: Counted, command: str, run: str, *, as_json: bool) -> None
     from taskq_plugins.spark.lake.display import print_rows  # noqa: PLC0415
 
     if not found.jobs:
-        click.echo("no job that is over fits: nothing to replay")
+        render.echo("no job that is over fits: nothing to replay")
     else:
         print_rows(found.sample)
         if found.jobs > found.sample.num_rows:
-            click.echo(f"and {found.jobs - found.sample.num_rows} more")
+            render.echo(f"and {found.jobs - found.sample.num_rows} more")
         states = ", ".join(f"{count} {state}" for state, count in found.over.items())
-        click.echo(f"would enqueue {count_of(found.jobs)} once more ({states}), enqueued nothing")
+        render.echo(f"would enqueue {count_of(found.jobs)} once more ({states}), enqueued nothing")
     _tell_live(found)
     if found.jobs:
-        click.echo(f"to do it:\n  {render.printable(command)}")
+        render.echo(f"to do it:\n  {command}")
 
 
 def _tell_live(found: Counted) -> None:
     if found.live:
-        click.echo(f"{count_of(found.live)} that fit are not over yet, and are left alone")
+        render.echo(f"{count_of(found.live)} that fit are not over yet, and are left alone")
 
 
 def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json: bool) -> None:
@@ -125,14 +125,14 @@ def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json:
         )
         return
     if not done.jobs:
-        click.echo("no job that is over fits: enqueued nothing")
+        render.echo("no job that is over fits: enqueued nothing")
     elif done.is_new:
-        click.echo(f"enqueued {count_of(done.jobs)} once more (run {run})")
+        render.echo(f"enqueued {count_of(done.jobs)} once more (run {run})")
         tell_rest(done)
     else:
-        click.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
+        render.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
     _tell_live(found)
     for one in past.problems[:_PROBLEMS_SHOWN_MAX]:
-        click.echo(render.printable(f"taskq: {one.job_id}: {one.reason}"), err=True)
+        render.echo(f"taskq: {one.job_id}: {one.reason}", err=True)
     if past.problem_count > _PROBLEMS_SHOWN_MAX:
-        click.echo(f"taskq: and {past.problem_count - _PROBLEMS_SHOWN_MAX} more", err=True)
+        render.echo(f"taskq: and {past.problem_count - _PROBLEMS_SHOWN_MAX} more", err=True)

@@ -11,6 +11,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.many import count_of
+from taskq.text import flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def progress(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
 def tell_rest(done: Published) -> None:
     """Say what is not as it was asked for: keys that are held, jobs that wait to be taken up."""
     if done.duplicates:
-        click.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
+        render.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
     if done.problem:
         text = f"the jobs stand, but wait until a worker takes them up: {done.problem}"
-        click.echo(f"taskq: {render.printable(text)}", err=True)
+        render.echo(f"taskq: {flat(text)}", err=True)

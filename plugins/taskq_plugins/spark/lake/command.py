@@ -65,13 +65,13 @@ def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
         ("left", render.size(left) if journals is not None else ""),
     ]
     render.print_facts(facts)
-    click.echo()
+    render.echo()
     rows = [
         (one.table, f"{one.rows:,}", str(one.files), render.size(one.size_bytes))
         for one in lake.holdings()
     ]
     render.print_table(("table", ">rows", ">files", ">size"), rows)
-    click.echo()
+    render.echo()
     _print_logs(logs, now_ns)
 
 
@@ -89,7 +89,7 @@ def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
     ]
     render.print_table(("device~", "log", ">read to lsn", ">of", ">left"), rows)
     if len(logs) > len(shown):
-        click.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
+        render.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
 
 
 def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[str, Any]:
@@ -158,4 +158,4 @@ def show(
     display.print_rows(found)
     total = sum(file.rows for file in lake.data_files(table))
     if where is None and found.num_rows < total:
-        click.echo(f"{found.num_rows} of {total:,} rows; --limit shows more", err=True)
+        render.echo(f"{found.num_rows} of {total:,} rows; --limit shows more", err=True)

@@ -8,9 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from taskq.cli import render
+from taskq.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,7 @@ def text(value: object) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bytes):
-        return render.printable(value.decode("utf-8", "backslashreplace"))
+        return printable(value.decode("utf-8", "backslashreplace"))
     return json.dumps(value, default=as_json) if isinstance(value, (list, dict)) else str(value)
 
 
@@ -64,7 +63,7 @@ def print_rows(rows: pa.Table) -> None:
 
 def print_json_rows(rows: pa.Table) -> None:
     """Print rows as one JSON list."""
-    click.echo(json.dumps(_plain(rows.to_pylist()), indent=2, default=as_json))
+    render.echo(json.dumps(_plain(rows.to_pylist()), indent=2, default=as_json))
 
 
 def _plain(value: Any) -> Any:
@@ -86,7 +85,7 @@ def print_bars(title: str, bars: Sequence[Bar]) -> None:
         color_system="auto" if sys.stdout.isatty() else None, soft_wrap=True, highlight=False
     )
     largest = max((bar.good + bar.bad for bar in bars), default=0.0)
-    labels = [render.printable(bar.label)[:_LABEL_WIDTH_MAX] for bar in bars]
+    labels = [printable(bar.label)[:_LABEL_WIDTH_MAX] for bar in bars]
     width = max(map(len, labels), default=0)
     console.print(Text(f"{title} (■ bad in red, the scale ends at {largest:,.0f})", style="bold"))
     for label, bar in zip(labels, bars, strict=True):

@@ -210,7 +210,7 @@ def _tell(told: list[Erased], jobs: int, *, yes: bool) -> None:
     render.print_table(("table", ">rows", ">files"), rows)
     what = f"payloads, results, keys and headers of {count_of(jobs)}"
     if yes:
-        click.echo(f"erased {what}, older versions included")
+        render.echo(f"erased {what}, older versions included")
     else:
-        click.echo(f"would erase {what}; erased nothing (--yes does it)")
-    click.echo(_REMAINS)
+        render.echo(f"would erase {what}; erased nothing (--yes does it)")
+    render.echo(_REMAINS)

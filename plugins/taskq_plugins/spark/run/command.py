@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
 from taskq.core.durations import nanoseconds
@@ -243,7 +244,7 @@ def _tell_restored(
         if len(devices) > 1:
             was, is_, other = (f"{len(devices)} logs were", "are", "other branches")
         names = ", ".join(sorted(devices))
-        click.echo(f"{was} restored from a backup and {is_} read on as {other}: {names}", err=True)
+        render.echo(f"{was} restored from a backup and {is_} read on as {other}: {names}", err=True)
 
 
 def _tell_held(lake: Lake) -> None:

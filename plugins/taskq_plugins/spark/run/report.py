@@ -7,8 +7,6 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-import click
-
 from taskq.cli import render
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class Lines:
 
     def step(self, text: str) -> None:
         """Tell one step."""
-        click.echo(text, err=True)
+        render.echo(text, err=True)
 
     def starting(self) -> None:
         """Spark is about to start."""
@@ -65,12 +63,12 @@ class Lines:
 
     def nothing_new(self, lake: Lake) -> None:
         """All was read before."""
-        click.echo(f"nothing new; the tables stand at batch {_batch(lake)}")
+        render.echo(f"nothing new; the tables stand at batch {_batch(lake)}")
 
     def done(self, summary: Summary, lake: Lake) -> None:
         """Print what was done, and what the tables hold."""
         rate = summary.records / summary.seconds if summary.seconds else 0.0
-        click.echo(
+        render.echo(
             f"{summary.records:,} records in {summary.batches} "
             f"batch{'' if summary.batches == 1 else 'es'}, {summary.seconds:.1f} s "
             f"({rate:,.0f} records/s); batch {_batch(lake)}"
@@ -109,7 +107,7 @@ class JsonLines:
     """One JSON object a line for each step; the last one is the summary."""
 
     def _write(self, event: str, **told: object) -> None:
-        click.echo(json.dumps({"event": event, **told}))
+        render.echo(json.dumps({"event": event, **told}))
         sys.stdout.flush()
 
     def starting(self) -> None:

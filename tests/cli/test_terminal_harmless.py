@@ -1,0 +1,341 @@
+"""Nothing that a stranger wrote drives a terminal, or makes up lines, whatever command shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pytest
+
+from taskq import TaskLog, TaskQ
+from taskq.cli.main import main
+from taskq.errors import JobFailed
+from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.hub import devices
+from tests.cli.helpers import taskq as invoke
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+#: A title, a colour that no command of ours uses, C1, bidi, a line that is written over.
+TEXT: Final = "a\x1b]0;t\x07b\x1b[41;5mc\x9b31md\u202ee\rOVER"
+#: Where one line is meant, a second one, too.
+NAME: Final = f"{TEXT}\nFORGED"
+#: What rich and click write of their own accord: colours, and a line that is drawn anew.
+OURS: Final = re.compile(
+    r"\x1b\[(?!41;5m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\x1b\[H|\x1b\[J"
+)
+APP: Final = "strange"
+SOURCE: Final = f"""
+import logging
+from taskq import TaskQ, progress
+
+app = TaskQ({{path!r}}, durability="os", name={NAME!r})
+TEXT, NAME = {TEXT!r}, {NAME!r}
+
+
+@app.task(name=NAME, queue=NAME, keep_log=4096, retry=1)
+async def fail(text: str) -> None:
+    logging.getLogger("shop").warning("seen: %s", NAME)
+    await progress(0.5, NAME)
+    raise ValueError(TEXT)
+
+
+@app.cron("0 0 1 1 *", name=NAME)
+async def yearly() -> None: ...
+"""
+
+
+#: The same for another process.
+UNCHECKED: Final = (
+    "import sys, taskq.app.tasks, taskq.app.schedules, taskq.log.requests; "
+    "[setattr(module, 'check_name', lambda _, name: name.encode()) "
+    "for module in list(sys.modules.values()) if hasattr(module, 'check_name')]"
+)
+
+
+def checks_nothing(_what: str, name: str) -> bytes:
+    """In place of what refuses such names: another program wrote this log."""
+    return name.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory with logs, a hub and a lake that strangers wrote to."""
+
+    root: Path
+    log: Path
+    hub: Path
+    lake: Path
+    damaged: Path
+    ids: dict[str, str]
+
+
+async def _put(path: Path) -> dict[str, str]:
+    """Jobs in several states, each with all that may be given."""
+    ids = {}
+    async with TaskLog.open(path, durability="os") as log:
+        for name in ("dead", "died", "succeeded", "ready", "again"):
+            ids[name] = await log.put(
+                TEXT.encode(), queue=NAME, headers={NAME: NAME}, key=f"{name}{NAME}", attempts=1
+            )
+        deliveries = {one.job_id: one for one in await log.claim(5)}
+        await log.nack(deliveries[ids["dead"]], TEXT)
+        await log.nack(deliveries[ids["died"]], TEXT)
+        await log.ack(deliveries[ids["succeeded"]], TEXT.encode())
+        await log.release(deliveries[ids["ready"]])
+        await log.nack(deliveries[ids["again"]], TEXT)
+    return ids
+
+
+async def _fail(strange: Any) -> str:
+    """A job that a worker ran in vain, beside a schedule."""
+    async with strange.app, strange.app.worker():
+        job = await strange.fail.enqueue(NAME)
+        with contextlib.suppress(JobFailed):
+            await job
+    return str(job.id)
+
+
+async def _read(path: Path) -> None:
+    app = TaskQ(path, durability="os", upkeep=False)
+    async with app, app.stream(reader=NAME, follow=False) as records:
+        async for _ in records:
+            pass
+
+
+def _enrol(hub: Path) -> None:
+    """A device of which all was written by somebody else."""
+    devices.enrol(hub, "edge-7")
+    folder = hub / "devices" / "edge-7"
+    told = json.loads((folder / ".device.json").read_text())
+    (folder / ".device.json").write_text(json.dumps({**told, "state": NAME, "groups": [NAME]}))
+    left = {"step": "begun", "at": [1, 0], "end_lsn": 2, "n": 1, "kind": NAME, "cause": NAME}
+    (folder / NAME).mkdir()
+    (folder / NAME / BREAKS).write_text(json.dumps(left) + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("strange")
+    log, hub = root / "logs" / f"log{TEXT}", root / f"hub{TEXT}"
+    log.parent.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TASKQ_DURABILITY", "os")
+        patch.chdir(root)
+        for module in [one for name, one in sys.modules.items() if name.startswith("taskq")]:
+            if hasattr(module, "check_name"):
+                patch.setattr(module, "check_name", checks_nothing)
+        patch.syspath_prepend(root)
+        (root / f"{APP}.py").write_text(SOURCE.format(path=str(log)))
+        ids = asyncio.run(_put(log))
+        strange: Any = __import__(APP)
+        ids["failed"] = asyncio.run(_fail(strange))
+        asyncio.run(_read(log))
+        (log / "readers" / "hub.json").write_text(json.dumps({"error": NAME}))
+        _enrol(hub)
+        ids["down"] = invoke("hub", "put", hub, "edge-7", "t", "--key", NAME).output.strip()
+        damaged = root / f"damaged{TEXT}"
+        shutil.copytree(log, damaged)
+        segment = min((damaged / "log").glob("*.log"))
+        segment.write_bytes(segment.read_bytes()[:300] + b"?" + segment.read_bytes()[301:])
+        opening = f"{UNCHECKED}; import {APP}; {APP}.app.stats_sync(); input(chr(10))"
+        with subprocess.Popen(
+            [sys.executable, "-c", opening], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+        ) as opener:
+            assert opener.stdout is not None
+            opener.stdout.readline()
+            yield Place(root, log, hub, root / "lake", damaged, ids)
+            opener.communicate(b"\n")
+    del sys.modules[APP]
+
+
+def on_terminal(*words: object) -> str:
+    """What a command shows on a terminal."""
+    master, slave = pty.openpty()
+    shown: list[str] = []
+    reader = threading.Thread(target=lambda: shown.append(_all_of(master)))
+    reader.start()
+    before = sys.stdin, sys.stdout, sys.stderr
+    with os.fdopen(slave, "w", encoding="utf-8") as output, open(os.ttyname(slave)) as keys:  # noqa: PTH123
+        sys.stdin, sys.stdout, sys.stderr = keys, output, output
+        try:
+            main.main([str(word) for word in words], prog_name="taskq")
+        except SystemExit:
+            pass
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = before
+    reader.join()
+    return shown[0]
+
+
+def by_itself(place: Place, *words: object) -> str:
+    """What a command shows that has a process to itself, and one job that fails."""
+    program = (
+        f"{UNCHECKED}; import {APP}, taskq.cli.main; {APP}.fail.enqueue_sync({APP}.NAME); "
+        "taskq.cli.main.main()"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(place.root), "TASKQ_DURABILITY": "os"}
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=place.root, env=environment
+    ):
+        os.close(slave)
+        return _all_of(master)
+
+
+def _all_of(master: int) -> str:
+    """What comes at a terminal until nobody has it open any more."""
+    pieces = []
+    with contextlib.suppress(OSError):  # as Linux tells that
+        while piece := os.read(master, 65_536):
+            pieces.append(piece)
+    os.close(master)
+    return b"".join(pieces).decode().replace("\r\n", "\n")
+
+
+def check_harmless(shown: str) -> None:
+    """Nothing but text and our own colours, and no line that a stranger began."""
+    assert "FORGED" not in {line[:6] for line in shown.splitlines()}, shown
+    assert "\rOVER" not in shown, repr(shown)
+    text = OURS.sub("", shown).replace("\n", "").replace("\r", "")
+    assert text.isprintable(), repr(shown)
+
+
+Row = tuple["Callable[[Place], tuple[object, ...]]", bool]
+
+
+def d(*words: str) -> Row:
+    """A command that takes the log, and shows what strangers wrote."""
+    return lambda place: (*words, "-d", place.log), True
+
+
+def of(state: str, *words: str) -> Row:
+    """Likewise, with the id of a job."""
+    return lambda place: (*words, place.ids[state], "-d", place.log), True
+
+
+def hub(*words: str) -> Row:
+    """A command of a hub."""
+    return lambda place: ("hub", words[0], place.hub, *words[1:]), True
+
+
+def lake(*words: str) -> Row:
+    """A command of the pipeline, after ``pipeline run``."""
+    return lambda place: ("pipeline", *words, "--lake", place.lake), True
+
+
+def quiet(row: Row) -> Row:
+    """One that shows nothing of a stranger's."""
+    return row[0], False
+
+
+#: Each command that there is, with what it is asked here; in the order of what they change.
+ROWS: Final[dict[str, Row]] = {
+    "ls": d("ls"),
+    "show": of("dead", "show"),
+    "why": of("failed", "why"),
+    "timeline": of("failed", "timeline"),
+    "peek": d("peek"),
+    "stats": d("stats"),
+    "workers": d("workers"),
+    "health": quiet(d("health")),
+    "check": (lambda _: ("check", f"{APP}:app"), True),
+    "top": (lambda place: ("top", place.log, "--once"), True),
+    "metrics": d("metrics"),
+    "web": (lambda place: ("web", place.log, "--bind", NAME), True),
+    "sql": d("sql", "SELECT * FROM jobs"),
+    "tail": d("tail", "-n", "99"),
+    "schedules ls": d("schedules", "ls"),
+    "reader ls": d("reader", "ls"),
+    "dead ls": d("dead", "ls"),
+    "dead show": of("dead", "dead", "show"),
+    "export": d("export"),
+    "verify": (lambda place: ("verify", place.damaged), True),
+    "repair": quiet((lambda place: ("repair", place.damaged, "--dry-run"), True)),
+    "compact": quiet(d("compact", "--dry-run")),
+    "backup": (lambda place: ("backup", place.log, place.root / f"backup{TEXT}"), True),
+    "restore": (lambda place: ("restore", place.root / f"none{TEXT}", place.root / "x"), True),
+    "report": (lambda place: ("report", place.log, "-o", place.root / f"{TEXT}.zip"), True),
+    "demo": (lambda place: ("demo", "--directory", place.root / f"none{TEXT}"), True),
+    "sync": d("sync", "--status"),
+    "hub status": hub("status"),
+    "hub breaks": hub("breaks"),
+    "hub keep": quiet(hub("keep")),
+    "hub check": quiet(hub("check")),
+    "hub enrol": hub("enrol", NAME),
+    "hub move": hub("move", NAME),
+    "hub retire": hub("retire", NAME),
+    "hub restore": hub("restore", NAME, "x"),
+    "hub import": quiet(hub("import", f"none{TEXT}")),
+    "hub serve": hub("serve", "--bind", NAME),
+    "hub put": hub("put", NAME, "t"),
+    "hub show": (lambda place: ("hub", "show", place.hub, place.ids["down"]), True),
+    "hub group add": (lambda place: ("hub", "group", "add", place.hub, NAME, "edge-7"), True),
+    "hub group rm": (lambda place: ("hub", "group", "rm", place.hub, NAME, "edge-7"), True),
+    "hub group ls": (lambda place: ("hub", "group", "ls", place.hub), True),
+    "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
+    "pipeline run": quiet(lake("run", "--journals", "logs")),
+    "pipeline status": lake("status"),
+    "pipeline show": lake("show", "jobs"),
+    "pipeline triage": lake("triage"),
+    "pipeline erase": quiet(lake("erase", "--job", NAME)),
+    "pipeline replay": lake("replay", "--where", NAME, "--to", "x"),
+    "pipeline enqueue": (lambda place: ("pipeline", "enqueue", NAME, "--to", place.log), True),
+    "put": (
+        lambda place: ("put", "-d", place.log, "-t", NAME, "--header", f"{NAME}=1", "{}"),
+        True,
+    ),
+    "edit": of("dead", "edit", "--run-now"),
+    "cancel": quiet(of("dead", "cancel")),
+    "pause": d("pause", NAME),
+    "resume": d("resume", NAME),
+    "replay": d("replay", "--since", "1d", "--dry-run"),
+    "reader seek": d("reader", "seek", NAME, "end"),
+    "reader forget": d("reader", "forget", NAME),
+    "schedules pause": d("schedules", "pause", NAME),
+    "schedules resume": d("schedules", "resume", NAME),
+    "schedules reset": d("schedules", "reset", NAME),
+    "schedules forget": d("schedules", "forget", NAME),
+    "dead requeue": quiet(of("died", "dead", "requeue")),
+    "dead purge": of("ready", "dead", "purge"),
+    "worker": (lambda _: ("worker", f"{APP}:app", "--burst"), True),
+}
+
+
+def commands(group: click.Group, *names: str) -> set[str]:
+    """The names of all commands, with the groups that they are in."""
+    found = set()
+    for name in group.commands or getattr(group, "table", {}):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            found |= commands(command, *names, name)
+        else:
+            found.add(" ".join((*names, name)))
+    return found
+
+
+def test_every_command_has_its_row() -> None:
+    assert commands(main) == ROWS.keys()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_command_shows_what_strangers_wrote_as_text(name: str, place: Place) -> None:
+    words, is_shown = ROWS[name]
+    shown = by_itself(place, *words(place)) if name == "worker" else on_terminal(*words(place))
+    assert "Traceback" not in shown
+    check_harmless(shown)
+    assert (r"\x1b" in shown or r"\u001b" in shown) is is_shown, repr(shown)
