@@ -121,10 +121,13 @@ class JobContext:
     """
 
     __slots__ = (
-        "__weakref__", "_cancel_asked", "_children", "_children_size", "_lines", "_printed", "app",
-        "delivery", "packs", "until_seconds",
+        "__weakref__", "_cancel_asked", "_children", "_children_size", "_ends_at", "_lines",
+        "_printed", "_spent_seconds", "app", "delivery", "packs", "until_seconds",
     )  # fmt: skip
     until_seconds: float
+    #: the same moment by the clock that only goes on, and what middleware took before the function
+    _ends_at: float
+    _spent_seconds: float
     _cancel_asked: bool
     #: what it logs, if its task keeps that; and what it printed of a line, if that is logged
     _lines: Lines

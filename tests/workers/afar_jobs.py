@@ -90,6 +90,11 @@ def hangs(path: str) -> None:
         signal.pause()
 
 
+@app.task(runs_in="process", timeout=0.3, retry=1)
+def brief() -> int:
+    return 1
+
+
 @app.task(runs_in="process", soft_timeout=0.2, timeout="1m", retry=1)
 def cleans_up() -> str:
     try:

@@ -148,6 +148,33 @@ async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
     assert ran == []
 
 
+@pytest.mark.parametrize("runs_in", [None, "thread", "process"])
+async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
+    tmp_path: Path, runs_in: Any
+) -> None:
+    app = afar_jobs.app
+    app.data_dir = tmp_path / "data"
+    tasks = app._tasks
+
+    @app.middleware
+    async def forgiving() -> AsyncIterator[None]:
+        with contextlib.suppress(LookupError):
+            yield
+
+    def fails() -> int:
+        raise LookupError("no number")
+
+    task: Any = afar_jobs.raises
+    if runs_in != "process":
+        task = app.task(name="fails", retry=1, runs_in=runs_in)(fails)
+    try:
+        async with app, app.worker():
+            assert await (await task.enqueue()).result(timeout=SECONDS) is None
+    finally:
+        app._tasks = tasks
+        app._middleware.clear()
+
+
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
     told: list[type[BaseException]] = []
 

@@ -23,7 +23,7 @@ from taskq_workers.children.child import Child, Phase
 from taskq_workers.children.wire import Logged, Outfit, Work
 from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
-from taskq_workers.runs.timeouts import too_long
+from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import ship
 
@@ -115,10 +115,11 @@ class ProcessRunner:
         log = str(job.app.data_dir)
         log = "" if log == self._outfit.data_dir else log
         done = child.run(Work(ship(delivery, given), module, telemetry.leave(), log))
-        limit = None
-        if task.timeout is not None:
+        limit, left = None, left_of(task.timeout)
+        if task.timeout is not None and left is not None:
+            tell_deadline(left)
             reason = too_long(task.timeout, ": its child process was killed")
-            limit = self._loop.call_later(task.timeout, _expire, child, done, reason)
+            limit = self._loop.call_later(left, _expire, child, done, reason)
         try:
             ended = (await done).ended
         except asyncio.CancelledError:

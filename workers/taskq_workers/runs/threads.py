@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import SoftTimeout, _current
 from taskq.core.values import NamedTuple
-from taskq_workers.runs.timeouts import tell_deadline, too_long
+from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,7 +210,8 @@ class _Watched:
     def __init__(self, function: Callable[..., Any], limits: Limits) -> None:
         self.gave_up = False
         self._function = function
-        self._hard, self._soft = limits
+        self._told, self._soft = limits
+        self._hard = left_of(limits.hard)
         self._thread = 0
         self._began = 0.0
         self._asks = self._over = False
@@ -269,9 +270,9 @@ class _Watched:
         self._timers[name] = loop.call_later(seconds if wait is None else wait, look)
 
     def _on_hard(self, future: asyncio.Future[Returned]) -> None:
-        if not future.done() and self._hard is not None:
+        if not future.done() and self._told is not None:
             self.gave_up = True
-            error = too_long(self._hard, ": it goes on in its thread, which nothing can stop")
+            error = too_long(self._told, ": it goes on in its thread, which nothing can stop")
             future.set_result(Returned(None, error))
 
     def _on_soft(self) -> None:

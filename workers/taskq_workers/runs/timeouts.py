@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from taskq.app.context import SoftTimeout, _current
@@ -34,6 +35,13 @@ def tell_deadline(seconds: float | None) -> None:
     job = _current.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
+        job._ends_at = monotonic() + seconds
+
+
+def left_of(seconds: float | None) -> float | None:
+    """Return what middleware has left of a hard limit as the function begins."""
+    spent = getattr(_current.get(None), "_spent_seconds", 0.0)
+    return seconds if seconds is None or not spent else max(seconds - spent, 0.0)
 
 
 def too_long(seconds: float, and_then: str = "") -> TimeoutError:
@@ -56,8 +64,9 @@ def limited(
     hard, soft = limits
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        tell_deadline(hard)
-        limit = asyncio.timeout(hard)
+        left = left_of(hard)
+        tell_deadline(left)
+        limit = asyncio.timeout(left)
         try:
             async with limit:
                 coroutine = function(*args, **kwargs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from taskq.app.context import JobContext
+    from taskq.app.tasks import Task
     from taskq.log.store.store import Store
     from taskq_workers.events import Hook, JobFinished
 
@@ -63,9 +64,13 @@ class TracedRuns:
         #: of the attempts that run; at most as many as the worker has slots, and abandoned ones
         self._open: dict[tuple[str, int], _Attempt] = {}
 
-    def wrap(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def wrap(
+        self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
+    ) -> Callable[..., Awaitable[Any]]:
         """The same call within a span, which is the current one while it runs."""
         from opentelemetry import context, trace  # noqa: PLC0415 - only who traces needs it
+
+        del task
 
         async def traced(*args: Any, **kwargs: Any) -> Any:
             job = _current.get()

@@ -1,24 +1,37 @@
 """The app's middleware: async context managers around each attempt, wherever its task runs.
 
 A worker of an app without any calls its tasks directly, and no job pays for what is not used.
+
+The task's ``timeout`` covers it: what stands still before the ``yield`` or after it is cancelled,
+and the attempt has failed. After a job that used its time up, each gets a moment to clean up.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
-from taskq.core.records import Kind
+from taskq.core.records import Cause, Kind
+from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import Ended, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from taskq.app.around import Around
+    from taskq.app.context import JobContext
+    from taskq.app.tasks import Task
     from taskq.calls.signature import Resources
 
 _FAILED: Final = frozenset({int(Kind.RETRIED), int(Kind.DEAD)})
+#: A success without a value, as if from elsewhere.
+_NONE: Final = Ended(0, int(Kind.SUCCEEDED), None, 0, int(Cause.CALLER), (), 0.0)
+#: What each gets to clean up after a job whose time was over; as long as a job that is cancelled.
+TIDY_SECONDS: Final = 0.5
 
 
 class Surrounded:
@@ -35,26 +48,69 @@ class Surrounded:
     def __init__(self, middleware: Sequence[Around], entered: Resources) -> None:
         self._all = [(one, one.resources(entered)) for one in middleware]
 
-    def wrap(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def wrap(
+        self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
+    ) -> Callable[..., Awaitable[Any]]:
         """The same call, all of them entered before it and left after it."""
+        hard = task.timeout
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
             job = _current.get()
+            # Stays what comes of it when one of them forgets the error, whatever the task returns.
+            outcome: Any = _NONE
             value: Any = None
             afar: BaseException | None = None
+            began = monotonic()
+            tell_deadline(hard)
             try:
                 async with AsyncExitStack() as stack:
                     for one, resources in self._all:
-                        await stack.enter_async_context(one.enter(job, resources))
+                        manager = one.enter(job, resources)
+                        if hard is not None:
+                            manager = _InTime(manager, one.name, job, hard)
+                        await stack.enter_async_context(manager)
+                    job._spent_seconds = monotonic() - began
                     value = await call(*args, **kwargs)
                     afar = _error_afar(value)
-                    return _unless(afar, value)
+                    outcome = _unless(afar, value)
             except BaseException as error:
                 if error is afar:
                     return value  # it tells already what comes of the error
                 raise
+            job.packs = job.packs or outcome is _NONE
+            return outcome
 
         return surrounded
+
+
+class _InTime:
+    """A middleware that is entered and left within the time of its attempt."""
+
+    def __init__(
+        self, manager: AbstractAsyncContextManager[Any], name: str, job: JobContext, hard: float
+    ) -> None:
+        self._manager = manager
+        self._name = name
+        self._job = job
+        self._hard = hard
+
+    async def __aenter__(self) -> Any:
+        return await self._within(self._manager.__aenter__(), 0.0)
+
+    async def __aexit__(self, *raised: object) -> bool | None:
+        leaving: Any = self._manager.__aexit__(*raised)  # type: ignore[arg-type]
+        is_forgotten: bool | None = await self._within(leaving, TIDY_SECONDS)
+        return is_forgotten
+
+    async def _within(self, step: Coroutine[Any, Any, Any], least: float) -> Any:
+        limit = asyncio.timeout(max(self._job._ends_at - monotonic(), least))
+        try:
+            async with limit:
+                return await step
+        except TimeoutError as error:
+            if limit.expired():
+                raise too_long(self._hard, f": {self._name} stands still") from error
+            raise
 
 
 def _error_afar(value: Any) -> BaseException | None:

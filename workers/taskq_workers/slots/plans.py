@@ -24,14 +24,14 @@ class Plans(dict[str, Plan]):
     Args:
         tasks: gives the present ones, by name.
         executors: where their functions run.
-        wraps: what stands around each call, the innermost first.
+        wraps: given a call and its task, what stands around it; the innermost first.
     """
 
     def __init__(
         self,
         tasks: Callable[[], Mapping[str, Task[..., Any]]],
         executors: Executors,
-        wraps: Sequence[Callable[[Calling], Calling]] = (),
+        wraps: Sequence[Callable[[Calling, Task[..., Any]], Calling]] = (),
     ) -> None:
         super().__init__()
         self._wraps = wraps
@@ -56,7 +56,7 @@ class Plans(dict[str, Plan]):
             # Registered since the worker's start, which would have refused it.
             plan = planned(task, _refusing(error))
         for wrap in self._wraps:
-            plan = plan._replace(call=wrap(plan.call))
+            plan = plan._replace(call=wrap(plan.call, task))
         if task.keep_log or chosen_logging().prints:
             # Even a None is settled with its lines, which only what packs results waits for.
             heard = hearing(plan.call, task.keep_log)
