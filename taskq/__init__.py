@@ -136,16 +136,21 @@ if not TYPE_CHECKING:  # or the type checker would take every name for one of ou
         if name == "retry":
             return importlib.import_module("taskq.retry")
         if name not in _HOMES:
-            raise _missing(name)
+            raise _missing(name, sys._getframe(1).f_code.co_filename)
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
 
-    def _missing(name: str) -> AttributeError:
+    def _missing(name: str, asker: str) -> Exception:
+        # Of an import statement Python shows no AttributeError, but "cannot import name" alone.
+        kind = ImportError if asker.startswith("<frozen importlib") else AttributeError
         # A submodule in lower case is on its way, and must not wait for these.
         for home in ("errors", "views") if name[:1].isupper() else ():
             if name in importlib.import_module(f"taskq.{home}").__all__:
-                return AttributeError(f"{name} is in taskq.{home}: from taskq.{home} import {name}")
+                return kind(f"{name} is in taskq.{home}: from taskq.{home} import {name}")
+        imports = importlib.import_module("taskq.calls.habits").IMPORTS
+        if name in imports:
+            return kind(f"taskq has no {name!r}: write {imports[name]}")
         return AttributeError(f"module 'taskq' has no attribute {name!r}")
 
 

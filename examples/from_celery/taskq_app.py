@@ -1,4 +1,8 @@
-"""The port: the same work on taskq. No broker, no beat process: ``taskq worker`` does it all."""
+"""The port: the same work on taskq. No broker, no beat process: ``taskq worker`` does it all.
+
+Functions stay ``def`` where they were: they run in threads. One that must be ended in the middle of
+a blocking call takes ``runs_in="process"``, as all of Celery's do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ app = TaskQ("shop-data")
     soft_timeout="20s",
     timeout="30s",
 )
-async def price(article: str) -> int:
+def price(article: str) -> int:
     try:
         return world.look_up_price(article)
     except SoftTimeout:
@@ -35,30 +39,30 @@ async def price(article: str) -> int:
     retry=retry.exponential(attempts=4, base=1, jitter="none", retry_on=(TimeoutError,)),
     rate="10/s",
 )
-async def charge(amount: int, customer: str) -> str:
+def charge(amount: int, customer: str) -> str:
     if amount <= 0:
         raise Discard("nothing to pay")
     return world.charge(customer, amount)
 
 
 @app.task(name="shop.mail", queue="mail", store_result=False, priority=7)
-async def mail(receipt: str, to: str) -> None:
+def mail(receipt: str, to: str) -> None:
     world.send_mail(to, f"paid: {receipt}")
 
 
 @app.task(name="shop.total")
-async def total(prices: list[int]) -> int:
+def total(prices: list[int]) -> int:
     return sum(prices)
 
 
 @app.cron("30 3 * * *", tz="Europe/Berlin", name="nightly report")
 @app.task(name="shop.report")
-async def report() -> str:
+def report() -> str:
     return f"{len(world.mails)} mails, {len(world.charges)} charges"
 
 
 @app.task(name="shop.check_stock")
-async def check_stock(place: str) -> str:
+def check_stock(place: str) -> str:
     return f"{place}: fine"
 
 
@@ -68,7 +72,7 @@ app.schedule("stock every ten minutes", check_stock.call("main"), every="10m")
 # -- workflows -------------------------------------------------------------------------------------
 
 
-async def buy(order: Order) -> FlowHandle[None]:
+def buy(order: Order) -> FlowHandle[None]:
     """Look up all prices, add them up, charge the customer, send the receipt."""
     prices = [price.call(article) for article in order.articles]
     workflow = chain(
@@ -76,11 +80,10 @@ async def buy(order: Order) -> FlowHandle[None]:
         charge.step(order.customer),
         mail.step(order.email),
     )
-    return await workflow.enqueue()
+    return workflow.enqueue_sync()
 
 
-async def remind(customer: str, email: str) -> None:
+def remind(customer: str, email: str) -> None:
     """A mail in an hour, once a day for a customer, whichever process asks."""
-    await mail.options(key=f"remind:{customer}", window="1d", delay="1h", expires="1d").enqueue(
-        "your basket waits", email
-    )
+    once = mail.options(key=f"remind:{customer}", window="1d", delay="1h", expires="1d")
+    once.enqueue_sync("your basket waits", email)

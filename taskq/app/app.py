@@ -15,7 +15,7 @@ from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
 from taskq.app.workers import find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
-from taskq.calls.habits import APPS, no_attribute
+from taskq.calls.habits import APPS, no_app, no_attribute
 from taskq.calls.naming import checked_modules
 from taskq.calls.origins import Declared, origin_here, origin_of
 from taskq.calls.serialization import encode_loose, load_checks
@@ -180,12 +180,14 @@ class TaskQ(LogHolder):
     @overload
     def task(self, /, **choices: Unpack[TaskChoices]) -> TaskDecorator: ...
 
-    def task(self, fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+    def task(self: Any = None, fn: Any = None, /, **choices: Unpack[TaskChoices]) -> Any:
         """Make a task of a function: ``@app.task`` or ``@app.task(queue="mail", ...)``.
 
         Raises:
             UsageError: the function or an option is wrong, or the name is taken.
         """
+        if not isinstance(self, TaskQ):  # written at the class, as @TaskQ.task
+            raise no_app()
         if fn is None:
             return functools.partial(self._add_task, choices=choices)
         return self._add_task(fn, choices)
@@ -461,8 +463,7 @@ class TaskQ(LogHolder):
     def job(self, job: JobId) -> JobHandle[Any]:
         """The handle of a job enqueued earlier, or elsewhere, by its id or the number at its end.
 
-        ``task.job(id)`` gives one that knows the type of the result. For a number
-        the log is opened.
+        ``task.job(id)`` gives one that knows the type of the result. A number opens the log.
 
         Raises:
             InvalidJobId: the text is no job id.
@@ -524,9 +525,7 @@ class TaskQ(LogHolder):
     def worker(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
-        """A worker inside this process: ``async with app.worker(concurrency=8): ...``.
-
-        What it takes is told by ``taskq.Worker``.
+        """A worker inside this process: ``async with app.worker(): ...``; see ``taskq.Worker``.
 
         Raises:
             UsageError: the worker package is not installed, or an option is wrong.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeAlias, TypeVa
 from taskq import telemetry
 from taskq.app.tasks import no_call
 from taskq.calls.call import Call, transaction_bytes
+from taskq.calls.habits import CONTEXTS, no_attribute
 from taskq.calls.serialization import shown
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
@@ -275,6 +276,23 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"<JobContext {self.task} {self.id} attempt {self.attempt}>"
+
+
+class _Elsewhere:
+    """Says what to write instead of what the jobs of other libraries have.
+
+    A descriptor for each: with ``__getattr__`` every look at an attribute would cost more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, job: JobContext | None, _kind: type[JobContext]) -> Never:
+        raise no_attribute(job, "the context of a job", self._name, CONTEXTS, "current_job()")
+
+
+for _word in CONTEXTS:
+    setattr(JobContext, _word, _Elsewhere(_word))
 
 
 def current_job() -> JobContext:

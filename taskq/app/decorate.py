@@ -17,11 +17,12 @@ from typing import (
 
 from taskq.app.tasks import AsyncTask, RunsIn, SyncTask, Task
 from taskq.calls.call import OptionChanges, Options
+from taskq.calls.habits import option_instead
 from taskq.calls.naming import check_function, check_importable, name_of
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import LINES_BYTES_MAX
-from taskq.core.parsing import rather, size_bytes, whole
+from taskq.core.parsing import size_bytes, whole
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
     unknown = choices.keys() - TaskChoices.__annotations__.keys()
     if unknown:
         name, known = min(unknown), TaskChoices.__annotations__
-        raise UsageError(f"@task has no option {name!r}: {rather(name, known, 'options')}")
+        raise UsageError(f"@task has no option {name!r}: {option_instead(name, known)}")
     key = choices.get("key")
     on_dead: object = choices.get("on_dead")
     aliases: object = choices.get("aliases", ())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict
 
+from taskq.calls.habits import option_instead
 from taskq.core.errors import UsageError
-from taskq.core.parsing import rather
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,5 +120,5 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
     unknown = options.keys() - known.keys()
     if unknown:
         name = min(unknown)
-        raise UsageError(f"app.{method}() has no option {name!r}: {rather(name, known, 'options')}")
+        raise UsageError(f"app.{method}() has no option {name!r}: {option_instead(name, known)}")
     return workers

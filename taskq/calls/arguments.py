@@ -218,10 +218,19 @@ class ArgumentCodec:
             if detail["type"] == "extra_forbidden" and not inner:
                 return self.signature.unknown(name)
             if detail["type"] == "missing" and not inner:
-                return f"parameter {name!r} ({expected}) is missing"
+                return f"parameter {name!r} ({expected}) is missing{self._of_context()}"
         where = "".join(f"[{part!r}]" for part in inner)
         where = f" at {where}" if where else ""
         return f"parameter {label!r} must be {expected}, got {shown(value)}{where}: {detail['msg']}"
+
+    def _of_context(self) -> str:
+        # In other libraries workers give a function its job as the first argument.
+        if self.signature.names[:1] not in {("ctx",), ("context",)}:
+            return ""
+        return (
+            f": workers give no {self.signature.names[0]}, so leave it out; current_job() has the "
+            f"job's id and attempt, Inject[Database] what a lifespan opened"
+        )
 
     def _unserializable(self, values: Mapping[str, Any], error: Exception) -> InvalidCall:
         for name, value in values.items():

@@ -18,7 +18,7 @@ from typing import (
     Unpack,
 )
 
-from taskq.calls.habits import CALLS, no_attribute
+from taskq.calls.habits import CALLS, no_attribute, option_instead
 from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import (
@@ -31,7 +31,7 @@ from taskq.core.model import (
     Conflict,
     Extras,
 )
-from taskq.core.parsing import rather, whole
+from taskq.core.parsing import check_name, whole
 from taskq.core.values import dataclass
 from taskq.log.format.bodies import check_storage
 from taskq.log.requests import EnqueueSpec
@@ -132,7 +132,7 @@ class Options:
         unknown = changes.keys() - OptionChanges.__annotations__.keys()
         if unknown:
             name, known = min(unknown), OptionChanges.__annotations__
-            raise UsageError(f"there is no option {name!r}: {rather(name, known, 'options')}")
+            raise UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
         values: dict[str, Any] = {
             name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
         }
@@ -285,6 +285,7 @@ def make_call(
     Raises:
         UsageError: an option is out of its range.
     """
+    check_name("task name", name)
     return Call(
         name=name,
         task=task,

@@ -19,6 +19,8 @@ def check_function(fn: object) -> None:
     Raises:
         UsageError: no function, or a generator.
     """
+    if isinstance(fn, str):
+        raise UsageError(f"a task must be a function, got {fn!r:.60}: write @app.task(name={fn!r})")
     if isinstance(fn, type) or not callable(fn):
         raise UsageError(f"a task must be a function, got {fn!r:.60}")
     if hasattr(fn, "enqueue") and hasattr(fn, "name"):
@@ -36,17 +38,23 @@ def check_function(fn: object) -> None:
 
 
 def _refuse_self(fn: object) -> None:
-    """Refuse a function in a class, whose first argument would be an instance.
+    """Refuse a function whose first argument would be an instance: its class's, or the task.
 
     Raises:
         UsageError: it is one.
     """
     qualified = getattr(fn, "__qualname__", "")
     holder = qualified.rpartition(".")[0]
-    if not inspect.isfunction(fn) or not holder or holder.endswith("<locals>"):
+    if not inspect.isfunction(fn):
         return
     first = fn.__code__.co_varnames[: max(fn.__code__.co_argcount, 0)][:1]
-    if first in {("self",), ("cls",)}:
+    is_of_class = holder and not holder.endswith("<locals>")
+    if first == ("self",) and not is_of_class:
+        raise UsageError(
+            f"{qualified} takes self, which no worker could give it: leave it out, and call "
+            f"current_job() for the job's id, attempt and headers; raise Retry(delay=30) to retry"
+        )
+    if is_of_class and first in {("self",), ("cls",)}:
         raise UsageError(
             f"{qualified} takes {first[0]}, which no worker could give it: move the function out "
             f"of the class, or leave {first[0]} out and put @staticmethod above @app.task"

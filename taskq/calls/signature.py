@@ -14,8 +14,9 @@ import typing
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from taskq.calls.call import OptionChanges
+from taskq.calls.habits import meant, same
 from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.parsing import nearest, same
+from taskq.core.parsing import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -326,7 +327,7 @@ class Signature:
         hint = f" (did you mean {near!r}?)" if near else ""
         problem = f"there is no parameter {name!r}{hint}: {self.signature}"
         if not (option or near):
-            option = nearest(name, options)
+            option = meant(name, options)
         if not option:
             return problem
         short = self.task.rpartition(".")[2]

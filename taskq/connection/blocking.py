@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from taskq.core.errors import UsageError
+from taskq.core.errors import UsageError, no_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,10 +44,29 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 
 
 async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do on a thread what would stop the event loop."""
+    """Do on a thread what would stop the event loop.
+
+    Raises:
+        UsageError: none of asyncio runs here.
+    """
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
+    need_loop()
     return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def need_loop() -> None:
+    """Raise unless an event loop of asyncio runs in this thread.
+
+    Raises:
+        UsageError: none does; it says what to do under trio.
+    """
+    import asyncio  # noqa: PLC0415 - see the module's docstring
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise no_loop() from None
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:

@@ -13,8 +13,9 @@ import weakref
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from taskq.calls.call import transaction_bytes
+from taskq.calls.habits import check_directory
 from taskq.connection import places, tracing
-from taskq.connection.blocking import off_loop
+from taskq.connection.blocking import need_loop, off_loop
 from taskq.connection.packing import Packer
 from taskq.connection.tracebacks import install
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
@@ -67,6 +68,7 @@ class Connection:
     """
 
     def __init__(self, path: str, config: LogConfig) -> None:
+        check_directory(path)
         # A later chdir, of a daemon for example, must not move the directory.
         self.path = places.absolute(path)
         self.config = config
@@ -97,6 +99,7 @@ class Connection:
         Raises:
             UsageError: the present one is open.
         """
+        check_directory(path)
         with self._lock:
             if self.current is not None and self.current.usable:
                 raise UsageError(f"{self.path} is open: set the data directory before first use")
@@ -119,6 +122,7 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
+        need_loop()
         self._tell_tests()
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
@@ -257,6 +261,7 @@ class Connection:
             raise UsageError(
                 f"{self.path} has shards: open them with TaskQ(shards=Shards(...)), or one of them"
             )
+        _check_threads()
         tracing.look()
         from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
@@ -312,6 +317,20 @@ def _renew_all_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_all_after_fork)
+
+
+def _check_threads() -> None:
+    """Refuse threads that are none: a log's own would never run beside the one that waits for it.
+
+    Raises:
+        UsageError: eventlet has put others in their place.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and any(map(patcher.is_monkey_patched, ("thread", "select"))):
+        raise UsageError(
+            "eventlet has replaced threads or select in this process, and a log needs real ones: "
+            "call eventlet.monkey_patch(thread=False, select=False)"
+        )
 
 
 def _check_size(items: list[Item]) -> None:

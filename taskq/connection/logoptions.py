@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from taskq.calls.habits import option_instead
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.core.parsing import rather, whole
+from taskq.core.parsing import whole
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _policy(queue: str, given: object) -> QueuePolicy:
     unknown = given.keys() - QueueOptions.__annotations__.keys()
     if unknown:
         name, known = min(unknown), QueueOptions.__annotations__
-        raise UsageError(f"{what} has no option {name!r}: {rather(name, known, 'options')}")
+        raise UsageError(f"{what} has no option {name!r}: {option_instead(name, known)}")
     if given.get("dead_max") is not None:
         _checked("dead_max", given["dead_max"])
     return QueuePolicy(
@@ -192,4 +193,4 @@ def _durability(value: Durability | str) -> Durability:
 def unknown_option(name: str) -> UsageError:
     """Says which options there are."""
     known = LogOptions.__annotations__
-    return UsageError(f"there is no option {name!r}: {rather(name, known, 'options')}")
+    return UsageError(f"there is no option {name!r}: {option_instead(name, known)}")

@@ -37,6 +37,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from taskq.calls.habits import meant, option_instead
 from taskq.connection.places import (
     DATA_DIR_DEFAULT,
     DOTENV,
@@ -52,7 +53,6 @@ from taskq.connection.places import (
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.core.parsing import nearest, rather
 from taskq.log.config import (
     ALWAYS_SECONDS,
     KEEP_SECONDS,
@@ -112,7 +112,7 @@ def _check_environment() -> None:
             if name != "data_dir" and not _is_text(text):
                 raise UsageError(f"{given} in the environment holds bytes that are no UTF-8")
             continue
-        near = nearest(name, known)
+        near = meant(name, known)
         if near:
             raise UsageError(
                 f"the environment holds {given}, which is no setting: "
@@ -408,7 +408,7 @@ def _is_text(value: str) -> bool:
 
 
 def _no_setting(name: str, known: Iterable[str]) -> str:
-    return f"there is no setting {name!r}: {rather(name, known, 'settings')}"
+    return f"there is no setting {name!r}: {option_instead(name, known, 'settings')}"
 
 
 def _check_hub(place: Place, hub: dict[str, Any]) -> None:

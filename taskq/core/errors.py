@@ -54,6 +54,19 @@ def refusal(path: str, error: OSError) -> LogError:
     return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error)}")
 
 
+def no_loop(what: str = "what is awaited here") -> UsageError:
+    """Make the error of a coroutine that no asyncio drives, under trio for example.
+
+    Args:
+        what: needs the loop; the beginning of a sentence.
+    """
+    return UsageError(
+        f"{what} needs an event loop of asyncio, and none runs here: under trio use "
+        f"with app.worker_thread() for jobs, and for calls the twins that block, in a thread: "
+        f"trio.to_thread.run_sync(task.enqueue_sync, ...)"
+    )
+
+
 class TaskqError(Exception):
     """The root: catch this for anything that taskq itself raises."""
 

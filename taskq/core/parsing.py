@@ -12,7 +12,7 @@ from taskq.core.errors import InvalidJobId, UsageError
 from taskq.core.model import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
 #: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
 DEPTH_MAX: Final = 200
@@ -132,41 +132,21 @@ def size_bytes(value: Size, what: str = "size") -> int:
 
 # What somebody meant who wrote a name that does not exist.
 
-#: What the same thing is called elsewhere, and here: the first that the place knows.
-_ELSEWHERE: Final = {
-    "attempts": ("retry",),
-    "countdown": ("delay",),
-    "max_retries": ("retry", "attempts"),
-    "on_failure": ("on_dead",),
-    "rate_limit": ("rate",),
-    "retries": ("retry", "attempts"),
-    "retry": ("attempts",),
-    "soft_time_limit": ("soft_timeout",),
-    "time_limit": ("timeout",),
-    "ttl": ("expires",),
-}
-
-
-def same(name: str, known: Collection[str]) -> str:
-    """What is called so elsewhere; "" if nothing that is known is."""
-    return next((other for other in _ELSEWHERE.get(name, ()) if other in known), "")
-
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was meant; "" if none of those that are known is near."""
-    names = tuple(known)
+    """Return the name that looks most like this one; "" if none of those that are known does."""
     from difflib import get_close_matches  # noqa: PLC0415 - for the mistaken alone
 
-    return same(name, names) or next(iter(get_close_matches(name, names, 1)), "")
+    return next(iter(get_close_matches(name, tuple(known), 1)), "")
 
 
 def rather(name: str, known: Iterable[str], what: str) -> str:
-    """The end of a sentence that begins with a wrong name: the one that was meant, or all of them.
+    """Return the end of a sentence that begins with a wrong name: what was meant, or all names.
 
     Args:
         name: what was given.
         known: what there is.
-        what: the word for all of them, such as "options".
+        what: the word for all of them, such as "tasks".
     """
     names = tuple(known)
     near = nearest(name, names)

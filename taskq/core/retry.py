@@ -219,6 +219,14 @@ class RetryPolicy:
         if not (is_number and math.isfinite(self.factor) and self.factor >= 1):
             raise UsageError(f"factor is {self.factor!r:.60}, it must be a number, 1 or more")
 
+    if not TYPE_CHECKING:  # or the type checker would take a policy for a function
+
+        def __call__(self, *_args: object, **_choices: object) -> None:
+            """Say what to write instead of ``self.retry(...)``."""
+            raise UsageError(
+                "task.retry is the task's policy: write raise Retry(delay=30) within the task"
+            )
+
     def delay_seconds(self, attempt: int, draw: float) -> float:
         """How long to wait after the given attempt (1 is the first) failed."""
         delay = self._full_delay_seconds(max(attempt, 1))

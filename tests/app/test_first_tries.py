@@ -162,14 +162,14 @@ def test_a_worker_that_is_run_like_a_coroutine_says_how_it_is_run(app: TaskQ) ->
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("retries", "retry"), ("max_retries", "retry"), ("attempts", "retry"), ("qeue", "queue")],
+    [("max_tries", "retry"), ("attempts", "retry"), ("qeue", "queue")],
 )
 def test_a_wrong_word_for_an_option_names_the_right_one(app: TaskQ, given: str, meant: str) -> None:
     choices: Any = {given: 3}
     with pytest.raises(UsageError, match=f"@task has no option {given!r}: did you mean {meant!r}"):
         app.task(**choices)(send)
-    with pytest.raises(UsageError, match="there is no option 'retries': did you mean 'attempts'"):
-        app.task(send).options(retries=3)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="there is no option 'retry': did you mean 'attempts'"):
+        app.task(send).options(retry=3)  # type: ignore[call-arg]
 
 
 def test_a_misspelt_variable_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskq.calls.habits import meant, same
 from taskq.core.errors import InvalidJobId, UsageError
-from taskq.core.parsing import nearest, rather, same, size_bytes, split_id, whole
+from taskq.core.parsing import nearest, rather, size_bytes, split_id, whole
 
 UNITS = {
     "": 1, "b": 1, "B": 1, "kB": 10**3, "MB": 10**6, "gb": 10**9, "TB": 10**12,
@@ -90,7 +91,9 @@ def test_the_name_that_was_meant_is_the_one_that_is_known_here() -> None:
     assert same("max_retries", ["attempts", "delay"]) == "attempts"
     assert same("max_retries", ["attempts", "retry"]) == "retry"
     assert same("max_retries", ["delay"]) == same("delay", ["delay"]) == ""
-    assert nearest("countdown", iter(["queue", "delay"])) == "delay"
+    assert meant("countdown", ["queue", "delay"]) == "delay"
+    assert meant("result_expires", ["expires", "delay"]) == ""
+    assert nearest("result_expires", iter(["expires"])) == "expires"
     assert nearest("prioritty", ["queue", "priority"]) == "priority"
     assert nearest("x", ["queue", "priority"]) == ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,7 +37,7 @@ async def test_the_port_retries_adds_up_charges_and_mails() -> None:
     from examples.from_celery import taskq_app  # noqa: PLC0415 - both apps name the same tasks
 
     async with Sandbox(taskq_app.app) as box:
-        handle = await taskq_app.buy(_ORDER)
+        handle = await asyncio.to_thread(taskq_app.buy, _ORDER)
         report = await box.drain(with_scheduled=True, raises=False)
         assert report.outcomes == {"retried": 3, "succeeded": 5}
         assert (await handle.progress()).succeeded == 5
@@ -46,13 +48,27 @@ async def test_the_port_reminds_once_a_day() -> None:
     from examples.from_celery import taskq_app  # noqa: PLC0415
 
     async with Sandbox(taskq_app.app) as box:
-        await taskq_app.remind("ann", "ann@example.com")
-        await taskq_app.remind("ann", "ann@example.com")
+        for _ in range(2):
+            await asyncio.to_thread(taskq_app.remind, "ann", "ann@example.com")
         (job,) = box.enqueued(taskq_app.mail)
         assert job.view.state is State.SCHEDULED
         box.advance("1h")
         await box.drain()
     assert world.mails == [("ann@example.com", "paid: your basket waits")]
+
+
+def test_the_port_has_a_function_of_the_same_kind_for_each_of_the_original() -> None:
+    """Whoever ports an app changes decorators and calls, and rewrites no function."""
+    pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
+    from examples.from_celery import celery_app, taskq_app  # noqa: PLC0415
+
+    names = ["price", "charge", "mail", "total", "report", "check_stock", "buy", "remind"]
+    for name in names:
+        kinds = {
+            inspect.iscoroutinefunction(inspect.unwrap(getattr(app, name)))
+            for app in (celery_app, taskq_app)
+        }
+        assert kinds == {False}, name
 
 
 def test_the_original_does_the_same() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 from anyio import CancelScope, create_task_group, move_on_after, sleep
 
 from taskq.app.decorate import limits_of
-from taskq.core.errors import LogError, UsageError
+from taskq.core.errors import LogError, UsageError, no_loop
 from taskq.core.folds.taking import Weights
 from taskq.core.parsing import checked_queues, whole
 from taskq.core.views import Serving
@@ -592,7 +592,4 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise UsageError(
-            "a worker runs on an event loop of asyncio, and none runs here: under trio use "
-            "with app.worker_thread(): ..."
-        ) from None
+        raise no_loop("a worker") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogError, UsageError, refusal
+from taskq.core.errors import LogError, UsageError, no_loop, refusal
 from taskq.core.model import SECOND_NS
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
@@ -159,7 +159,11 @@ class Store:
         port = self._latest.get(thread)
         if port is not None and getattr(port.loop, "_thread_id", None) == thread:
             return port
-        port = self._latest[thread] = self._port_of(asyncio.get_running_loop())
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_loop() from None
+        port = self._latest[thread] = self._port_of(loop)
         return port
 
     def _port_of(self, loop: asyncio.AbstractEventLoop) -> LoopPort:
