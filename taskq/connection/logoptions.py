@@ -13,6 +13,8 @@ from taskq.core.parsing import whole
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.log.format.bodies import Compression
     from taskq.log.machine.access import Mode
 
@@ -36,6 +38,9 @@ class LogOptions(TypedDict, total=False):
     interval: Duration
     #: size at which the log begins its next file
     segment_bytes: int
+    #: the longest time that it waits with that, once a job ended in this one, for what is to go by
+    #: ``keep``. None for an eighth of that
+    segment_age: Duration | None
     #: bytes of the disk that enqueues leave free; below that they raise ``DiskFull``, while
     #: settling goes on. None for 16 MiB, or 2 % of a small disk
     min_free: int | None
@@ -88,6 +93,7 @@ _UNITS: Final = {
     "keep_dead": "keep_dead_seconds",
     "lock_wait": "lock_wait_seconds",
     "min_free": "min_free_bytes",
+    "segment_age": "segment_age_seconds",
     "reserve": "reserve_bytes",
     "starvation": "starvation_seconds",
 }
@@ -98,6 +104,15 @@ _OR_NONE: Final = frozenset(
 _NUMBERS: Final = _OR_NONE | {
     "segment_bytes", "spill_bytes_max", "decompressed_bytes_max", "keys_max",
 }  # fmt: skip
+#: Spans of time: how each is read, and whether it may be None besides.
+_SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
+    "interval_seconds": (seconds, False),
+    "lock_wait_seconds": (seconds, False),
+    "keep_seconds": (seconds_or_never, False),
+    "keep_dead_seconds": (seconds_or_never, False),
+    "segment_age_seconds": (seconds, True),
+    "starvation_seconds": (seconds_or_never, True),
+}
 _SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
 
 
@@ -115,15 +130,9 @@ def log_config(options: LogOptions) -> LogConfig:
         values[_UNITS.get(name, name)] = _checked(name, value)
     if "queues" in values:
         values["queues"] = {name: _policy(name, one) for name, one in values["queues"].items()}
-    for name in ("interval_seconds", "lock_wait_seconds"):
-        if name in values:
-            values[name] = seconds(values[name], name.removesuffix("_seconds"))
-    for name in ("keep_seconds", "keep_dead_seconds"):
-        if name in values:
-            values[name] = seconds_or_never(values[name], name.removesuffix("_seconds"))
-    if values.get("starvation_seconds") is not None:
-        window = values["starvation_seconds"]
-        values["starvation_seconds"] = seconds_or_never(window, "starvation")
+    for name, (read, or_none) in _SPANS.items():
+        if name in values and not (or_none and values[name] is None):
+            values[name] = read(values[name], name.removesuffix("_seconds"))
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
     return LogConfig(**values)

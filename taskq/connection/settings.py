@@ -223,6 +223,8 @@ class Settings(BaseSettings):
     interval: Annotated[float, BeforeValidator(_seconds)] = 0.05
     #: size at which the log begins its next file
     segment_bytes: ByteSize = ByteSize(64 * 2**20)
+    #: longest time until then, once a job ended in this one; an eighth of `keep`, unless given
+    segment_age: Annotated[float, BeforeValidator(_seconds)] | None = None
     #: room on the disk that enqueues leave free; 16 MiB, or 2 % of a small disk, unless given
     min_free: ByteSize | None = None
     #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
@@ -304,6 +306,7 @@ class Settings(BaseSettings):
             durability=self.durability,
             interval_seconds=self.interval,
             segment_bytes=int(self.segment_bytes),
+            segment_age_seconds=self.segment_age,
             min_free_bytes=self.min_free,
             reserve_bytes=self.reserve,
             lock_wait_seconds=self.lock_wait,

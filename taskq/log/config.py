@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, get_args
@@ -16,7 +17,7 @@ from taskq.log.machine.access import Mode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq.log.machine.ports import Clock
+    from taskq.log.machine.ports import Clock, Disk
 
 #: A batch takes requests from the mailbox up to this size, plus one transaction.
 BATCH_BYTES_MAX: Final = 256 * 1024
@@ -39,8 +40,11 @@ TINY_DISK_PARTS: Final = 50
 MIN_FREE_FILES: Final = 64
 #: How long finished jobs are kept unless another time is given.
 KEEP_SECONDS: Final = 7 * 86_400.0
-#: A log with a limit of bytes has at least so many segments, so that it can shrink in small steps.
+#: A log with a limit of bytes or of time has at least so many segments, so that it can shrink in
+#: small steps.
 KEEP_PARTS: Final = 8
+#: For what is kept for a short time a segment is not sealed more often than this.
+SEAL_SECONDS_MIN: Final = 10.0
 #: A job that waits longer rises one priority, unless another window is given.
 STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
@@ -118,6 +122,8 @@ class LogConfig:
         durability: what an awaited answer survives.
         interval_seconds: with ``interval``, the longest time until the next fsync.
         segment_bytes: size at which a segment is sealed and the next begun.
+        segment_age_seconds: the longest time that a segment goes on after the first job ended in
+            it, so that this may go in time; None for an eighth of the time for which it is kept.
         lock_wait_seconds: longest wait for the writer lock before callers get ``LogLocked``.
         exclusive: keep the writer lock for as long as the log is open.
         name: shown by ``taskq workers``.
@@ -155,6 +161,7 @@ class LogConfig:
     durability: Durability = Durability.FSYNC
     interval_seconds: float = 0.05
     segment_bytes: int = 64 * 1024 * 1024
+    segment_age_seconds: float | None = None
     lock_wait_seconds: float = 30.0
     exclusive: bool = False
     name: str = ""
@@ -177,12 +184,23 @@ class LogConfig:
     mode: Mode | None = None
     clock: Clock | None = None
 
-    @property
-    def segment_bytes_now(self) -> int:
-        """Size at which a segment is sealed: small beside a limit for the whole log."""
-        if self.keep_bytes is None:
-            return self.segment_bytes
-        return max(min(self.segment_bytes, self.keep_bytes // KEEP_PARTS), SEGMENT_BYTES_MIN)
+    def segment_age_of(self, keep_seconds: float) -> float:
+        """How long a segment goes on after the first end in it, for what is kept so long."""
+        if self.segment_age_seconds is not None:
+            return min(self.segment_age_seconds, keep_seconds)
+        return min(keep_seconds, max(keep_seconds / KEEP_PARTS, SEAL_SECONDS_MIN))
+
+    def segment_bytes_on(self, disk: Disk, path: str) -> int:
+        """Size at which a segment is sealed: small beside a limit for the whole log, or its disk.
+
+        What is needed of a segment is written again before it goes, on a disk that may be full.
+        """
+        limits = [self.segment_bytes]
+        if self.keep_bytes is not None:
+            limits.append(self.keep_bytes // KEEP_PARTS)
+        with contextlib.suppress(OSError):  # who cannot be asked limits nothing
+            limits.append(disk.total_bytes(path) // TINY_DISK_PARTS)
+        return max(min(limits), SEGMENT_BYTES_MIN)
 
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
@@ -203,8 +221,8 @@ class LogConfig:
             )
         if self.starvation_seconds is not None and self.starvation_seconds < 0:
             raise UsageError(f"starvation is {self.starvation_seconds} s, it must be 0 or above")
-        if self.interval_seconds <= 0 or self.lock_wait_seconds <= 0:
-            raise UsageError("interval_seconds and lock_wait_seconds must be above 0")
+        if min(self.interval_seconds, self.lock_wait_seconds, self.segment_age_of(1)) <= 0:
+            raise UsageError("interval, lock_wait and segment_age must be above 0")
         for name, size in (("min_free", self.min_free_bytes), ("reserve", self.reserve_bytes)):
             if size is not None and size < 0:
                 raise UsageError(f"{name} is {size}, it must be 0 (none) or a number of bytes")

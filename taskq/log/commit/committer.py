@@ -24,6 +24,7 @@ from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
+from taskq.log.config import LSN_SKIP
 from taskq.log.decide.batch import Batch
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
@@ -531,7 +532,11 @@ class Committer:
 
     def must_sync(self) -> bool:
         """Whether answers wait for the disk."""
-        if self.journal.too_much_in_the_air() or self._claims_lsn > self.journal.durable_lsn:
+        journal = self.journal
+        # A loss of more could reach the ids after a restart.
+        if journal.next_lsn - journal.durable_lsn > LSN_SKIP // 2:
+            return True
+        if self._claims_lsn > journal.durable_lsn:
             return True
         if self.config.durability is not Durability.FSYNC:
             return False

@@ -150,6 +150,13 @@ class Room:
         wait_ns = headroom * SECOND_NS // _FILL_BYTES_PER_SECOND
         self._look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
 
+    def holds(self, size: int) -> bool:
+        """Whether the disk has room for so many bytes, whatever enqueues must leave."""
+        try:
+            return size <= self._disk.free_bytes(self._path)
+        except OSError:
+            return True  # who cannot be asked refuses nothing
+
     def may_try(self, size: int) -> bool:
         """After a refusal: whether an append of so many bytes may be tried again.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskq.log.format.codec import FRAME_HEADER_SIZE
 from taskq.log.format.notes import UploadProgress, encode_adopted
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Batch:
         self.epoch = journal.epoch
         self.time_ns = time_ns
         self.size = self.payload_size = 0
-        self.where = journal.next_location()
+        self.where = journal.files.base(journal.segment) + journal.offset + FRAME_HEADER_SIZE
         self.interest = 0
         self.features: tuple[str, ...] = ()
         self.adopted: dict[bytes, UploadProgress] = {}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge, command
 from taskq.core.model import Durability
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Frame, Gap
     from taskq.log.machine.ports import Clock, Disk
 
-_log: Final = logging.getLogger("taskq")
-
 
 class Journal:
     """The log as one process sees it: its files, and where it ends.
@@ -61,8 +58,7 @@ class Journal:
         segment, offset: where the next frame goes.
         last_frame: offset of the segment's last frame, 0 if it has none.
         is_past: the end is one that the log had at a moment of the past.
-        indexes: what finds single records.
-        meters: what this process did so far.
+        indexes, meters: what finds single records; what this process did so far.
         durable_lsn: all below it is on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
         generation: another when frames were moved: what was folded must be folded anew.
@@ -96,7 +92,6 @@ class Journal:
         self._is_lost = self._is_failed = False
         #: the hint that says where this process has the end; another is to be looked at
         self._known: TailHint | None = None
-        self._segment_bytes = config.segment_bytes_now
         self._writer = writer
         self._time = LogTime(clock)
         self._tail = Tail(disk, clock, self.files, self.meters, writer)
@@ -108,6 +103,11 @@ class Journal:
         if self._writer is None:
             raise LogError(f"{self.path} is open for reading only")
         return self._writer
+
+    @functools.cached_property
+    def segment_bytes(self) -> int:
+        """Size at which a segment is sealed."""
+        return self.config.segment_bytes_on(self.disk, self.path)
 
     # -- reading from where it stands -------------------------------------------------------------
 
@@ -145,10 +145,6 @@ class Journal:
             SegmentGone: compaction took the cursor's segment, or one behind it.
         """
         return self.files.frames(cursor, self.end())
-
-    def next_location(self) -> int:
-        """Where the first record of the next frame will stand."""
-        return self.files.base(self.segment) + self.offset + codec.FRAME_HEADER_SIZE
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -211,8 +207,7 @@ class Journal:
         hint, never_had_one, self.home = find_hint(self.disk, self.path)
         said = said_lsn(self, self.boot, hint)
         self.files.refresh()
-        files = self.files
-        usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
+        usable = (lsn for lsn in reversed(self.files.lsns) if self.files.header(lsn) is not None)
         if last := next(usable, 0):
             self.in_order = never_had_one if hint is None else hint.boot == self.boot
             self._enter(last)
@@ -456,8 +451,14 @@ class Journal:
 
     def rotate_if_full(self) -> None:
         """Begin the next segment when this one is full; the lock is held."""
-        if self.offset >= self._segment_bytes and self._may_rotate():
+        if self.offset >= self.segment_bytes and self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
+
+    def seal(self, segment: int) -> None:
+        """Begin the next segment behind one that holds records, if that is the last one still."""
+        with self._at_end():
+            if self.segment == segment and self._may_rotate():
+                self._begin_segment(self.next_lsn, new_epoch=False)
 
     def skip(self, lsn: int) -> int:
         """Go on LSN_SKIP above an lsn that was seen, in another epoch; returns the first lsn there.
@@ -465,17 +466,23 @@ class Journal:
         Raises:
             OSError: the disk refused, and all is as it was.
         """
-        self.lock()
-        try:
+        with self._at_end():
             if self.segment < lsn + LSN_SKIP:
                 self._begin_segment(max(lsn + LSN_SKIP, self.next_lsn), new_epoch=True)
                 self.files.remove_empty(self.segment)
+        return self.segment
+
+    @contextlib.contextmanager
+    def _at_end(self) -> Iterator[None]:
+        """Hold the lock; what the disk refuses leaves all as it was."""
+        self.lock()
+        try:
+            yield
         except OSError:
             self._write_hint()
             raise
         finally:
             self.unlock()
-        return self.segment
 
     def _may_rotate(self) -> bool:
         """Whether there is a file for the next segment; else this one grows on, to a limit."""
@@ -505,10 +512,8 @@ class Journal:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         self._put(body, count, time_ns)
         self._time.recorded()
-        try:
+        with contextlib.suppress(OSError):  # the frame is in the log: a wrong hint is found out
             self._write_hint()
-        except OSError:
-            """The frame is in the log, with or without its hint: a wrong one is found out."""
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
         seed = self.files.seed(self.segment)
@@ -535,13 +540,10 @@ class Journal:
         """
         if not self.writer.try_acquire():
             return
-        self.lock()
-        try:
+        with self._at_end():
             if self.durable_lsn >= self.next_lsn and not self.ends_in_sync_point():
                 self._put(b"", 0, self.time_ns)
                 self._write_hint()
-        finally:
-            self.unlock()
 
     def ends_in_sync_point(self) -> bool:
         """Whether the log's known end needs none; what is before a segment was synced."""
@@ -571,10 +573,6 @@ class Journal:
         marker = failure_marker(self.segment, self.durable_lsn, error)
         if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
             self._is_lost, self._known = True, None
-
-    def too_much_in_the_air(self) -> bool:
-        """Whether so much is not synced that a loss could reach the ids after a restart."""
-        return self.next_lsn - self.durable_lsn > LSN_SKIP // 2
 
     def _write_hint(self) -> None:
         hint = TailHint(

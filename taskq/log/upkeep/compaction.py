@@ -26,7 +26,7 @@ from taskq.log.inbox.directory import Inbox
 from taskq.log.journal.chain import describe_loss
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
-from taskq.log.upkeep.keeper import Needed
+from taskq.log.upkeep.keeper import Needed, extent
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -65,7 +65,7 @@ class Compaction:
         self._retained = retained
         self._low = self._files.base(segment)
         self._high = self._low + (1 << OFFSET_BITS)
-        self._next = min(lsn for lsn in self._files.lsns if lsn > segment)
+        self._size, self._next = extent(self._journal, segment)
         #: bytes of records that are needed still, as of the last pass
         self.needed_bytes = 0
         self._needed = 0
@@ -81,6 +81,7 @@ class Compaction:
             TaskqError: the log could not be written.
         """
         self._refuse_beside_loss()
+        self._refuse_last()
         for number in range(_PASSES_MAX):
             self._catch_up()
             needed = Needed()
@@ -104,13 +105,20 @@ class Compaction:
             if loss.segment == name:
                 raise LogDamaged(f"{self._journal.path}: {describe_loss(loss, self._journal.path)}")
 
+    def _refuse_last(self) -> None:
+        self._journal.refresh()
+        if self._journal.segment <= self._segment:
+            raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
+
     def pays(self, needed_bytes_max: int | None) -> bool:
         """Whether to write again what is needed, after it was measured.
 
         It does if that is little of the segment; or else if it is little of the whole log: dense
         segments go round once, and with them what lies between them. A log that is needed for the
-        most part would only be copied for ever.
+        most part would only be copied for ever. Nor does it where the disk has no room for that.
         """
+        if not self._committer.room.holds(self.needed_bytes):
+            return False
         if needed_bytes_max is None or self.needed_bytes <= needed_bytes_max:
             return True
         agenda = self._agenda
@@ -158,8 +166,6 @@ class Compaction:
         """See all that the segment can hold: what is not known here would be lost."""
         self._journal.refresh()
         self._committer.facets.catch_up()
-        if self._journal.segment <= self._segment:
-            raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
 
     @property
     def _agenda(self) -> Agenda:
@@ -241,7 +247,7 @@ class Compaction:
             LogDamaged: one does not read back.
         """
         files, segment = self._files, self._segment
-        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
+        scanner = files.scanner(segment, self._size, segment, sealed=True)
         for item in scanner.frames(codec.SEGMENT_HEADER.size):
             if isinstance(item, Gap):
                 raise LogDamaged(

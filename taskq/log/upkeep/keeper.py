@@ -89,6 +89,14 @@ class Needed:
             before = offset
 
 
+def extent(journal: Journal, segment: int) -> tuple[int, int]:
+    """(bytes, lsn behind its records) of a segment, as far as it is known here."""
+    following = min((lsn for lsn in journal.files.lsns if lsn > segment), default=0)
+    if following:
+        return journal.files.size(segment), following
+    return journal.offset, journal.next_lsn
+
+
 class Retained:
     """Decides which finished jobs stay.
 
@@ -124,10 +132,10 @@ class Retained:
         """Add the finished jobs that stay, by where their record stands in the segment."""
         self._kept = {}
         files = self._journal.files
-        following = min(lsn for lsn in files.lsns if lsn > segment)
+        size, following = extent(self._journal, segment)
         # An epoch may begin any number of lsns further on.
         births = _Births(segment, min(following, files.bound(segment)))
-        scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
+        scanner = files.scanner(segment, size, segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
             if not isinstance(frame, Gap):
                 yield from self._look(frame, births)
@@ -191,11 +199,11 @@ class Retained:
 
     def _note_keep(self, births: _Births, job: int, born: bytes) -> None:
         """Remember a job that is kept for another time than the rest."""
-        keep_ns = self._own_keep_ns(born)
+        keep_ns = self.own_keep_ns(born)
         if keep_ns:
             births.keeps[job] = keep_ns
 
-    def _own_keep_ns(self, born: bytes) -> int:
+    def own_keep_ns(self, born: bytes) -> int:
         """How long a job is kept that says so itself, or its queue does; else 0."""
         if is_of_flow(born) and self._is_taken_in(born):
             return TIME_NS_MAX
@@ -232,7 +240,7 @@ class Retained:
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
         """A job of the segment before ``following`` has ended since ``find``: it may stay, too."""
-        own_ns = self._own_keep_ns(born)
+        own_ns = self.own_keep_ns(born)
         if own_ns or not self._drops_finished:
             end = _end(self._journal, job, following)
             if end is not None and self._is_kept(end, own_ns or self._keep_ns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: How large a log may become for the sake of a hub, or a quarter of the disk, unless told.
 _HUB_LAG_BYTES: Final = 2**30
+
+
+_NEARLY_FULL: Final = "the disk is nearly full"
 
 
 class Due(NamedTuple):
@@ -51,10 +55,12 @@ def due(
     *,
     is_pressed: bool,
     keep_seconds: float | None,
+    goal: int,
     gone: int = 0,
 ) -> Due | Pinned | None:
     """The oldest segment, if the policy says that it may go; None if nothing is due.
 
+    For its age it goes up to the ``goal``, the last one with something that is past its time.
     ``gone`` of the oldest segments are taken for removed already.
     """
     files = journal.files
@@ -63,36 +69,59 @@ def due(
     if len(lsns) < 2:  # noqa: PLR2004 - the last one is written to
         return None
     total = sum(map(files.size, lsns))
-    found = _due(journal, lsns, total, now_ns, is_pressed, keep_seconds)
+    found = _over_limit(journal, lsns, total, is_pressed)
+    if _is_past(journal, lsns[1], keep_seconds, now_ns) and (lsns[0] <= goal or found is None):
+        bound = None if lsns[0] <= goal else files.size(lsns[0]) // 2
+        found = Due(lsns[0], f"all of it is older than {keep_seconds:g} s", False, bound)
     if found is None:
         return None
     return _pinned(journal, found, lsns[1], total) or found
 
 
-def _due(
-    journal: Journal,
-    lsns: list[int],
-    total: int,
-    now_ns: int,
-    is_pressed: bool,
-    keep_seconds: float | None,
-) -> Due | None:
-    files, config = journal.files, journal.config
-    oldest = lsns[0]
-    half = files.size(oldest) // 2
+def past(journal: Journal, keep_seconds: float | None, now_ns: int) -> list[int]:
+    """The sealed segments all of which is older than that, the oldest first."""
+    lsns = journal.files.lsns
+    pairs = itertools.pairwise(lsns)
+    return [
+        lsn
+        for lsn, following in itertools.takewhile(
+            lambda pair: _is_past(journal, pair[1], keep_seconds, now_ns), pairs
+        )
+    ]
+
+
+def _over_limit(journal: Journal, lsns: list[int], total: int, is_pressed: bool) -> Due | None:
+    config, oldest = journal.config, lsns[0]
+    half = journal.files.size(oldest) // 2
     if config.keep_bytes is not None and total > config.keep_bytes:
         return Due(oldest, f"the log has over {config.keep_bytes} bytes", True, half)
     if config.keep_segments is not None and len(lsns) - 1 > config.keep_segments:
         return Due(oldest, f"the log has over {config.keep_segments} sealed segments", True, half)
     if is_pressed:
-        return Due(oldest, "the disk is nearly full", True, half)
-    if keep_seconds is None:
+        return Due(oldest, _NEARLY_FULL, True, half)
+    return None
+
+
+def last_due(
+    journal: Journal, now_ns: int, *, is_pressed: bool, keep_seconds: float | None
+) -> Due | None:
+    """The segment that is written to, if it may be sealed for the sake of jobs that ended in it."""
+    files = journal.files
+    files.refresh()
+    last = journal.segment
+    if is_pressed and files.lsns == [last]:
+        return Due(last, _NEARLY_FULL, True, journal.offset // 2)
+    wait = 0 if keep_seconds is None else journal.config.segment_age_of(keep_seconds)
+    if not _is_past(journal, last, wait, now_ns):
         return None
-    # The header of the next segment tells when the last frame of this one was written.
-    header = files.header(lsns[1])
-    if header is None or header.created_ns + int(keep_seconds * SECOND_NS) > now_ns:
-        return None
-    return Due(oldest, f"all of it is older than {keep_seconds:g} s", False, None)
+    return Due(last, f"jobs that ended in it are kept for {keep_seconds} s", False, None)
+
+
+def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
+    """Whether what stands before a segment is older than that."""
+    # Its header tells when the last frame before it was written.
+    header = journal.files.header(following) if seconds is not None else None
+    return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
 
 
 def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned | None:

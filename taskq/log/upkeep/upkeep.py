@@ -17,13 +17,15 @@ from taskq.core.model import SECOND_NS
 from taskq.core.views import CompactedSegment, CompactReport
 from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
+from taskq.log.commit.room import with_reserve
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.segments.spill import old_files
 from taskq.log.upkeep.compaction import Compaction
+from taskq.log.upkeep.endings import Endings
 from taskq.log.upkeep.keeper import Retained
-from taskq.log.upkeep.retention import Due, Pinned, due, purge_steps
+from taskq.log.upkeep.retention import Due, Pinned, due, last_due, past, purge_steps
 from taskq.log.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 class Report:
     """What a compaction has done so far."""
 
-    def __init__(self, *, dry_run: bool) -> None:
-        self.dry_run = dry_run
+    def __init__(self, *, dry_run: bool = False, by_hand: bool = False) -> None:
+        self.dry_run, self.by_hand = dry_run, by_hand
         self.carried = 0
         self._segments: list[CompactedSegment] = []
 
@@ -94,10 +96,12 @@ class Upkeep(Chore):
         super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")
         self._committer = committer
         self._snapshots = Snapshots(committer)
+        self._endings = Endings(committer.journal)
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
-        #: a size of the log before which it does not pay to try again to make it smaller
-        self._patience_bytes = 0
+        #: it does not pay to try again to make the log smaller before it is so large, or so few
+        #: jobs are left
+        self._patience_bytes, self._patience_jobs = 0, 0
         self._complained: set[object] = set()
 
     def order(self, order: Order) -> None:
@@ -192,7 +196,7 @@ class Upkeep(Chore):
         journal.refresh()
         self._committer.facets.catch_up()
         self._committer.facets.need_agenda()
-        report = Report(dry_run=order.dry_run)
+        report = Report(dry_run=order.dry_run, by_hand=True)
         yield from self._tidy(order.keep_seconds, report)
         return report.made()
 
@@ -205,7 +209,7 @@ class Upkeep(Chore):
         if not self._committer.room.is_sought:  # else what frees room comes first
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
-        yield from self._tidy(None, Report(dry_run=False))
+        yield from self._tidy(None, Report())
 
     def _tidy(self, keep_seconds: float | None, report: Report) -> Steps:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
@@ -247,8 +251,22 @@ class Upkeep(Chore):
 
     def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""
+        journal = self._journal
         if not report.dry_run:
             yield from self._drop()
+        goal, last = (yield from self._goal(keep_seconds)), None
+        if report.by_hand or not goal:  # else what is due already, and may not go for a reason
+            last = yield from self._last_due(keep_seconds)
+        if last is not None and not report.dry_run:
+            with_reserve(journal.disk, journal.path, lambda: journal.seal(last.segment))
+            self._looked_segment = journal.segment
+            goal = yield from self._goal(keep_seconds)
+        yield from self._let_go(keep_seconds, goal, report)
+        if last is not None and report.dry_run:
+            yield from self._compact_one(last, keep_seconds, report)
+
+    def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> Steps:
+        """The same of the sealed segments."""
         journal = self._journal
         # What is written again meanwhile is not looked at in the same pass, or it would never end.
         end = journal.segment
@@ -258,6 +276,7 @@ class Upkeep(Chore):
                 journal.clock.wall_ns(),
                 is_pressed=self._committer.room.is_sought,
                 keep_seconds=keep_seconds,
+                goal=goal,
                 gone=report.gone if report.dry_run else 0,
             )
             if isinstance(found, Pinned):
@@ -275,21 +294,51 @@ class Upkeep(Chore):
             if not (yield from self._compact_one(found, keep_seconds, report)):
                 return
 
+    def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
+        """The last segment past its time in which a job ended; 0: nothing goes for its age."""
+        journal = self._journal
+        journal.files.refresh()
+        now_ns = journal.clock.wall_ns()
+        retained = self._retained(keep_seconds)
+        for segment in reversed(past(journal, keep_seconds, now_ns)):
+            yield from self._endings.steps(segment, retained.own_keep_ns)
+            if self._endings.any(segment, now_ns):
+                return segment
+        return 0
+
+    def _last_due(self, keep_seconds: float | None) -> Generator[None, None, Due | None]:
+        """The segment that is written to, if it is to be sealed for what ended in it."""
+        journal, endings = self._journal, self._endings
+        journal.refresh()
+        now_ns = journal.clock.wall_ns()
+        is_pressed = self._committer.room.is_sought
+        found = last_due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
+        if found is None:
+            return None
+        yield from endings.steps(found.segment, self._retained(keep_seconds).own_keep_ns)
+        if found.drops_finished:
+            is_due = endings.any(found.segment, now_ns)
+        else:
+            is_due = endings.are_due(found.segment, keep_seconds, now_ns)
+        return found if is_due else None
+
     def _may_pay(self, found: Due) -> bool:
-        return found.needed_bytes_max is None or (
-            self._journal.files.total_size() >= self._patience_bytes
+        return (
+            found.needed_bytes_max is None
+            or self._journal.files.total_size() >= self._patience_bytes
+            or self._jobs() < self._patience_jobs
         )
+
+    def _jobs(self) -> int:
+        """Those that are needed whatever the limits."""
+        agenda = self._committer.facets.need_agenda()
+        return agenda.table.live + agenda.dead.live
 
     def _compact_one(
         self, found: Due, keep_seconds: float | None, report: Report
     ) -> Generator[InnerRequest | None, None, bool]:
         """Whether the segment went."""
-        retained = Retained(
-            self._committer,
-            keep_seconds=keep_seconds,
-            drops_finished=found.drops_finished,
-            now_ns=self._journal.clock.wall_ns(),
-        )
+        retained = self._retained(keep_seconds, drops_finished=found.drops_finished)
         compaction = Compaction(self._committer, self._port, found.segment, retained)
         files = self._journal.files
         total, size = files.total_size(), files.size(found.segment)
@@ -300,14 +349,24 @@ class Upkeep(Chore):
             yield from compaction.steps(found.needed_bytes_max)
             went = (yield from self._drop()) > 0
         if not went and not report.dry_run:
-            # Most of it is needed still: once the log has grown by as much, it may be otherwise.
-            self._patience_bytes = total + self._journal.config.segment_bytes_now
+            # Most of it is needed still: once the log has grown by as much, or an eighth of the
+            # jobs is gone, it may be otherwise.
+            self._patience_bytes = total + self._journal.segment_bytes
+            self._patience_jobs = self._jobs() - self._jobs() // 8
         why = found.reason if went else f"{found.reason}, but most of it is needed"
         report.carried += compaction.carried
         report.note(
             self._journal, found.segment, compaction.needed_bytes, why, removed=went, size=size
         )
         return went
+
+    def _retained(self, keep_seconds: float | None, *, drops_finished: bool = False) -> Retained:
+        return Retained(
+            self._committer,
+            keep_seconds=keep_seconds,
+            drops_finished=drops_finished,
+            now_ns=self._journal.clock.wall_ns(),
+        )
 
     def _drop(self) -> Generator[InnerRequest | None, None, int]:
         """Remove the segments that the log itself says may go; returns how many went."""

@@ -162,7 +162,8 @@ def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert LSN_SKIP == 2**20
-    monkeypatch.setattr("taskq.log.journal.journal.LSN_SKIP", 100)
+    for module in ("journal.journal", "commit.committer"):
+        monkeypatch.setattr(f"taskq.log.{module}.LSN_SKIP", 100)
     for seed in range(30):
         world = World(seed)
         config = LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN)

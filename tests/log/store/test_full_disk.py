@@ -14,7 +14,7 @@ import pytest
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
-from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.config import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
@@ -34,9 +34,14 @@ _SECONDS: Final = 20
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    place = tmp_path / "disk"
+    with _mounted(tmp_path / "disk", _SIZE_BYTES) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _mounted(place: Path, size: int) -> Iterator[Path]:
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES}", "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     try:
         done = subprocess.run(mount, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -201,3 +206,59 @@ def test_the_log_frees_itself_on_a_full_disk_and_goes_on(
     with LogReader.open(str(small_disk / "data")) as reader:
         assert not reader.verify().damage
         assert reader.stats().size < _SIZE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["the oldest", "every other"])
+def test_a_full_disk_takes_jobs_again_once_a_hundred_and_twenty_have_ended(
+    tmp_path: Path, pattern: str
+) -> None:
+    """With the limits that a log has by itself: by its upkeep, or by a compaction by hand."""
+    by_hand = pattern == "every other"
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(_mounted(tmp_path / "disk", 6 * _SIZE_BYTES))
+        store = open_store(str(place / "data"), LogConfig(upkeep=not by_hand))
+        stack.callback(store.close)
+        port = store.thread_port
+        jobs = _fill(store, 100_000)
+        assert len(jobs) > 200
+        ended = jobs[:240:2] if by_hand else jobs[:120]
+        for job in ended:
+            assert port.cancel(job).result(_SECONDS) == Cancel.WITHDRAWN
+        _use_up(place)
+        (place / "ballast").unlink()
+        if by_hand:
+            report = port.compact(0.0, dry_run=False).result(_SECONDS)
+            assert report.freed > 10_000_000
+        _enqueue_within(store, 100, 100_000)
+        counts = port.stats().result(_SECONDS).queues[0]
+        assert counts.ready == len(jobs) - len(ended) + 100
+        with LogReader.open(str(place / "data")) as reader:
+            assert not reader.verify().damage
+
+
+@pytest.mark.slow
+def test_a_single_large_segment_goes_from_a_full_disk_once_its_jobs_have_ended(
+    tmp_path: Path,
+) -> None:
+    """As of a log whose disk was large when it was filled."""
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(_mounted(tmp_path / "disk", 6 * _SIZE_BYTES))
+        store = open_store(str(place / "data"), LogConfig())
+        stack.callback(store.close)
+        store._open.journal.segment_bytes = SEGMENT_BYTES_MAX
+        jobs = _fill(store, 100_000)
+        assert len(list((place / "data" / "log").glob("*.log"))) == 1
+        for job in jobs:
+            assert store.thread_port.cancel(job).result(_SECONDS) == Cancel.WITHDRAWN
+        _enqueue_within(store, 200, 100_000)
+
+
+def _enqueue_within(store: Store, count: int, size: int) -> None:
+    """Enqueue so many jobs, as the log makes room for them."""
+    give_up_at = time.monotonic() + _SECONDS
+    while count:
+        assert time.monotonic() < give_up_at, f"stuck {count} jobs before the end"
+        with contextlib.suppress(DiskFull):
+            store.thread_port.enqueue(_SPEC, bytes(size)).result(_SECONDS)
+            count -= 1

@@ -128,7 +128,7 @@ def test_nothing_goes_before_its_time() -> None:
     before = world.segments()
     world.clock.advance(6 * DAY)
     tend(process)
-    assert world.segments() == before
+    assert world.segments()[: len(before)] == before
 
 
 def test_a_queue_keeps_its_finished_jobs_longer_than_the_log() -> None:

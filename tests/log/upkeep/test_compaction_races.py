@@ -70,6 +70,7 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
         process = world.process()
         job = process.enqueue(b"slow")
         (delivery,) = process.claim()
+        first = world.segments()[0]
         fill_segment(process)
         world.clock.advance(8 * DAY)
         more = False
@@ -78,7 +79,7 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
                 process.settle(delivery, body=b"result")
                 more = True
         if more:
-            assert len(world.segments()) == 1
+            assert first not in world.segments()
             view = world.view(job)
             assert view is not None, f"step {number}"
             assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"result", b"slow")

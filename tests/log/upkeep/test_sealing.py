@@ -1,0 +1,122 @@
+"""What outlived its time is gone from the directory, however little the log holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Kind
+from taskq.log.config import KEEP_PARTS, QueuePolicy
+from taskq.log.read.readers import NamedReader, Position
+from taskq.log.requests import Cancel, EnqueueSpec, Op
+from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
+from tests.log.tending import keeping, tend
+from tests.log.world import PATH, Process, World
+
+HOUR = 3_600
+MARK = b"4111-1111-1111-1111"
+LOOK = LOOK_NS // SECOND_NS
+
+
+def holders(world: World) -> list[str]:
+    """The files that hold the marker."""
+    return [path for path in world.machine.paths() if MARK in world.machine.content(path)]
+
+
+def settled(process: Process, kind: str) -> None:
+    """Have a job with the marker end, one way or another."""
+    if kind == "expired":
+        expiry = process.world.clock.wall_ns() + SECOND_NS
+        process.enqueue(MARK, Extras(expires_ns=expiry, expires_is_wall=True))
+        process.world.clock.advance(2)
+        assert process.claim() == []
+        return
+    job = process.enqueue(b"{}" if kind == "result" else MARK)
+    if kind == "cancelled":
+        assert process.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
+        return
+    (delivery,) = process.claim()
+    if kind == "dead":
+        process.settle(delivery, Kind.DEAD, body=MARK)
+    else:
+        process.settle(delivery, body=MARK if kind == "result" else b"done")
+
+
+def work_on(process: Process, upkeep: Upkeep, seconds: float, pause: float) -> None:
+    """Let time pass; now and then a job, and upkeep all along."""
+    clock = process.world.clock
+    until_ns = clock.wall_ns() + int(seconds * SECOND_NS)
+    while clock.wall_ns() < until_ns:
+        clock.advance(pause)
+        if pause < LOOK:
+            process.enqueue(b"other")
+            process.settle(process.claim()[0])
+        tend(process, upkeep)
+
+
+@pytest.mark.parametrize("pause", [LOOK, LOOK - 1.0])
+@pytest.mark.parametrize("kind", ["succeeded", "result", "cancelled", "expired", "dead"])
+def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: float) -> None:
+    """From a log that rests, and from one that is worked with all along."""
+    world = World(config=keeping(keep_seconds=HOUR, keep_dead_seconds=0))
+    process = world.process()
+    settled(process, kind)
+    upkeep = Upkeep(process.committer)
+    work_on(process, upkeep, HOUR - 60, pause)
+    assert holders(world)
+    work_on(process, upkeep, 11 * 60, pause)
+    assert holders(world) == []
+    # As many as the parts of an hour, one that is written to, and one on its way out.
+    assert len(world.segments()) <= KEEP_PARTS + 2
+
+
+def test_a_log_that_rests_is_left_alone_once_nothing_in_it_is_to_go() -> None:
+    """Neither a job that waits, nor a dead letter, nor one that is kept for longer rolls a file."""
+    policies = {"kept": QueuePolicy(keep_seconds=30 * 24 * HOUR)}
+    world = World(config=keeping(keep_seconds=1, queues=policies))
+    process = world.process()
+    due_ns = world.clock.wall_ns() + 9 * HOUR * SECOND_NS
+    process.enqueue(MARK, Extras(due_ns=due_ns))
+    for spec, end in ((EnqueueSpec(queue="kept"), Kind.SUCCEEDED), (EnqueueSpec(), Kind.DEAD)):
+        process.enqueue(MARK, spec=spec)
+        process.settle(process.claim()[0], end, body=MARK)
+    upkeep = Upkeep(process.committer)
+    work_on(process, upkeep, 60, LOOK)
+    before = [(path, world.machine.content(path)) for path in world.segments()]
+    work_on(process, upkeep, HOUR, LOOK)
+    assert [(path, world.machine.content(path)) for path in world.segments()] == before
+    assert len(before) == 1
+
+
+def test_of_several_processes_one_seals_and_all_go_on() -> None:
+    world = World(config=keeping(keep_seconds=60))
+    processes = [world.process() for _ in range(3)]
+    chores = [Upkeep(process.committer) for process in processes]
+    settled(processes[0], "succeeded")
+    for _ in range(20):
+        world.clock.advance(LOOK)
+        for process, upkeep in zip(processes, chores, strict=True):
+            tend(process, upkeep)
+    assert holders(world) == []
+    assert len(world.segments()) <= 2
+    for process in processes:
+        job = process.enqueue(b"after")
+        (delivery,) = process.claim()
+        assert delivery.job == job
+        process.settle(delivery)
+
+
+def test_a_reader_that_is_behind_is_waited_for_and_no_file_is_begun_meanwhile() -> None:
+    world = World(config=keeping(keep_seconds=1))
+    process = world.process()
+    upkeep = Upkeep(process.committer)
+    settled(process, "succeeded")
+    log_id = process.journal.identity.log_id
+    reader = NamedReader.take(process.disk, PATH, log_id, "billing")
+    reader.load()
+    reader.save(Position(1, 1))
+    reader.sync()
+    work_on(process, upkeep, 10 * 60, LOOK - 1.0)
+    assert len(world.segments()) <= 2
+    assert holders(world)
+    reader.release()
