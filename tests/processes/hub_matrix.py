@@ -220,11 +220,8 @@ def _on_changes(look: Callable[[Callable[[], object]], None]) -> None:
         return change
 
     for name in _CHANGES:
-        plain = inspect.getattr_static(LocalDisk, name)
-        is_static = isinstance(plain, staticmethod)
-        changed = seen(getattr(LocalDisk, name))
-        setattr(LocalDisk, name, staticmethod(changed) if is_static else changed)
-    PatientDisk.write = staticmethod(seen(PatientDisk.write))  # type: ignore[method-assign]
+        setattr(LocalDisk, name, seen(getattr(LocalDisk, name)))
+    PatientDisk.write = seen(PatientDisk.write)  # type: ignore[method-assign]
 
 
 def _fill_disk() -> None:

@@ -24,18 +24,20 @@ _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 _NOISE_BYTES: Final = 64 * 1024
 
 
-class LocalDisk:
-    """The files of this machine. One instance serves one thread."""
+class LocalDisk(syscalls.Pace):
+    """The files of this machine. One instance serves one thread, at a pace of its own."""
 
     # As ``Disk`` has them; each is asked for every batch, and a call less is worth it.
-    size = staticmethod(syscalls.size)
-    write = staticmethod(syscalls.write_at)
-    try_lock = staticmethod(syscalls.try_flock)
-    unlock = staticmethod(syscalls.unflock)
+    size = syscalls.size
+    write = syscalls.write_at
+    try_lock = syscalls.try_flock
+    unlock = syscalls.unflock
+    touch = syscalls.touch
 
     def __init__(self) -> None:
-        self._small = syscalls.SmallReader(_SMALL_READ)
-        self._statuses = syscalls.StatusReader()
+        super().__init__()
+        self._small = syscalls.SmallReader(_SMALL_READ, self)
+        self._statuses = syscalls.StatusReader(self)
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
@@ -139,10 +141,6 @@ class LocalDisk:
         except FileNotFoundError:
             return None
 
-    def touch(self, path: str) -> None:
-        """Let a file's time of modification be now."""
-        syscalls.touch(path)
-
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written."""
         found = os.statvfs(path)
@@ -182,8 +180,7 @@ class LocalDisk:
 class PatientDisk(LocalDisk):
     """The same for threads that hold no lock: while a large file is written, others compute."""
 
-    @staticmethod
-    def write(descriptor: int, data: bytes, offset: int) -> int:
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
         """Bytes written, which may be fewer than given."""
         return os.pwrite(descriptor, data, offset)
 

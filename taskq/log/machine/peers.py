@@ -70,9 +70,14 @@ class LocalPeers:
 
     Once made, it raises nothing: what the disk refuses costs a wake-up, or a dead owner's file
     stays until the next one comes.
+
+    Args:
+        path: of the log.
+        name: shown by ``taskq workers``.
+        pace: of the log's disk.
     """
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, pace: syscalls.Pace | None = None) -> None:
         self._path = Path(path) / "owners"
         make_directory(self._path)
         self._forget_dead()
@@ -96,7 +101,8 @@ class LocalPeers:
             }
         ).encode()
         self._lock = self._pipe = self._board = self._slot = -1
-        self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL)
+        self._pace = pace or syscalls.Pace()
+        self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL, self._pace)
         #: the others were not told that this owner sleeps, and will not wake it
         self._is_unheard = False
         try:
@@ -169,9 +175,8 @@ class LocalPeers:
         """
         try:
             # All of the slot, should somebody have cut the board meanwhile.
-            syscalls.write_at(
-                self._board, _SLOT.pack(self.owner, interest), self._slot * _SLOT.size
-            )
+            slot = _SLOT.pack(self.owner, interest)
+            syscalls.write_at(self._pace, self._board, slot, self._slot * _SLOT.size)
         except OSError as error:
             if not self._is_unheard:
                 _log.warning(

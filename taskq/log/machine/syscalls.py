@@ -6,7 +6,9 @@ lock was held 10 ms with plain calls and 13 µs with these. And a sender that po
 thread with a plain ``os.write`` hands it the GIL after its first request, which makes a batch of
 one.
 
-They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same.
+They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same. So
+they do behind a call that took long (``Pace``): on a slow disk a call that keeps the GIL would stop
+every thread of the program, again and again.
 """
 
 from __future__ import annotations
@@ -19,10 +21,25 @@ import functools
 import os
 import struct
 import sys
-from typing import Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OFFSET: Final = ctypes.c_int64
 _SEEK_END: Final = 2
+#: A call that keeps the GIL for longer stops all threads of the program for too long; and for how
+#: long the calls behind it give the GIL up. File systems write out what is new every few seconds.
+SLOW_SECONDS: Final = 0.005
+PATIENT_SECONDS: Final = 10.0
+#: So many switches between threads may stand between the end of a call and the GIL.
+_SWITCHES: Final = 3
+#: More than this is written without the GIL: a batch may have 9 MiB.
+_LARGE_WRITE: Final = 512 * 1024
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 #: Device numbers are signed on macOS.
@@ -111,19 +128,54 @@ def _checked(result: int) -> int:
     return result
 
 
+class Pace:
+    """Says whether the calls of one log may keep the GIL: they do while all are quick.
+
+    Attributes:
+        patient_until: behind a slow call the others give the GIL up until then; 0: none was slow.
+    """
+
+    def __init__(self) -> None:
+        self.patient_until = 0.0
+
+    def be_patient(self) -> None:
+        """A call was slow: the next ones give the GIL up."""
+        self.patient_until = perf_counter() + PATIENT_SECONDS
+
+    def patiently(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do it without the GIL, and see whether the log is quick again.
+
+        The time that it takes to get the GIL back beside threads that compute is not the disk's.
+        """
+        began = perf_counter()
+        try:
+            return call(*args, **options)
+        finally:
+            now = perf_counter()
+            if now - began > SLOW_SECONDS + _SWITCHES * sys.getswitchinterval():
+                self.be_patient()
+            elif now > self.patient_until:
+                self.patient_until = 0.0
+
+
 class SmallReader:
     """Reads of at most ``size_max`` bytes, into a buffer of its own: for one thread."""
 
-    def __init__(self, size_max: int) -> None:
+    def __init__(self, size_max: int, pace: Pace) -> None:
         self.size_max = size_max
+        self._pace = pace
         self._buffer: Any = ctypes.create_string_buffer(size_max)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """What ``os.pread`` returns."""
-        if _library is None:
-            return os.pread(descriptor, count, offset)
+        pace = self._pace
+        if pace.patient_until or _library is None:
+            return pace.patiently(os.pread, descriptor, count, offset)
         count = min(count, self.size_max)
+        began = perf_counter()
         got = _library.pread(descriptor, self._buffer, count, offset)
+        if perf_counter() - began > SLOW_SECONDS:
+            pace.be_patient()
         data: bytes = self._buffer[: got if got >= 0 else _checked(got)]
         return data
 
@@ -131,34 +183,101 @@ class SmallReader:
 class StatusReader:
     """Looks files up, by a path or a descriptor: for one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._buffer = ctypes.create_string_buffer(_STATX.size)
 
     def status(self, file: str | int) -> tuple[int, int, int]:
         """(device, inode, size) of the file."""
-        if _statx is None:
-            found = os.stat(file)  # noqa: PTH116 - it takes a descriptor as well
+        pace = self._pace
+        if pace.patient_until or _statx is None:
+            found = pace.patiently(os.stat, file)
             device = found.st_dev & _U64_MAX
             if sys.platform == "linux":  # as ``statx`` has it: others may have that call
                 device = os.major(device) << 32 | os.minor(device)
             return device, found.st_ino & _U64_MAX, found.st_size
+        began = perf_counter()
         if type(file) is str:
             failed = _statx(_AT_FDCWD, _encoded(file), 0, _STATX_WANTED, self._buffer)
         else:
             failed = _statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer)
+        if perf_counter() - began > SLOW_SECONDS:
+            pace.be_patient()
         if failed:
             _checked(failed)
         inode, size, major, minor = _STATX.unpack_from(self._buffer)
         return major << 32 | minor, inode, size
 
 
-def write_at(descriptor: int, data: bytes, offset: int) -> int:
+def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
     """What ``os.pwrite`` returns."""
-    if _library is None:
+    if pace.patient_until or _library is None:
+        return pace.patiently(os.pwrite, descriptor, data, offset)
+    if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
         return os.pwrite(descriptor, data, offset)
+    began = perf_counter()
     done: int = _library.pwrite(descriptor, data, len(data), offset)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
     return done if done >= 0 else _checked(done)
 
+
+def size(pace: Pace, descriptor: int) -> int:
+    """Bytes in a file."""
+    if pace.patient_until or _library is None:
+        return pace.patiently(os.fstat, descriptor).st_size
+    began = perf_counter()
+    end = _library.lseek(descriptor, 0, _SEEK_END)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    return _checked(end)
+
+
+def touch(pace: Pace, path: str) -> None:
+    """What ``os.utime`` does."""
+    if pace.patient_until or _library is None:
+        pace.patiently(os.utime, path)
+        return
+    began = perf_counter()
+    failed = _library.utimes(os.fsencode(path), None)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    _checked(failed)
+
+
+def try_flock(pace: Pace, descriptor: int) -> bool:
+    """Take an exclusive flock if nobody has it."""
+    if pace.patient_until or _library is None:
+        try:
+            pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+    began = perf_counter()
+    failed = _library.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if failed:
+        code = ctypes.get_errno()
+        if code in (errno.EWOULDBLOCK, errno.EINTR):
+            return False
+        raise OSError(code, os.strerror(code))
+    return True
+
+
+def unflock(pace: Pace, descriptor: int) -> None:
+    """Give a flock back."""
+    if pace.patient_until or _library is None:
+        pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_UN)
+        return
+    began = perf_counter()
+    failed = _library.flock(descriptor, fcntl.LOCK_UN)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    _checked(failed)
+
+
+# Pipes that do not block: nobody ever waits for these.
 
 _drained: Final = ctypes.create_string_buffer(4_096)
 
@@ -177,42 +296,3 @@ def write(descriptor: int, data: bytes) -> int:
     if _library is None:
         return os.write(descriptor, data)
     return _checked(_library.write(descriptor, data, len(data)))
-
-
-def size(descriptor: int) -> int:
-    """Bytes in a file."""
-    if _library is None:
-        return os.fstat(descriptor).st_size
-    return _checked(_library.lseek(descriptor, 0, _SEEK_END))
-
-
-def touch(path: str) -> None:
-    """What ``os.utime`` does."""
-    if _library is None:
-        os.utime(path)
-    else:
-        _checked(_library.utimes(os.fsencode(path), None))
-
-
-def try_flock(descriptor: int) -> bool:
-    """Take an exclusive flock if nobody has it."""
-    if _library is not None:
-        if _library.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) == 0:
-            return True
-        code = ctypes.get_errno()
-        if code in (errno.EWOULDBLOCK, errno.EINTR):
-            return False
-        raise OSError(code, os.strerror(code))
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def unflock(descriptor: int) -> None:
-    """Give a flock back."""
-    if _library is None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    elif _library.flock(descriptor, fcntl.LOCK_UN):
-        _checked(-1)

@@ -146,7 +146,7 @@ class StorageThread:
         self._leave_closed_loops = leave_closed_loops
         self._shut = shut
         self.path = mailbox.path
-        disk = LocalDisk()
+        self._disk = disk = LocalDisk()
         self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
         clock = config.clock or SystemClock()
         self.journal = Journal(disk, clock, self.path, config, self.writer)
@@ -171,12 +171,12 @@ class StorageThread:
         """Open the log, and join those who have it open."""
         config = self._config
         self.writer.exclusive = config.exclusive
-        disk = self.journal.disk
+        disk = self._disk
         with_reserve(disk, self.path, self.journal.open)
         try:
             if self._mailbox.closing:
                 raise LogClosed(f"{self.path}: closed while it waited for the writer lock")
-            join = functools.partial(LocalPeers, self.path, config.name)
+            join = functools.partial(LocalPeers, self.path, config.name, disk)
             self.peers = with_reserve(disk, self.path, join)
             self._mailbox.poke = self.peers.poke
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)

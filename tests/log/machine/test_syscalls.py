@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.machine import syscalls
+from taskq.log.machine.disk import LocalDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,3 +69,76 @@ def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
 
 def test_the_c_library_of_this_machine_is_used() -> None:
     assert syscalls._library is not None
+
+
+# -- pace ------------------------------------------------------------------------------------------
+
+
+class Times:
+    """A clock that goes on by what each call is said to take; notes which calls gave the GIL up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.0
+        self.takes = 0.0
+        self.patient = False
+        monkeypatch.setattr(syscalls, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(syscalls, "_library", SimpleNamespace(pwrite=self._hurried))
+        plain = SimpleNamespace(**{**vars(os), "pwrite": self._plain})
+        monkeypatch.setattr(syscalls, "os", plain)
+
+    def _hurried(self, _descriptor: int, data: bytes, size: int, _offset: int) -> int:
+        self.now += self.takes
+        self.patient = False
+        assert len(data) == size
+        return size
+
+    def _plain(self, _descriptor: int, data: bytes, _offset: int) -> int:
+        self.now += self.takes
+        self.patient = True
+        return len(data)
+
+    def gives_up(self, pace: syscalls.Pace, takes: float = 0.0, size: int = 3) -> bool:
+        """Whether a write that takes so long gives the GIL up."""
+        self.takes = takes
+        assert syscalls.write_at(pace, 0, bytes(size), 0) == size
+        return self.patient
+
+
+def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    slow, quick = syscalls.SLOW_SECONDS * 1.01, syscalls.SLOW_SECONDS * 0.9
+    assert not times.gives_up(pace, quick)
+    assert not times.gives_up(pace, slow)
+    for _ in range(3):  # each slow one counts from its own end
+        assert times.gives_up(pace, 0.05)
+        times.now += syscalls.PATIENT_SECONDS * 0.9
+        assert times.gives_up(pace)
+    times.now += syscalls.PATIENT_SECONDS
+    assert times.gives_up(pace)
+    assert not times.gives_up(pace)
+
+
+def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a thread that computes it takes a switch interval to get it back."""
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    times.gives_up(pace, 0.05)
+    times.now += syscalls.PATIENT_SECONDS
+    assert times.gives_up(pace, sys.getswitchinterval() + 0.001)
+    assert not times.gives_up(pace)
+
+
+def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    assert times.gives_up(pace, 0.05, 9 * 1024 * 1024)
+    assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
+
+
+def test_each_log_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, disk, other = Times(monkeypatch), LocalDisk(), LocalDisk()
+    times.gives_up(disk, 0.05)
+    assert times.gives_up(disk)
+    assert not times.gives_up(other)
