@@ -6,15 +6,18 @@ The fast road is two calls into pydantic_core; the slow one finds the words for 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, NotRequired, cast
+from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
+from taskq.calls.loose import KEPT, Changed, Look, explain, is_flat
 from taskq.calls.serialization import (
     FLAT_BYTES_MAX,
+    can_be_read,
     check_size,
     compiled,
     compiled_fields,
     is_deep,
     json_config,
+    looks_into,
     shown,
     trusts_instances,
     unusable,
@@ -55,6 +58,8 @@ class ArgumentCodec:
             raise unusable(self._task, self._hints, error) from error
         #: whether an argument may hold what nobody has looked at, so that the payload is read back
         self._reads_back = plain is None and trusts_instances(shape)
+        #: of the parameters that anything may be in
+        self._looks = self._open(fields)
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
         if signature.plain:
@@ -68,11 +73,17 @@ class ArgumentCodec:
         Raises:
             InvalidCall: the arguments do not fit the signature.
         """
-        values = self.signature.bind(args, kwargs)
+        return self._checked(self.signature.bind(args, kwargs))
+
+    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
         try:
-            return cast("dict[str, Any]", self._validator.validate_python(values))
+            checked = cast("dict[str, Any]", self._validator.validate_python(values))
         except ValueError as error:
             raise self._invalid(error) from None
+        for name, look in self._looks.items():
+            if changed := name in checked and look(checked[name]):
+                raise self._loose(name, checked[name], changed)
+        return checked
 
     def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
         """The payload of validated values.
@@ -111,7 +122,7 @@ class ArgumentCodec:
     def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
         names = self.signature.names
         count = len(names)
-        validate = self._validator.validate_python
+        validate = self._looking() if self._looks else self._validator.validate_python
         dump = self._dump_read_back if self._reads_back else self._serializer.to_json
         slow = self._encode
 
@@ -137,6 +148,25 @@ class ArgumentCodec:
             return body if fits else slow(args, kwargs)
 
         return encode
+
+    def _looking(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """Make the validation of calls some of whose parameters may be anything."""
+        validate, looks = self._validator.validate_python, tuple(self._looks.items())
+
+        def looked(values: dict[str, Any]) -> dict[str, Any]:
+            checked: dict[str, Any] = validate(values)
+            for given in checked.values():
+                if type(given) not in KEPT:
+                    break
+            else:
+                return checked
+            for name, look in looks:
+                value = checked.get(name)
+                if type(value) not in KEPT and not is_flat(value) and look(value):
+                    raise ValueError(name)  # the slow road finds the words
+            return checked
+
+        return looked
 
     def _plain_decoder(self) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
         validate, slow = self._validator.validate_json, self._decode
@@ -195,6 +225,26 @@ class ArgumentCodec:
             else:
                 fields[parameter.name] = hint
         return fields
+
+    def _open(self, fields: dict[str, Any]) -> dict[str, Look]:
+        """Return what looks into each field whose type leaves anything open."""
+        looks = {}
+        for name, hint in fields.items():
+            kind = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+            if look := looks_into(kind):
+                looks[name] = look
+        return looks
+
+    def _loose(self, name: str, value: Any, changed: Changed) -> InvalidCall:
+        label, hinted = name, name
+        if name in {REST, KEYWORDS}:
+            key, *path = changed.path
+            value, changed = value[key], Changed(tuple(path), changed.part)
+            hinted = f"{name}{self._variadic_name(name)}"
+            label = f"{hinted}[{key!r}]"
+        problem, hint = explain(changed, value, can_be_read)
+        more = f": write {hinted}: {hint}" if hint else ""
+        return InvalidCall(self._task, f"parameter {label!r} {problem}{more}")
 
     def _invalid(self, error: ValueError) -> InvalidCall:
         # pydantic's validation raises one kind of ValueError only, which is slow to import.

@@ -21,6 +21,7 @@ from typing import (
     get_origin,
 )
 
+from taskq.calls.loose import KEPT, Look, explain, find_changed, find_read_once, look_for
 from taskq.calls.signature import REST, Signature
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
@@ -155,6 +156,24 @@ def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
     return False
 
 
+def looks_into(annotation: Any, config: ConfigDict | None = None) -> Look | None:
+    """Return what finds a value's parts that the type leaves open and JSON would change."""
+    schema = plain_schema(annotation)
+    if schema is None:
+        from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+
+        schema = TypeAdapter(annotation, config=config).core_schema
+    return look_for(schema)
+
+
+def can_be_read(kind: type) -> bool:
+    """Tell whether a type may be an annotation that brings its values back."""
+    try:
+        return looks_into(kind) is not find_changed
+    except Exception:  # noqa: BLE001 - pydantic knows many reasons
+        return False
+
+
 def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:
     """Says which of the annotations cannot be written as JSON."""
     for name, hint in hints.items():
@@ -201,6 +220,7 @@ class ResultCodec:
         except TypeError as error:
             raise unusable(self._task, {"the result": annotation}, error) from error
         self._takes_none = plain.isinstance_python(None)
+        self._look = looks_into(annotation)
 
     def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """The result as JSON, None for a None.
@@ -215,6 +235,8 @@ class ResultCodec:
             raise UsageError(
                 f"{self._task}: returned None, but is annotated to return {self._text}"
             )
+        if self._look is not None and type(value) not in KEPT:
+            self._refuse_changed(value)
         try:
             body = self._serializer.to_json(value, warnings="error")
         except ValueError:
@@ -237,6 +259,21 @@ class ResultCodec:
                 f"{self._task}: the stored result {shown(body)} does not fit the return "
                 f"annotation {self._text} ({_cause(error)}): was it changed since?"
             ) from None
+
+    def _refuse_changed(self, value: object) -> None:
+        """Refuse what is annotated too loosely to come back as it is.
+
+        Raises:
+            UsageError: there is such a part.
+        """
+        try:
+            found = self._look and self._look(value)
+        except (TypeError, AttributeError, KeyError):  # of another type, as is told later
+            return
+        if found:
+            problem, hint = explain(found, value, can_be_read)
+            more = f": annotate the function with -> {hint}" if hint else ""
+            raise UsageError(f"{self._task}: the result {problem}{more}")
 
     def _encode_coerced(self, value: object) -> bytes:
         """Encode what can become the annotated type, such as a tuple for a list."""
@@ -261,6 +298,9 @@ def encode_loose(
     from pydantic_core import to_json  # noqa: PLC0415
 
     values = {REST: args, **kwargs} if args else kwargs
+    if once := find_read_once(values):
+        kind = type(once.part).__name__
+        raise InvalidCall(task, f"{kind} can be read once: pass a list, or what is in it")
     try:
         body = to_json(values, bytes_mode="base64", inf_nan_mode="strings")
     except ValueError as error:

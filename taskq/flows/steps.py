@@ -46,11 +46,7 @@ class StepArguments(ArgumentCodec):
         """
         values = self.signature.bind((None, *args), kwargs)
         del values[self._first]
-        try:
-            checked: dict[str, Any] = self._validator.validate_python(values)
-        except ValueError as error:
-            raise self._invalid(error) from None
-        return checked
+        return self._checked(values)
 
     def _fields(self) -> dict[str, Any]:
         fields = super()._fields()
