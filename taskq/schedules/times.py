@@ -32,6 +32,7 @@ _LATE_NS: Final = round(LATE_SECONDS * SECOND_NS)
 #: How far back the latest ticks are looked for at first, and how much farther each time after.
 _LOOK_BACK_NS: Final = 3_600 * SECOND_NS
 _LOOK_BACK_GROWTH: Final = 8
+_MINUTE: Final = 60
 _FIELDS: Final = "minute hour day-of-month month day-of-week"
 #: Any moment will do for a look whether an expression ever comes.
 _SOME_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
@@ -73,9 +74,10 @@ class Every:
 class Cron:
     """Ticks as a cron expression says it, in a time zone; see ``parse_cron``.
 
-    In spring and autumn it goes by Debian's rules, as cronsim implements them: what has its time in
-    the hour that is left out comes right after it, what has it in the hour that comes twice comes
-    the first time only; but expressions whose minute or hour is ``*`` go by the time that passes.
+    In spring and autumn it goes by Debian's rules, with seconds as without, which cronsim does not:
+    what has its time in the hour that is left out comes right after it, what has it in the hour
+    that comes twice comes the first time only; but expressions whose minute or hour begins with
+    ``*`` go by the time that passes.
     """
 
     expression: str
@@ -89,16 +91,32 @@ class Cron:
 
     def after(self, moment_ns: int) -> Iterator[int]:
         """Its moments from there on, that one not among them."""
-        from cronsim import CronSim  # noqa: PLC0415 - most programs have no schedule
-
         last_ns = moment_ns
-        start = datetime.fromtimestamp(moment_ns // SECOND_NS, self.zone)
-        for at in CronSim(self.expression, start):
+        for at in self._walk(moment_ns // SECOND_NS):
             at_ns = int(at.timestamp()) * SECOND_NS
             # From within an hour that comes twice it may start with what is over.
             if at_ns > last_ns:
                 last_ns = at_ns
                 yield at_ns
+
+    def _walk(self, start: int) -> Iterator[datetime]:
+        """Its moments from about a second of wall time on, some of them twice."""
+        from cronsim import CronSim  # noqa: PLC0415 - most programs have no schedule
+
+        *_, minute, hour, _day, _month, _weekday = self.expression.split()
+        if minute.startswith("*") or hour.startswith("*"):
+            return CronSim(self.expression, datetime.fromtimestamp(start, self.zone))
+        # From a minute before: what was left out comes within the first minute after it.
+        clock = datetime.fromtimestamp(start - _MINUTE, self.zone).replace(tzinfo=None)
+        return (self._moment(at) for at in CronSim(self.expression, clock))
+
+    def _moment(self, clock: datetime) -> datetime:
+        """The first moment at which clocks show that, or the same second of a later minute."""
+        while True:
+            at = clock.replace(tzinfo=self.zone)
+            if at.astimezone(UTC).astimezone(self.zone) == at:
+                return at
+            clock += timedelta(seconds=_MINUTE)
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
         """The last ``count`` of its moments behind one moment and up to another."""

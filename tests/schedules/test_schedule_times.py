@@ -40,7 +40,9 @@ def at(text: str, zone: Any = BERLIN, fold: int = 0) -> int:
 def told(rule: Rule, start: str, count: int) -> list[str]:
     """The next moments as a person in Berlin reads them."""
     return [
-        moment_in(BERLIN, one).strftime("%m-%d %H:%M %Z")
+        moment_in(BERLIN, one).strftime(
+            "%m-%d %H:%M %Z" if len(str(rule).split()) == 5 else "%m-%d %H:%M:%S %Z"
+        )
         for one in islice(rule.after(at(start)), count)
     ]
 
@@ -66,6 +68,24 @@ def told(rule: Rule, start: str, count: int) -> list[str]:
             "2024-10-27 01:45",
             ["10-27 02:00 CEST", "10-27 02:30 CEST", "10-27 02:00 CET", "10-27 02:30 CET"],
         ),
+        # Seconds change nothing of it.
+        ("5 30 2 * * *", "2024-03-30 12:00", ["03-31 03:00:05 CEST", "04-01 02:30:05 CEST"]),
+        (
+            "5,50 0,30 2 * * *",
+            "2024-03-30 12:00",
+            ["03-31 03:00:05 CEST", "03-31 03:00:50 CEST", "04-01 02:00:05 CEST"],
+        ),
+        ("5 30 2 * * *", "2024-10-26 12:00", ["10-27 02:30:05 CEST", "10-28 02:30:05 CET"]),
+        (
+            "*/30 30 2 * * *",
+            "2024-10-26 12:00",
+            ["10-27 02:30:00 CEST", "10-27 02:30:30 CEST", "10-28 02:30:00 CET"],
+        ),
+        (
+            "5 30 * * * *",
+            "2024-10-27 01:45",
+            ["10-27 02:30:05 CEST", "10-27 02:30:05 CET", "10-27 03:30:05 CET"],
+        ),
     ],
 )
 def test_daylight_saving_goes_by_the_rules_of_debians_cron(
@@ -82,7 +102,10 @@ def test_from_within_the_hour_that_comes_twice_nothing_comes_again() -> None:
 
 @given(
     expression=st.sampled_from(
-        ["30 2 * * *", "*/7 * * * *", "0 */3 * * *", "15,45 1-3 * * SUN", "0 0 L * *", "* * * * *"]
+        [
+            *("30 2 * * *", "*/7 * * * *", "0 */3 * * *", "15,45 1-3 * * SUN", "0 0 L * *"),
+            *("* * * * *", "5 30 2 * * *", "5,50 0,59 1-3 * * *", "30 */20 2 * * *"),
+        ]
     ),
     start=st.integers(at("2024-03-30 00:00") // SECOND_NS, at("2024-04-02 00:00") // SECOND_NS),
     is_autumn=st.booleans(),
@@ -102,6 +125,7 @@ def test_the_latest_moments_are_those_that_a_walk_ends_with(
             break
         walked.append(one)
     assert cron.latest(count, after, until) == walked[-count:]
+    assert not walked or next(cron.after(walked[-1] - 20 * SECOND_NS)) <= walked[-1]
     assert walked == sorted(set(walked))
 
 
