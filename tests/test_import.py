@@ -70,7 +70,7 @@ def test_an_import_brings_no_slow_library_along() -> None:
 APP = {
     "taskq": "telemetry",
     "taskq.app": "app around decorate schedules shared tasks workers",
-    "taskq.calls": "arguments call habits naming origins serialization signature",
+    "taskq.calls": "arguments call habits loose naming origins serialization signature",
     "taskq.conditions": "breakers failures",
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
     "taskq.core": "durations errors model parsing records retry schedules values",
