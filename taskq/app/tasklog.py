@@ -14,9 +14,8 @@ from taskq.connection.blocking import blocking, refuse_in_loop, run
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.packing import check_bytes, loose_put
-from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds, seconds
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
-from taskq.core.model import LATE_SECONDS_MAX
 from taskq.core.parsing import check_name, checked_queues, whole
 from taskq.core.records import Kind
 from taskq.core.views import JobView, Serving
@@ -103,13 +102,18 @@ class TaskLog(LogHolder):
         Args:
             count: at most so many.
             queues: names of the queues to take from; None for all.
-            wait: how long to wait while there is no job at all; None for ever.
+            wait: how long to wait while there is no job at all; None for ever. The log is looked
+                at once at least, however long that takes.
             lease: how long a delivery may take before another claimer takes its job back, unless
                 ``extend`` is called in time; None: as long as this process lives.
 
         Returns:
-            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready. A large
-            ``payload`` is read each time that it is asked for; ``payload()`` spares the event loop.
+            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready, none
+            when a look found nothing. A large ``payload`` is read each time that it is asked for;
+            ``payload()`` spares the event loop.
+
+        Raises:
+            LogLocked: nobody could look, for another process kept the log locked.
         """
         count = whole(count, "count")
         if not 1 <= count <= _CLAIM_MAX:
@@ -123,16 +127,11 @@ class TaskLog(LogHolder):
         lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         asked = port.claim(request)
-        # The log itself may be held up, by a lock or a disk.
-        limit = None if wait is None else seconds(wait, "wait") + LATE_SECONDS_MAX
         try:
-            await asyncio.wait((asked,), timeout=limit)
+            await asyncio.wait((asked,))
         except asyncio.CancelledError:
             port.forget(asked)
             raise
-        if not asked.done():
-            port.forget(asked)
-            return []
         deliveries: list[Delivery] = asked.result()
         return self._connection.packer.deliveries(deliveries)
 

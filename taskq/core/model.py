@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from taskq.core.flows import FlowPart
 
 SECOND_NS: Final = 1_000_000_000
-#: A call with a time limit outlasts it by so much at most, while the log itself does not answer.
+#: Who waits for a result outlasts the limit by so much at most, while the log does not answer.
 LATE_SECONDS_MAX: Final = 0.5
 
 #: Longest queue name, task name and dedup key, in UTF-8 bytes.

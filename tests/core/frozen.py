@@ -89,7 +89,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     },
     Timetable: {
         "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
-        "_expiries_wall": "kept",
+        "_expiries_wall": "kept", "over": "reset", "_over_ns": "reset",
     },
     Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},

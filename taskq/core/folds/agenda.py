@@ -94,7 +94,7 @@ class Agenda:
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
         self.queues = Queues(self.ages)
-        self.taking = Taking(self.table, self.queues, self.ages)
+        self.taking = Taking(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
         #: running jobs whose expiry passed meanwhile, and when it was
         self._overdue: dict[int, Expiry] = {}
@@ -352,7 +352,7 @@ class Agenda:
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""
-        self.times.shift_ns += step_ns
+        self.times.step(step_ns)
         self.leases.shift_ns += step_ns
 
     # -- decide -----------------------------------------------------------------------------------

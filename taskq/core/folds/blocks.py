@@ -95,6 +95,14 @@ class SortedBlocks:
         """The smallest key, None when empty."""
         return self._keys[0][0] if self._keys else None
 
+    def between(self, after: int, until: int) -> Iterator[array[int]]:
+        """Tell the values of the pairs whose key is over ``after`` and at most ``until``."""
+        for number in range(max(bisect_right(self._firsts, after) - 1, 0), len(self._firsts)):
+            if self._firsts[number] > until:
+                return
+            keys = self._keys[number]
+            yield self._values[number][bisect_right(keys, after) : bisect_right(keys, until)]
+
     def pop_until(self, key: int, count: int) -> list[int]:
         """Remove and return the values of at most ``count`` pairs whose key is at most ``key``."""
         popped: list[int] = []

@@ -23,16 +23,30 @@ class Timetable:
 
     Relative moments are kept in shifted time: wall time less ``shift_ns``, the sum of all recorded
     clock steps. So a step of the clock moves them all at once.
+
+    Attributes:
+        shift_ns: the sum of all recorded steps of the clock.
+        over: after ``find_over``, the jobs that are expired; some may be settled.
     """
 
-    __slots__ = ("_expiries_shifted", "_expiries_wall", "_shifted", "_wall", "shift_ns")
+    __slots__ = (
+        "_expiries_shifted", "_expiries_wall", "_over_ns", "_shifted", "_wall", "over", "shift_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.shift_ns = 0
+        self.over: set[int] = set()
+        #: of wall time: until then all that expired are in ``over``
+        self._over_ns = -1
         self._shifted = SortedBlocks()
         self._wall = SortedBlocks()
         self._expiries_shifted = SortedBlocks()
         self._expiries_wall = SortedBlocks()
+
+    def step(self, step_ns: int) -> None:
+        """Wall time made a step."""
+        self.shift_ns += step_ns
+        self.forget_over()
 
     def wait(self, job: int, due_ns: int, is_wall: bool) -> None:
         """The job is due at ``due_ns`` of wall time, as the clock stands now."""
@@ -85,14 +99,14 @@ class Timetable:
 
     def expire_at(self, job: int, expires_ns: int, is_wall: bool) -> None:
         """The job expires at ``expires_ns`` of wall time, as the clock stands now."""
-        if is_wall:
-            self._expiries_wall.add(_bounded(expires_ns), job)
-        else:
-            self._expiries_shifted.add(_bounded(expires_ns - self.shift_ns), job)
+        moment_ns = expires_ns if is_wall else expires_ns - self.shift_ns
+        self.expire_again(job, (_bounded(moment_ns), is_wall))
 
     def expire_again(self, job: int, expiry: Expiry) -> None:
         """The job expires at a moment that ``expired`` took out."""
         moment_ns, is_wall = expiry
+        if moment_ns + (0 if is_wall else self.shift_ns) <= self._over_ns:
+            self.over.add(job)
         (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
 
     def expires(self, job: int, moment_ns: int, is_wall: bool = False) -> bool:
@@ -114,6 +128,18 @@ class Timetable:
         ]
         pairs = self._expiries_wall.pop_pairs_until(now_ns, count - len(found))
         return found + [(job, (moment, True)) for moment, job in pairs]
+
+    def find_over(self, now_ns: int) -> None:
+        """Find all that are expired, however many; ``expired`` takes them out in parts."""
+        for blocks, shift_ns in ((self._expiries_shifted, self.shift_ns), (self._expiries_wall, 0)):
+            after = self._over_ns - shift_ns if self._over_ns >= 0 else -1
+            self.over.update(*blocks.between(after, now_ns - shift_ns))
+        self._over_ns = now_ns
+
+    def forget_over(self) -> None:
+        """Forget what was found: all of it was taken out, or the time is another."""
+        if self._over_ns >= 0:
+            self.over, self._over_ns = set(), -1
 
     def next_expiry_ns(self) -> int | None:
         """Wall time of the next entry, None if there is none."""

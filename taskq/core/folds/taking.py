@@ -20,6 +20,7 @@ from taskq.core.folds.jobtable import (
     ATTEMPT_SHIFT,
     ATTEMPT_UNIT,
     FRESH_MASK,
+    META_EXPIRES,
     RUN_MIN,
     STATE_MASK,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from taskq.core.folds.jobtable import JobTable
     from taskq.core.folds.lanes import Family
-    from taskq.core.folds.moments import Ages, Bounds
+    from taskq.core.folds.moments import Ages, Bounds, Timetable
     from taskq.core.folds.queues import Queues
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ _FRONT_MIN: Final = 64
 _CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
 
 
+#: Expired jobs that the claims of one batch pass over: each of them is then recorded.
+PASSED_MAX: Final = 1_024
+
+
 class Taking:
     """Which of the ready jobs are claimed, in their order.
 
@@ -55,9 +60,16 @@ class Taking:
         table: every unsettled job.
         queues: the lanes of the ready ones.
         ages: since when fresh jobs wait, and what the time is.
+        times: when jobs expire.
+
+    Attributes:
+        passed: jobs that were not claimed since they are expired; they have left their lanes, so
+            the caller records their ends and clears this.
     """
 
-    def __init__(self, table: JobTable, queues: Queues, ages: Ages) -> None:
+    def __init__(self, table: JobTable, queues: Queues, ages: Ages, times: Timetable) -> None:
+        self._times = times
+        self.passed: list[int] = []
         self._table = table
         self._queues = queues
         self._ages = ages
@@ -82,7 +94,7 @@ class Taking:
                 continue
             heads = [(lane.head(), lane.number) for lane in _served(level, queues, tasks)]
             heapify(heads)
-            while heads and len(taken) < count:
+            while heads and len(taken) < count and not self.is_full:
                 lane = self._lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
                 if lane.group is not None:
@@ -94,6 +106,11 @@ class Taking:
             if len(taken) >= count:
                 break
         return taken
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a claim may have ended before it found all, for so many are expired."""
+        return len(self.passed) >= PASSED_MAX
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
         """Whether ``take`` would find a job."""
@@ -207,7 +224,7 @@ class Taking:
                 if lane.ready and not lane.blocked
             ]
             heapify(heads)
-            while heads and len(taken) < count:
+            while heads and len(taken) < count and not self.is_full:
                 lane = self._lanes[heappop(heads)[1]]
                 below = heads[0][0] if heads else NO_JOB
                 bound = _bound(lane, bounds, level)
@@ -246,6 +263,8 @@ class Taking:
     def _claim(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> None:
         """Claim those of the jobs, popped from their lane, that are ready still."""
         find, table = self._table.find, self._table
+        if self._times.over:
+            jobs = self._pass_over(jobs)
         number = len(taken)
         for job in islice(jobs, self._claim_runs(lane, jobs, taken), None):
             chunk = find(job)
@@ -273,6 +292,17 @@ class Taking:
                 self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
                 self._queues.open(lane)  # with another job at its head
+
+    def _pass_over(self, jobs: list[int]) -> list[int]:
+        """Those of the jobs, popped from their lane, that are not expired."""
+        over, find, table = self._times.over, self._table.find, self._table
+        left: list[int] = []
+        for job in jobs:
+            chunk = find(job) if job in over else None
+            # A dead letter that is ready again has lost the expiry of its first life.
+            is_late = chunk is not None and chunk.metas[table.index] & META_EXPIRES
+            (self.passed if is_late else left).append(job)
+        return left
 
     def _claim_runs(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> int:
         """Claim from the first job on those that stand side by side; how many were looked at."""

@@ -21,6 +21,7 @@ from taskq.core.errors import (
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.views import EngineStats
 from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals, tell_all
+from taskq.log.commit.owners import OtherOwners
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
@@ -38,51 +39,7 @@ if TYPE_CHECKING:
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
     from taskq.log.machine.ports import Peers
-
-
-# The other processes that hold jobs, as one claimer sees them.
-
-#: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
-CHECK_NS: Final = 250_000_000
-
-
-class OtherOwners:
-    """Whose claims must be watched for the death of their process."""
-
-    def __init__(self, facets: Facets, peers: Peers) -> None:
-        self._facets = facets
-        self._peers = peers
-        self._looked_ns = 0
-
-    def all(self) -> set[int]:
-        """Those that hold claims, as far as this process has folded the log."""
-        agenda = self._facets.agenda
-        if agenda is None:
-            return set()
-        return {claim[2] for claim in agenda.running.values()} - {self._peers.owner}
-
-    def dead(self) -> set[int]:
-        """Those among them whose process is gone."""
-        return {owner for owner in self.all() if not self._peers.alive(owner)}
-
-    def dead_if_due(self, steady_ns: int) -> set[int]:
-        """``dead``, looked for four times a second; else nobody."""
-        if steady_ns - self._looked_ns < CHECK_NS:
-            return set()
-        self._looked_ns = steady_ns
-        return self.dead()
-
-    def forget(self, dead: set[int]) -> None:
-        """Remove the files of those that hold nothing any more; look for the others again."""
-        left = dead & self.all()
-        for owner in dead - left:
-            self._peers.forget(owner)
-        if left:
-            self.look_again()
-
-    def look_again(self) -> None:
-        """Make the next batch look."""
-        self._looked_ns = 0
+    from taskq.log.requests import ClaimRequest
 
 
 _log: Final = logging.getLogger("taskq")
@@ -420,9 +377,8 @@ class Committer:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
             self.taken_back += self.operations.claims.take_back_over(batch)
             self.operations.tell_of_deaths(batch)
-            if not self._expiring:
-                self._note_frame(batch)
-                self._serve_claims(batch)
+            self._note_frame(batch)
+            self._serve_claims(batch)
         self.operations.tell_of_deaths(batch)
 
     def _run_one(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
@@ -456,9 +412,13 @@ class Committer:
         answers.append((port, future, error))
 
     def _serve_claims(self, batch: Batch) -> None:
-        waiting = []
+        """Give the claims what they find; who waits no longer gets [] if it has seen all."""
+        waiting: list[tuple[ClaimRequest, Any, Any]] = []
         steady = self.journal.clock.steady_ns()
-        for claim in self.waiters.claims:
+        claims, agenda = self.waiters.claims, self.facets.need_agenda()
+        if self._expiring:
+            agenda.times.find_over(batch.time_ns)
+        for number, claim in enumerate(claims, 1):
             request, port, future = claim
             if future.done():
                 continue
@@ -469,11 +429,26 @@ class Committer:
                     self.answers.later_lsn = self._claims_lsn = batch.lsn
                 else:
                     self.answers.now.append((port, future, deliveries))
-            elif request.is_over(steady):
+            elif request.is_over(steady) and not self._is_behind(batch.time_ns):
                 self.answers.now.append((port, future, []))
             else:
                 waiting.append(claim)
+            if agenda.taking.is_full:  # the others come first with the next batch
+                waiting = [*claims[number:], *waiting]
+                break
+        if agenda.taking.passed:
+            self.operations.cancels.expire_passed(batch)
         self.waiters.claims = waiting
+
+    def _is_behind(self, now_ns: int) -> bool:
+        """Whether so much is due, or to be taken back or expired, that this batch did not do all.
+
+        A job may be among what is left that a claim would have got.
+        """
+        agenda = self.facets.need_agenda()
+        moments = agenda.next_due_ns(), agenda.leases.next_ns()
+        is_due = any(moment is not None and moment <= now_ns for moment in moments)
+        return is_due or agenda.taking.is_full or self.owners.left
 
     # -- refusing ---------------------------------------------------------------------------------
 

@@ -77,12 +77,25 @@ class Cancels:
         return withdrawn
 
     def expire(self, batch: Batch) -> bool:
-        """Record jobs whose time has passed; True if more are left for the next batch."""
+        """Record some of the jobs whose time has passed; True if there are more."""
         agenda = self._context.agenda
-        for job in agenda.expired(batch.time_ns, EXPIRED_MAX):
-            self._ends.end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, agenda.attempt(job), None)
+        self._expire(batch, agenda.expired(batch.time_ns, EXPIRED_MAX))
         following = agenda.next_expiry_ns()
-        return following is not None and following <= batch.time_ns
+        if following is None or following > batch.time_ns:
+            agenda.times.forget_over()
+            return False
+        return True
+
+    def expire_passed(self, batch: Batch) -> None:
+        """Record the expired jobs that the batch's claims passed over."""
+        taking, table = self._context.agenda.taking, self._context.agenda.table
+        passed, taking.passed = taking.passed, []
+        self._expire(batch, [job for job in passed if table.state(job) in WAITING_STATES])
+
+    def _expire(self, batch: Batch, jobs: list[int]) -> None:
+        attempt = self._context.agenda.attempt
+        for job in jobs:
+            self._ends.end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, attempt(job), None)
 
     def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
         attempt = self._context.agenda.attempt(job)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log.commit.answers import SOON, failure, refusals, tell_all
-from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
+from taskq.log.commit.committer import LOOK_AROUND_NS, Committer
+from taskq.log.commit.owners import CHECK_NS
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import BATCH_BYTES_MAX
@@ -71,7 +72,7 @@ def seconds_until_due(committer: Committer) -> float:
             )  # fmt: skip
             limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
         if committer.owners.all():
-            limits.append(CHECK_NS / SECOND_NS)
+            limits.append(0.0 if committer.owners.left else CHECK_NS / SECOND_NS)
         steady = clock.steady_ns()
         limits += [
             (claim[0].wait_until_ns - steady) / SECOND_NS

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,12 +67,18 @@ class Model:
         waited = max(self.now - self.shift - job.since, 0)
         return min(job.priority + waited // self.window, PRIORITY_MAX)
 
-    def claimable(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> list[int]:
+    def claimable(
+        self,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str] | None,
+        without: Collection[int] = (),
+    ) -> list[int]:
         """Every job that a claim may return, in the order in which claims return them."""
         ready = [
             job
             for job in self.jobs.values()
             if job.state is State.READY
+            and job.number not in without
             and (job.key or (job.priority, job.queue, job.task) not in self.blocked)
             and (queues is None or job.queue in queues)
             and (tasks is None or job.task in tasks)

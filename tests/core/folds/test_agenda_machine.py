@@ -165,19 +165,37 @@ class AgendaMachine(RuleBasedStateMachine):
                 break
             found += self.agenda.expired(self.model.now, count)
         assert sorted(found) == sorted(expected)
-        for job in found:
+        self.agenda.times.forget_over()
+        self._expire(found)
+
+    def _expire(self, jobs: list[int]) -> None:
+        for job in jobs:
             assert self.agenda.apply_ended(Kind.EXPIRED, job)
             self.model.end(job, Kind.EXPIRED)
 
     # -- claims ------------------------------------------------------------------------------------
 
-    @rule(count=st.integers(0, 15), queues=SOME_QUEUES, tasks=SOME_TASKS)
-    def take(self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> None:
-        expected = self.model.claimable(queues, tasks)[:count]
-        if tasks is None and not self.model.concurrency:
+    @rule(count=st.integers(0, 15), queues=SOME_QUEUES, tasks=SOME_TASKS, beside=st.booleans())
+    def take(
+        self,
+        count: int,
+        queues: frozenset[str] | None,
+        tasks: frozenset[str] | None,
+        beside: bool,
+    ) -> None:
+        """Claim jobs; beside expired ones, if those are found, which then end."""
+        late: set[int] = set()
+        if beside or self.agenda.times.over:
+            self.agenda.times.find_over(self.model.now)
+            late = self.model.expired()
+        expected = self.model.claimable(queues, tasks, late)[:count]
+        if tasks is None and not self.model.concurrency and not late:
             assert self.agenda.taking.next_ready(count, queues) == expected
         taken = self.agenda.taking.take(count, queues, tasks)
         assert [one[0] for one in taken] == expected
+        passed, self.agenda.taking.passed = self.agenda.taking.passed, []
+        assert late.issuperset(passed)
+        self._expire(passed)
         for number, location, attempt, lane, _ in taken:
             self.lsn += 1
             self.model.claim(number, self.lsn)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.core.folds import taking
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
@@ -135,20 +136,23 @@ def test_time_that_a_sleeping_machine_lost_is_time_that_passed() -> None:
 def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A batch has room for some; whoever claims waits until the last of them is recorded."""
+    """A batch has room for some; who finds no others waits until the last of them is recorded."""
     monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
+    monkeypatch.setattr(taking, "PASSED_MAX", 1)
     world = World()
     process = world.process()
-    jobs = [process.enqueue(b"", Extras(expires_ns=_HOUR * SECOND_NS), _JOB) for _ in range(3)]
+    jobs = [process.enqueue(b"", Extras(expires_ns=_HOUR * SECOND_NS), _JOB) for _ in range(6)]
     world.clock.advance(_HOUR)
     claim = process.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
     process.sync()
-    assert world.kinds().count(Kind.EXPIRED) == 1
-    for _ in range(2):
+    assert world.kinds().count(Kind.EXPIRED) == 2
+    while world.kinds().count(Kind.EXPIRED) < len(jobs):
+        assert not claim.done()
         process.commit([])
         process.sync()
+    process.commit([])
     assert claim.result(0) == []
-    assert [_view(world, job).state for job in jobs] == [State.EXPIRED] * 3
+    assert [_view(world, job).state for job in jobs] == [State.EXPIRED] * 6
 
 
 @pytest.mark.parametrize("step", [_HOUR, 50 * _YEAR])
