@@ -1,6 +1,34 @@
-"""What others wrote, as it may be shown: it drives no terminal, and makes up no lines."""
+"""What others wrote, as it may be shown: it drives no terminal, makes up no lines, tells no secret.
+
+What a name calls secret is only told to be set, also in text that quotes it: ``password=…``.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+#: What stands in place of a secret.
+_SET: Final = "(set)"
+_SECRET: Final = re.compile(
+    r"secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
+    r"|(?:api|access|private|signing|encryption)[-_ ]?key",
+    re.IGNORECASE,
+)
+#: These are so only as a whole word: there are authors and pinned pages.
+_SECRET_WORDS: Final = frozenset({"auth", "oauth", "pin", "pwd"})
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+#: A user and a password in an address.
+_IN_URL: Final = re.compile(r"//[^/@\s]*@")
+_BEARER: Final = re.compile(r"\b(bearer)\s+[\w.~+/=-]+", re.IGNORECASE)
+#: A name and what stands between it and its value, as programs, JSON and Python's repr write them.
+_NAMED: Final = re.compile(r"""(?<![\w-])([\w-]++)["']?\s*+[=:]\s*+""")
+#: The value. Of what begins with a bracket nobody can say where it ends.
+_VALUE: Final = re.compile(
+    r"""[\[{(][^\n]*+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'"""
+    r"""|(?:(?:basic|digest)\s+)?[^\s,;&)\]}]++""",
+    re.IGNORECASE,
+)
 
 
 def printable(text: str) -> str:
@@ -15,3 +43,37 @@ def printable(text: str) -> str:
 def flat(text: str) -> str:
     """Return the text as a part of one line: its newlines are escaped, too."""
     return printable(text).replace("\n", "\\n")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether what stands under the name is nobody's business."""
+    if _SECRET.search(name):
+        return True
+    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+
+
+def hidden(text: str) -> str:
+    """Return free text without the secrets that it quotes: ``name=value``, ``Bearer …``."""
+    if "=" not in text and ":" not in text and "earer" not in text.lower():
+        return text
+    text = _BEARER.sub(rf"\1 {_SET}", _IN_URL.sub("//…@", text))
+    pieces: list[str] = []
+    at = 0
+    for found in _NAMED.finditer(text):
+        if found.start() >= at and is_secret(found[1]):
+            value = _VALUE.match(text, found.end())
+            if value is not None:
+                pieces += (text[at : found.end()], _SET)
+                at = value.end()
+    return "".join((*pieces, text[at:]))
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return a JSON value for others to read: of a secret it is only told that it is set."""
+    if value and not isinstance(value, bool) and is_secret(name):
+        return _SET
+    if isinstance(value, dict):
+        return {key: without_secrets(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(one, name) for one in value]
+    return hidden(value) if isinstance(value, str) else value

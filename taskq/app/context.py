@@ -12,7 +12,6 @@ from taskq import telemetry
 from taskq.app.tasks import no_call
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.habits import CONTEXTS, no_attribute
-from taskq.calls.serialization import shown
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
@@ -72,7 +71,7 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
 
 def _clipped(fraction: Any) -> float:
     if isinstance(fraction, str | bytes) or not hasattr(type(fraction), "__float__"):
-        raise UsageError(f"the fraction is {shown(fraction)}, it must be a number from 0 to 1")
+        raise UsageError(f"the fraction is {fraction!r:.60}, it must be a number from 0 to 1")
     if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type
         return 0.0
     # Compared before it is a float, which not every number fits.

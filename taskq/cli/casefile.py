@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli.errors import Failure
-from taskq.cli.render import without_secrets
 from taskq.core.model import State
 from taskq.extras import DISTRIBUTION
+from taskq.text import without_secrets
 
 if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
@@ -45,7 +45,9 @@ _UNPACKED_BYTES_MAX: Final = 16 << 30
 _PIECE_BYTES: Final = 1 << 20
 
 
-def write_case(reader: LogReader, file: Path, since_ns: int, *, bodies: bool) -> int:
+def write_case(
+    reader: LogReader, file: Path, since_ns: int, *, bodies: bool, show_secrets: bool = False
+) -> int:
     """Write the case file of a log; returns its bytes.
 
     Args:
@@ -53,22 +55,23 @@ def write_case(reader: LogReader, file: Path, since_ns: int, *, bodies: bool) ->
         file: which is made; it must not be there.
         since_ns: records from then on are in it.
         bodies: payloads and results, too.
+        show_secrets: what commands tell has in it what names call secret.
 
     Raises:
         FileExistsError: there is such a file.
     """
     from taskq.log.upkeep.excerpt import excerpt  # noqa: PLC0415 - help must not import the log
 
-    path = reader.journal.path
+    path, told_of = reader.journal.path, _as_it_is if show_secrets else without_secrets
     with file.open("xb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as case:
         case.writestr("case.json", _text(_about(reader, since_ns, bodies=bodies)))
         case.writestr("settings.json", _text(_settings(Path(path))))
         for name, words in _TOLD.items():
-            case.writestr(name, _told(*words, "--json", "-d", path))
+            case.writestr(name, _text(told_of(_told(*words, "--json", "-d", path))))
         told = [reader.jobs({State[one]}, None, None, _TIMELINES_MAX) for one in _TIMELINES_OF]
         for view in chain.from_iterable(told):
             events = [event.as_dict() for event in reader.timeline(view.lsn)]
-            case.writestr(f"timelines/{view.job_id}.json", _text(events))
+            case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies):
             case.writestr(f"log/{segment.name}", segment.data)
         case.writestr("taskq.json", _identity(reader))
@@ -132,8 +135,12 @@ def _settings(path: Path) -> dict[str, Any]:
     return {"files": files, "settings": without_secrets(values)}
 
 
-def _told(*words: str) -> str:
-    """What a command prints; where it fails, why."""
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _told(*words: str) -> Any:
+    """The document that a command prints; where it fails, why."""
     from taskq.cli.main import main  # noqa: PLC0415 - it imports the commands, and so this
 
     out, errors = io.StringIO(), io.StringIO()
@@ -142,7 +149,8 @@ def _told(*words: str) -> str:
             main.main([*words], standalone_mode=False)
         except (click.ClickException, click.exceptions.Exit, SystemExit) as error:
             errors.write(str(error))
-    return out.getvalue() or _text({"problem": errors.getvalue()})
+    text = out.getvalue()
+    return json.loads(text) if text else {"problem": errors.getvalue()}
 
 
 def _identity(reader: LogReader) -> bytes:

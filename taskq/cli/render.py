@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,14 +29,6 @@ _READABLE_WIDTH: Final = 16
 _SHRUNK_WIDTH: Final = 6
 #: What is left at least of a heading over numbers.
 _HEADING_WIDTH: Final = 4
-#: What stands under a name that holds one of these is told as set, and no more.
-_SECRET: Final = re.compile(
-    r"secret|token(?!s)|passw|passphrase|credential|authorization|cookie"
-    r"|(?:api|access|private|signing|encryption)[-_ ]?key",
-    re.IGNORECASE,
-)
-#: A user and a password in an address.
-_IN_URL: Final = re.compile(r"//[^/@\s]*@")
 _STATE_STYLES: Final = {
     "scheduled": "yellow",
     "ready": "cyan",
@@ -73,17 +64,6 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     What may hold newlines of its own is to be made ``flat`` before, or it makes up lines.
     """
     click.echo(printable(text), err=err, nl=nl)
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """A JSON value for others to read: what its names call secret is only told to be set."""
-    if value and _SECRET.search(name):
-        return "(set)"
-    if isinstance(value, dict):
-        return {key: without_secrets(one, str(key)) for key, one in value.items()}
-    if isinstance(value, list):
-        return [without_secrets(one, name) for one in value]
-    return _IN_URL.sub("//…@", value) if isinstance(value, str) else value
 
 
 def body_text(body: bytes) -> str:

@@ -217,7 +217,7 @@ def test_a_first_argument_with_a_default_is_not_taken_for_one_of_the_rest() -> N
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b'{"count":"many"}', "parameter 'count' must be int, got 'many' .str.: Input should be"),
+        (b'{"count":"many"}', "parameter 'count' must be int, got str: Input should be"),
         (b"{}", r"parameter 'count' \(int\) is missing"),
         (b'{"count":1,"size":2}', "there is no parameter 'size'"),
         (b'{"*":[1,2]}', "takes 1 positional arguments, 2 were given"),
@@ -299,9 +299,7 @@ def test_a_none_is_no_bytes_where_none_is_allowed(annotation: Any) -> None:
 
 
 def test_a_result_of_another_version_is_explained() -> None:
-    with pytest.raises(
-        UsageError, match=r"stored result .* does not fit the return annotation int"
-    ):
+    with pytest.raises(UsageError, match=r"stored result does not fit the return annotation int"):
         ResultCodec(Signature("shop.buy", typed(int))).decode(b'"text"')
 
 

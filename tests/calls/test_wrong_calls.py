@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 WRONG = [
     ((), {}, "parameter 'to' (str) is missing; parameter 'count' (int) is missing"),
     (("a",), {}, "parameter 'count' (int) is missing"),
-    (("a", "many"), {}, "parameter 'count' must be int, got 'many' (str)"),
-    ((5, 1), {}, "parameter 'to' must be str, got 5 (int)"),
+    (("a", "many"), {}, "parameter 'count' must be int, got str"),
+    ((5, 1), {}, "parameter 'to' must be str, got int"),
     (("a", 1, "b"), {}, "takes 2 positional arguments, 3 were given"),
     (("a", 1), {"to": "b"}, "parameter 'to' is given twice"),
     (("a", 1), {"urgnet": True}, "there is no parameter 'urgnet' (did you mean 'urgent'?)"),
     (("a", 1), {"*": []}, "there is no parameter '*'"),
-    (("a", 1), {"tags": ["x", 3]}, "parameter 'tags' must be list[str] | None, got 3 (int) at [1]"),
-    (("a", object()), {}, "parameter 'count' must be int, got <object object"),
+    (("a", 1), {"tags": ["x", 3]}, "parameter 'tags' must be list[str] | None, got int at [1]"),
+    (("a", object()), {}, "parameter 'count' must be int, got object"),
 ]
 
 
@@ -128,7 +128,7 @@ async def test_an_argument_whose_repr_fails_does_not_hide_the_mistake(
     @app.task
     def task(a: int) -> None: ...
 
-    with pytest.raises(InvalidCall, match=r"'a' must be int, got a value \(Shy\)"):
+    with pytest.raises(InvalidCall, match=r"'a' must be int, got Shy"):
         await task.enqueue(Shy())  # type: ignore[arg-type]
 
 

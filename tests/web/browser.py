@@ -22,10 +22,13 @@ SECRET: Final = "s" * 43
 
 @contextlib.asynccontextmanager
 async def stranger(
-    path: Path, *, allow_actions: bool = False
+    path: Path, *, allow_actions: bool = False, show_secrets: bool = False
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Keys]]:
     """Somebody who has shown nothing yet, and what there is to show."""
-    place = Place(scheme="http", hosts=(HOST, "localhost:8321"), allow_actions=allow_actions)
+    hosts = (HOST, "localhost:8321")
+    place = Place(
+        scheme="http", hosts=hosts, allow_actions=allow_actions, show_secrets=show_secrets
+    )
     keys = Keys(SECRET)
     site = make_site(str(path), place, keys)
     async with (
@@ -62,9 +65,9 @@ async def running(site: Any) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def browser(path: Path, *, allow_actions: bool = False) -> AsyncIterator[httpx.AsyncClient]:
+async def browser(path: Path, **place: bool) -> AsyncIterator[httpx.AsyncClient]:
     """Somebody who opened the printed address."""
-    async with stranger(path, allow_actions=allow_actions) as (client, keys):
+    async with stranger(path, **place) as (client, keys):
         entered = await client.get(ENTRY, params={"token": keys.entry})
         assert entered.status_code == 200
         client.headers["Origin"] = ORIGIN

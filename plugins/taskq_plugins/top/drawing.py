@@ -11,7 +11,7 @@ from rich.text import Text
 from taskq.cli import render
 from taskq.core import views as documents
 from taskq.core.model import State
-from taskq.text import flat
+from taskq.text import flat, hidden
 from taskq_plugins.top.screen import ACTS_HELP, HELP
 from taskq_plugins.top.seen import SPARKS_MAX
 
@@ -207,8 +207,8 @@ def spark(counts: Sequence[int], width: int) -> str:
 
 
 def _text(text: str = "", style: str = "") -> Text:
-    """Return a text in one line, which holds what strangers wrote: it drives no terminal."""
-    return Text(flat(text), style)
+    """Return a text in one line, which holds what strangers wrote, to be seen by others, too."""
+    return Text(flat(hidden(text)), style)
 
 
 def _cut(text: Text) -> Text:

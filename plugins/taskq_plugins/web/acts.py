@@ -46,10 +46,12 @@ class Acts:
     Args:
         looks: reads the log.
         app: has it open; None: this opens it.
+        hides: nothing is found by what names call secret.
     """
 
-    def __init__(self, looks: Looks, app: TaskQ | None) -> None:
+    def __init__(self, looks: Looks, app: TaskQ | None, *, hides: bool = True) -> None:
         self._looks = looks
+        self.hides = hides
         self._is_own = app is None
         self.app = app or TaskQ(looks.path, upkeep=False, name="taskq web")
         self._log = TaskLog(self.app._connection)
@@ -95,7 +97,7 @@ class Acts:
 
     async def many(self, asked: Many) -> dict[str, Any]:
         """Do one of the three to all jobs that fit, or count them: each for itself."""
-        search = Search.parse(asked.q)
+        search = Search.parse(asked.q, hides=self.hides)
         found = await self._looks.read(
             lambda reader: find_jobs(reader, search, MANY_MAX, asked.before)
         )

@@ -53,6 +53,7 @@ class Api:
 
     def __init__(self, looks: Looks, acts: Acts) -> None:
         self._looks = looks
+        self._hides = acts.hides
         self._waits = 0
         #: what may be done, by name
         self.acts = {one.name: one for one in _orders(acts)}
@@ -105,7 +106,7 @@ class Api:
         )  # fmt: skip
 
     async def _jobs(self, asked: asking.Jobs) -> dict[str, Any]:
-        search = Search.parse(asked.q)
+        search = Search.parse(asked.q, hides=self._hides)
         found = await self._looks.read(
             lambda reader: find_jobs(reader, search, asked.limit, asked.before), asked.at
         )

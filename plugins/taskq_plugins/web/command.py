@@ -6,6 +6,7 @@ import ipaddress
 import os
 import secrets
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 @click.option("--tls-cert", type=_FILE, help="Certificate, as PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, as PEM.")
 @click.option("--allow-actions", is_flag=True, help="Let it change the log, too.")
+@click.option("--show-secrets", is_flag=True, help="Show what names call secret, too.")
 @click.option(
     "--token-file",
     type=_FILE,
@@ -51,6 +53,7 @@ def web(
     tls_cert: Path | None,
     tls_key: Path | None,
     allow_actions: bool,
+    show_secrets: bool,
     token_file: Path | None,
 ) -> None:
     """Show the log in a browser, and to programs as JSON at /api/, until stopped.
@@ -79,6 +82,7 @@ def web(
     keys = door.Keys(_secret(token_file))
     with serving.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
+        place = replace(place, show_secrets=show_secrets)
 
         def ready() -> None:
             render.echo(f"{place.address}{door.ENTRY}?token={keys.entry}")

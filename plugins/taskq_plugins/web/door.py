@@ -113,12 +113,14 @@ class Place:
             in sees to it.
         allow_actions: whether anything may be changed.
         allows: whether who asks may look, by a login of that app; None: by our keys.
+        show_secrets: whether people see what names call secret.
     """
 
     scheme: Literal["http", "https"]
     hosts: tuple[str, ...]
     allow_actions: bool
     allows: Callable[[Request], bool] | None = None
+    show_secrets: bool = False
 
     @property
     def address(self) -> str:
@@ -140,7 +142,7 @@ class Door:
     """Lets a request through, or answers it with what is wrong with it.
 
     Args:
-        inner: the app behind it, whose ``state`` gets "program" or "person".
+        inner: the app behind it, whose ``state`` gets ``by``, "program" or "person", and ``hides``.
         place: where it is found.
         keys: what shows who asks.
         refuse: makes a response of a problem.
@@ -172,7 +174,8 @@ class Door:
         except Problem as problem:
             await self._refuse(scope, problem)(scope, receive, send_guarded)
             return
-        scope.setdefault("state", {})["by"] = by
+        hides = by == "person" and not self._place.show_secrets
+        scope.setdefault("state", {}).update(by=by, hides=hides)
         await self._inner(scope, _bounded(receive), send_guarded)
 
     def _check(self, scope: Scope) -> str:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from taskq.core.errors import TaskqError
 from taskq.core.parsing import parse_json
 from taskq.extras import DISTRIBUTION
+from taskq.text import without_secrets
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Endpoint(NamedTuple):
         except ValidationError as error:
             raise _wrong(error) from None
         if "wait" not in self.asked.model_fields:
-            return json_response(await self.answer(asked))
+            return _response(request, await self.answer(asked))
         problem: Exception | None = None
         async with anyio.create_task_group() as both:
 
@@ -72,7 +73,7 @@ class Endpoint(NamedTuple):
 
             both.start_soon(hear)
             try:
-                return json_response(await self.answer(asked))
+                return _response(request, await self.answer(asked))
             except (Problem, TaskqError) as error:
                 problem = error  # and not a group of it
             finally:
@@ -141,6 +142,11 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
             body["required"] = sorted(required - in_path)
         told["requestBody"] = {"content": {"application/json": {"schema": body}}}
     return told
+
+
+def _response(request: Request, value: object) -> Response:
+    """As JSON; a browser gets what its pages show, and no secret."""
+    return json_response(without_secrets(value) if request.state.hides else value)
 
 
 def json_response(value: object) -> Response:

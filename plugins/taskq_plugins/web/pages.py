@@ -25,7 +25,7 @@ from taskq.log.read.timetravel import Moment
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
-from taskq.text import printable
+from taskq.text import hidden, printable, without_secrets
 from taskq_plugins.looks import (
     DEAD_MAX,
     failures_of,
@@ -133,6 +133,7 @@ class Pages:
         self._place = place
         self._keys = keys
         self._app = app
+        told, value = (str, _as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             # All that a log holds was written by others: nothing is a page's own but the template.
@@ -146,10 +147,10 @@ class Pages:
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
             "size": render.size,
-            "plain": printable,
-            "without_secrets": render.without_secrets,
-            "line": _line,
-            "body": _body,
+            "plain": lambda text: printable(told(text)),
+            "without_secrets": value,
+            "line": lambda text: _line(told(text)),
+            "body": lambda body: _body(body, value),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
             "served": served,
             "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -212,7 +213,7 @@ class Pages:
 
     async def _jobs(self, look: Look) -> dict[str, Any]:
         asked = _checked(Jobs, dict(look.request.query_params))
-        search = Search.parse(asked.q)
+        search = Search.parse(asked.q, hides=not self._place.show_secrets)
         found = await look.read(lambda reader: find_jobs(reader, search, asked.limit, asked.before))
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
         fitting = [act for act, state in acts.items() if state in (search.states or {state})]
@@ -396,14 +397,18 @@ def _line(text: str) -> str:
     return line if len(line) <= _LINE_CHARACTERS_MAX else f"{line[:_LINE_CHARACTERS_MAX]}…"
 
 
-def _body(body: bytes) -> str:
-    """A payload or result, without what its names call secret: a page is shown to others."""
+def _as_it_is(value: Any, _name: str = "") -> Any:
+    return value
+
+
+def _body(body: bytes, told: Callable[[Any], Any]) -> str:
+    """A payload or result, as it may be told: a page is shown to others."""
     if len(body) > _READ_BYTES_MAX:
         return f"({len(body)} bytes)"
     try:
-        text = json.dumps(render.without_secrets(parse_json(body)), indent=2, ensure_ascii=False)
+        text = json.dumps(told(parse_json(body)), indent=2, ensure_ascii=False)
     except ValueError:
-        text = render.body_text(body)
+        text = told(render.body_text(body))
     if len(text) <= _BODY_CHARACTERS_MAX:
         return printable(text)
     return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +11,9 @@ from taskq.core.durations import nanoseconds
 from taskq.core.errors import UsageError
 from taskq.core.fingerprints import failure_of
 from taskq.core.model import TIME_NS_MAX
-from taskq.core.parsing import rather
+from taskq.core.parsing import parse_json, rather
 from taskq.core.values import dataclass
+from taskq.text import hidden, without_secrets
 
 if TYPE_CHECKING:
     from taskq.core.model import State
@@ -36,10 +38,13 @@ class Search:
     since_ns: int = 0
     fingerprint: str | None = None
     words: tuple[str, ...] = ()
+    hides: bool = True
 
     @classmethod
-    def parse(cls, text: str) -> Search:
+    def parse(cls, text: str, *, hides: bool = True) -> Search:
         """What a line of words says; what names no property is text to be found.
+
+        With ``hides`` nothing is found by what names call secret.
 
         Raises:
             UsageError: a state or a span is none.
@@ -66,6 +71,7 @@ class Search:
             since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
             fingerprint=named.get("fingerprint"),
             words=tuple(words),
+            hides=hides,
         )
 
     @property
@@ -79,11 +85,28 @@ class Search:
             return False
         if not self.words:
             return True
-        bodies = (body[:_BODY_BYTES_MAX] for body in (job.payload, job.result, job.key) if body)
-        told = [job.job_id, job.task, job.queue, job.reason, *job.headers, *job.headers.values()]
-        told += [body.decode(errors="replace") for body in bodies]
+        key = (job.key or b"").decode(errors="replace")
+        told = [job.job_id, job.task, job.queue, *job.headers]
+        bodies = [body for body in (job.payload, job.result) if body]
+        if self.hides:  # or one would learn a secret letter by letter from what is found
+            told += [hidden(job.reason), hidden(key), *map(_without_secrets, bodies)]
+            told += [str(without_secrets(value, name)) for name, value in job.headers.items()]
+        else:
+            told += [job.reason, key, *job.headers.values()]
+            told += [body[:_BODY_BYTES_MAX].decode(errors="replace") for body in bodies]
         text = "\n".join(told).casefold()
         return all(word in text for word in self.words)
+
+
+def _without_secrets(body: bytes) -> str:
+    """A body as it is looked into; nothing of a long one, whose secrets would take long to find."""
+    if len(body) > _BODY_BYTES_MAX:
+        return ""
+    try:
+        told = without_secrets(parse_json(body))
+    except ValueError:
+        return hidden(body.decode(errors="replace"))
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

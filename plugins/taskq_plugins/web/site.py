@@ -40,7 +40,7 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
         app: the app that has it open, if it is this program's own.
     """
     looks = Looks(path)
-    acts = Acts(looks, app)
+    acts = Acts(looks, app, hides=not place.show_secrets)
     api = Api(looks, acts)
     pages = Pages(looks, api.acts, place, keys, app)
 

@@ -89,7 +89,10 @@ def restore(
     "--since", default="1h", show_default=True, metavar="MOMENT", help="Records from then on."
 )
 @click.option("--with-payloads", is_flag=True, help="With payloads and results, too.")
-def report(data_dir: Path | None, output: Path, since: str, with_payloads: bool) -> None:
+@click.option("--show-secrets", is_flag=True, help="With what names call secret, too.")
+def report(
+    data_dir: Path | None, output: Path, since: str, with_payloads: bool, show_secrets: bool
+) -> None:
     """Write a case file: a zip of what somebody else needs to look into the log.
 
     In it are versions, settings without secrets, what health, verify, stats, workers, schedules,
@@ -105,7 +108,9 @@ def report(data_dir: Path | None, output: Path, since: str, with_payloads: bool)
         raise WrongUsage('--since takes a span back from now ("2h") or a time, and no lsn')
     with open_reader(data_dir) as reader:
         try:
-            size = write_case(reader, output, since_ns, bodies=with_payloads)
+            size = write_case(
+                reader, output, since_ns, bodies=with_payloads, show_secrets=show_secrets
+            )
         except FileExistsError:
             raise Failure(f"{output} is there already: name another file with -o") from None
     left_out = "" if with_payloads else ", without payloads and results"

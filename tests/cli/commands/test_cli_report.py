@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from taskq import TaskQ, retry
+from taskq import TaskLog, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
@@ -113,6 +113,21 @@ async def test_what_was_written_before_the_moment_is_left_out(
     async with TaskQ("part") as app:
         await app.enqueue_by_name("echo", "x")
     assert json.loads(ask("verify", "part", "--json").stdout)["ok"] is True
+
+
+@pytest.mark.parametrize("option", [[], ["--show-secrets"]])
+async def test_what_commands_tell_in_it_has_no_secrets(
+    ids: dict[str, str], option: list[str]
+) -> None:
+    async with TaskLog.open("data") as log:
+        job = await log.put(b"x", priority=9, attempts=1)
+        (delivery,) = await log.claim(1, queues=["default"])
+        await log.nack(delivery, "ValueError: password='hunter2'")
+    assert delivery.job_id == job
+    ask("report", "data", *option)
+    with zipfile.ZipFile("case.zip") as case:
+        told = [name for name in case.namelist() if b"hunter2" in case.read(name)]
+    assert bool({one for one in told if one.endswith(".json")}) is bool(option)
 
 
 async def test_settings_are_told_without_what_is_secret(

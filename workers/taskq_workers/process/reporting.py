@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from taskq.cli.errors import silence
 from taskq.core.records import Kind
 from taskq.core.values import dataclass
-from taskq.text import flat
+from taskq.text import flat, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -316,7 +316,7 @@ def _note(event: JobFinished) -> str:
     elif event.outcome == "retried":
         notes.append(f"again in {spoken_seconds(event.delay_seconds or 0.0)}")
     if event.reason:
-        reason = flat(event.reason.partition("\n")[0])
+        reason = flat(hidden(event.reason.partition("\n")[0]))
         if len(reason) > _REASON_CHARACTERS_MAX:
             reason = f"{reason[:_REASON_CHARACTERS_MAX]} ..."
         notes.append(reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.app.context import _current
 from taskq.core.values import NamedTuple
 from taskq.log.format.history import encode_lines
-from taskq.text import flat, printable
+from taskq.text import flat, hidden, printable, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -114,7 +115,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         # It quotes jobs, and so whoever enqueued them.
-        return printable(super().format(record))
+        return printable(hidden(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
         job_id, task, attempt = _job_of(record)
@@ -124,6 +125,12 @@ class _Lines(logging.Formatter):
         # A line that goes on is seen to, or whoever is quoted could write lines of ours.
         message = record.message.replace("\n", "\n  ")
         return f"taskq: {record.levelname}: {job}{message}"
+
+
+#: What could drive a terminal and JSON leaves as it is: C1, and what turns a line around.
+_UNPRINTABLE: Final = re.compile(
+    "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
 
 
 class _Documents(logging.Formatter):
@@ -144,7 +151,8 @@ class _Documents(logging.Formatter):
         if record.stack_info:
             told["stack"] = record.stack_info
         extra = {k: v for k, v in vars(record).items() if k not in _OWN and k not in told}
-        return json.dumps(told | extra, default=str, ensure_ascii=False)
+        text = json.dumps(without_secrets(told | extra), default=str, ensure_ascii=False)
+        return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:
