@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ
+from taskq.connection.connection import Connection
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import (
     JobNotFound,
@@ -18,7 +19,9 @@ from taskq.errors import (
     UsageError,
     WrongLog,
 )
+from taskq.log.config import LogConfig
 from taskq.log.store.port import LoopPort
+from taskq.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -214,6 +217,20 @@ async def test_a_job_can_be_cancelled_while_it_waits(log: TaskLog) -> None:
     assert await log.cancel(job_id) is True
     assert await log.cancel(job_id) is False
     assert (await log.get(job_id)).state is State.CANCELLED
+
+
+async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_since(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    async with TaskLog(Connection(str(tmp_path), LogConfig(clock=clock))) as log:
+        due = await log.put(b"due", delay=60)
+        await log.put(b"late", expires=60)
+        assert [view.payload for view in await log.peek()] == [b"late"]
+        clock.advance(61)
+        assert [view.job_id for view in await log.peek()] == [due]
+        (queue,) = (await log.stats()).queues
+        assert queue.scheduled == 0
 
 
 async def test_peek_shows_the_next_jobs_and_takes_none(log: TaskLog) -> None:

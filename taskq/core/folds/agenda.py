@@ -377,6 +377,11 @@ class Agenda:
             chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE | META_BACK
             self.enter_ready(lane, job, moment)
 
+    def see(self, now_ns: int) -> None:
+        """It is ``now_ns`` of wall time, for somebody who only looks: see all that it brings."""
+        self.promote(now_ns, _ALL)
+        self.times.find_over(now_ns)
+
     def begin_frame(self, lsn: int, now_ns: int) -> None:
         """A frame that begins with ``lsn`` is of that wall time: what was due then was ready."""
         self.promote(now_ns, _ALL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from heapq import heapify, heappop, heappush, merge
-from itertools import islice, repeat, takewhile
+from itertools import filterfalse, islice, repeat, takewhile
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import UsageError
@@ -295,14 +295,16 @@ class Taking:
 
     def _pass_over(self, jobs: list[int]) -> list[int]:
         """Those of the jobs, popped from their lane, that are not expired."""
-        over, find, table = self._times.over, self._table.find, self._table
         left: list[int] = []
         for job in jobs:
-            chunk = find(job) if job in over else None
-            # A dead letter that is ready again has lost the expiry of its first life.
-            is_late = chunk is not None and chunk.metas[table.index] & META_EXPIRES
-            (self.passed if is_late else left).append(job)
+            (self.passed if self._is_over(job) else left).append(job)
         return left
+
+    def _is_over(self, job: int) -> bool:
+        """Whether it is known that the job is expired."""
+        chunk = self._table.find(job) if job in self._times.over else None
+        # A dead letter that is ready again has lost the expiry of its first life.
+        return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
 
     def _claim_runs(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> int:
         """Claim from the first job on those that stand side by side; how many were looked at."""
@@ -371,7 +373,8 @@ class Taking:
     def _ready_within(self, lane: Lane, bounds: Bounds, windows: int) -> Iterator[int]:
         fresh_below = bounds.fresh[windows]
         fresh = takewhile(lambda job: job < fresh_below, lane.fresh())
-        return merge(filter(self._table.is_fresh, fresh), lane.given_back(bounds.back[windows]))
+        jobs = merge(filter(self._table.is_fresh, fresh), lane.given_back(bounds.back[windows]))
+        return filterfalse(self._is_over, jobs) if self._times.over else jobs
 
 
 def _served(

@@ -200,7 +200,9 @@ class Committer:
                 return
             self.facets.catch_up()
             if agenda:
-                self.facets.need_agenda()
+                time_ns, step_ns = self.journal.log_time()
+                # A step of the clock that is not recorded yet makes nothing due.
+                self.facets.need_agenda().see(time_ns - step_ns)
             if keys:
                 self.facets.need_dedup()
             sight = self.sight

@@ -188,7 +188,7 @@ def _from_agenda(
     facets: Facets, wanted: Wanted, states: frozenset[State], now_ns: int
 ) -> list[int]:
     agenda = facets.need_agenda()
-    agenda.promote(now_ns, 2**62)
+    agenda.see(now_ns)
     lanes = frozenset(
         lane.number
         for lane in agenda.lanes

@@ -252,7 +252,7 @@ class LogReader:
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> list[JobView]:
             agenda = facets.need_agenda()
-            agenda.promote(now_ns, 2**62)
+            agenda.see(now_ns)
             jobs = agenda.taking.next_ready(count, None if queue is None else frozenset({queue}))
             views = [tell(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
@@ -268,7 +268,7 @@ class LogReader:
 
         def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], int]:
             agenda = facets.need_agenda()
-            agenda.promote(now_ns, 2**62)
+            agenda.see(now_ns)
             return ready_jobs(agenda)
 
         return self._told(read)
@@ -329,7 +329,7 @@ class LogReader:
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> Facts | None:
             agenda = facets.need_agenda()
-            agenda.promote(now_ns, 2**62)
+            agenda.see(now_ns)
             return facts_of(journal, agenda, lsn, live_workers(journal.path))
 
         facts = self._told(read)
@@ -414,7 +414,7 @@ def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
 
 def _stats(journal: Journal, facets: Facets, now_ns: int) -> LogStats:
     agenda = facets.need_agenda()
-    agenda.promote(now_ns, 2**62)
+    agenda.see(now_ns)
     files, end = journal.files, journal.end()
     sealed = [lsn for lsn in files.lsns if lsn < end.segment]
     return LogStats(
