@@ -6,18 +6,21 @@ import atexit
 import contextlib
 import io
 import json
+import os
 import platform
 import re
 import shutil
 import tempfile
 import time
 import zipfile
+import zlib
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskq.cli import render
 from taskq.cli.errors import Failure
 from taskq.core.model import State
 from taskq.extras import DISTRIBUTION
@@ -39,9 +42,15 @@ _TOLD: Final = {
 #: Jobs whose timelines are told: so many in each of these states.
 _TIMELINES_MAX: Final = 50
 _TIMELINES_OF: Final = ("DEAD", "RUNNING")
+#: Mode of the file: a log is its user's, and so is what is taken out of it.
+_PRIVATE: Final = 0o600
 #: What is unpacked to be read, and of what size at most; a segment is under 2 GiB.
 _OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
 _UNPACKED_BYTES_MAX: Final = 16 << 30
+#: From this size on it is told what takes so long.
+_TOLD_BYTES: Final = 1 << 28
+_ENCRYPTED: Final = 1
+_PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -63,7 +72,8 @@ def write_case(
     from taskq.log.upkeep.excerpt import excerpt  # noqa: PLC0415 - help must not import the log
 
     path, told_of = reader.journal.path, _as_it_is if show_secrets else without_secrets
-    with file.open("xb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as case:
+    made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+    with os.fdopen(made, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as case:
         case.writestr("case.json", _text(_about(reader, since_ns, bodies=bodies)))
         case.writestr("settings.json", _text(_settings(Path(path))))
         for name, words in _TOLD.items():
@@ -88,20 +98,45 @@ def unpacked(file: Path) -> Path | None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="taskq-case-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    left = _UNPACKED_BYTES_MAX
-    with zipfile.ZipFile(file) as case:
-        members = [one for one in case.infolist() if _OF_LOG.fullmatch(one.filename)]
-        if "taskq.json" not in {one.filename for one in members}:
-            raise Failure(f"{file} is a zip and no case file of a log")
-        (folder / "log").mkdir()
-        for member in members:
-            with case.open(member) as packed, (folder / member.filename).open("xb") as out:
-                while piece := packed.read(_PIECE_BYTES):
-                    left -= len(piece)
-                    if left < 0:
-                        raise Failure(f"{file} holds more than {_UNPACKED_BYTES_MAX >> 30} GiB")
-                    out.write(piece)
+    try:
+        with zipfile.ZipFile(file) as case:
+            _unpack(case, _members(case, file, shutil.disk_usage(folder).free), folder)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise Failure(f"{file} does not read ({error}): have it sent again") from error
     return folder
+
+
+def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipInfo]:
+    """The files of the log in a case, looked at before anything is unpacked.
+
+    Raises:
+        Failure: they are none, too large for their place, or packed in a way that no case is.
+    """
+    members = [one for one in case.infolist() if _OF_LOG.fullmatch(one.filename)]
+    if "taskq.json" not in {one.filename for one in members}:
+        raise Failure(f"{file} is a zip and no case file of a log")
+    if any(one.flag_bits & _ENCRYPTED or one.compress_type not in _PACKED for one in members):
+        raise Failure(
+            f"{file} is encrypted, or packed in a way that no case file is: unpack it, "
+            f"and give the directory"
+        )
+    size, limit = sum(one.file_size for one in members), min(_UNPACKED_BYTES_MAX, room)
+    if size > limit:
+        raise Failure(
+            f"{file} unpacks to {render.size(size)}, and {render.size(limit)} is the most here: "
+            f"set TMPDIR to a larger place, or have a shorter one sent"
+        )
+    if size > _TOLD_BYTES:
+        render.echo(f"unpacking {render.size(size)} of {file}", err=True)
+    return members
+
+
+def _unpack(case: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path) -> None:
+    """Write the files of a log; of one that is longer than it says zipfile reads no more."""
+    (folder / "log").mkdir()
+    for member in members:
+        with case.open(member) as packed, (folder / member.filename).open("xb") as out:
+            shutil.copyfileobj(packed, out, _PIECE_BYTES)
 
 
 def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:

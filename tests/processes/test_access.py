@@ -113,6 +113,20 @@ def test_what_root_makes_in_a_users_log_is_the_users(place: Path) -> None:
         used(log, "22", OTHER, GROUP)
 
 
+@pytest.mark.skipif(not AM_ROOT, reason="needs root, to be two users")
+@pytest.mark.parametrize("user", [USER, 0])
+def test_a_directory_that_somebody_else_left_open_is_refused(place: Path, user: int) -> None:
+    """Who made it would see and rule all that is put there: also for root, nothing is written."""
+    log = place / "log"
+    log.mkdir()
+    os.chown(log, OTHER, GROUP)
+    log.chmod(0o777)
+    with Child(sys.executable, "-c", SCRIPT, log, user) as child:
+        told = child.rest()
+    assert "give the log a directory of its own" in told[0]
+    assert list(log.iterdir()) == []
+
+
 def test_mode_group_makes_a_shared_log_and_private_a_private_one(tmp_path: Path) -> None:
     """By keyword and by setting; what is there already says so itself, and must agree."""
     with TaskLog.open(tmp_path / "shared", mode="group"):

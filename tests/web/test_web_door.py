@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import ssl
@@ -19,13 +20,17 @@ from click.testing import CliRunner
 import taskq_plugins.web
 from taskq import TaskQ
 from taskq.cli.main import main
+from taskq.connection.settings import HubSettings
+from taskq.errors import UsageError
 from taskq.extras import missing
+from taskq_plugins.hub.device.line import line_to
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, Place
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ANYWHERE = str(IPv4Address(0))
@@ -296,6 +301,25 @@ def test_a_secret_is_made_for_its_owner_alone_and_kept(tmp_path: Path) -> None:
     assert len(made) >= 43
     assert _secret(tmp_path / "token") == made
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("reads", [_secret, lambda file: line_to(HubSettings(), "http://h", file)])
+def test_a_secret_of_another_user_or_of_no_file_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="no regular file"):
+        reads(tmp_path / "pipe")
+    token = tmp_path / "token"
+    token.write_text("s" * 43)
+    token.chmod(0o600)
+    reads(token)
+    if os.getuid() == 0:
+        os.chown(token, 4_242, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UsageError, match="belongs to user"):
+        reads(token)
 
 
 def test_without_its_packages_the_command_says_what_to_install(

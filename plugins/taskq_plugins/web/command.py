@@ -16,6 +16,7 @@ from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
 from taskq.extras import missing
+from taskq.log.machine.access import read_private
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES: Final = 32
+_SECRET_BYTES_MAX: Final = 4_096
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -147,13 +149,17 @@ def _secret(file: Path | None) -> str:
         else:
             with open(made, "w", encoding="ascii") as new:  # noqa: PTH123 - by its descriptor
                 new.write(f"{secrets.token_urlsafe(_SECRET_BYTES)}\n")
-        mode = file.stat().st_mode
-        secret = file.read_text(encoding="ascii").strip()
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
+        secret = read_private(file, _SECRET_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"--token-file {file}: {error}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
-    if len(secret) < _SECRET_CHARACTERS_MIN or not secret.isprintable() or " " in secret:
+    if not (
+        len(secret) >= _SECRET_CHARACTERS_MIN
+        and secret.isascii()
+        and secret.isprintable()
+        and " " not in secret
+    ):
         raise WrongUsage(
             f"--token-file {file} holds no secret of {_SECRET_CHARACTERS_MIN} characters without "
             f"spaces: remove it, and one is made"

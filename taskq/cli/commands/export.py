@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.reading.record import Record
 
+#: Mode of what is written: a log is its user's, and so is what is taken out of it.
+_PRIVATE: Final = 0o600
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"
 
@@ -197,7 +199,7 @@ def _whole(path: Path) -> Iterator[Path]:
     """A name to write to: the file gets its own once it is whole, and on disk."""
     # In a directory for all, a name that can be guessed could be a link that somebody put there.
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
-    temporary.touch(exist_ok=False)
+    temporary.touch(_PRIVATE, exist_ok=False)
     try:
         yield temporary
         with temporary.open("rb") as written:

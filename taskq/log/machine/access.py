@@ -73,8 +73,42 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
     needed = os.R_OK | os.X_OK | (0 if os.statvfs(directory).f_flag & os.ST_RDONLY else os.W_OK)
     if not os.access(directory, needed):
         raise LogError(denied(path))
+    if _is_left_open(status):
+        raise LogError(
+            f"{path} belongs to {_user(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):o}), "
+            f"who can read and change all of it: give the log a directory of its own, or make this "
+            f"one yours: chown -R {os.geteuid()} {shlex.quote(path)}"
+        )
     refuse_links(path)
     return status
+
+
+def _is_left_open(status: os.stat_result) -> bool:
+    """Whether somebody else made the directory, who then sees and rules what others put there."""
+    if status.st_uid in (os.geteuid(), _ROOT) or is_shared(status.st_mode):
+        return False
+    # Root looks after the directories of users; one that is open to all may be a trap.
+    return os.geteuid() != _ROOT or bool(status.st_mode & stat.S_IWOTH)
+
+
+def read_private(file: Path, limit: int) -> str:
+    """Return the text of a file that holds a secret, up to so many characters.
+
+    Raises:
+        UsageError: it is another user's, who could have put anything there, or no regular file.
+        OSError: it cannot be read.
+    """
+    # A pipe would hold up whoever opens it.
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as opened:  # noqa: PTH123
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{file} is no regular file: give one that holds the secret alone")
+        if status.st_uid not in (os.geteuid(), _ROOT):
+            raise UsageError(
+                f"{file} belongs to {_user(status.st_uid)}: give a file of your own, since its "
+                f"owner could have put any secret there"
+            )
+        return opened.read(limit)
 
 
 def refuse_links(path: str) -> None:

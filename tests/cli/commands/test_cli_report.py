@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +20,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.excerpt import excerpt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from click.testing import Result
 
 SECONDS = 20
@@ -168,6 +169,51 @@ def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
     assert not outside.exists()
     (tmp_path / "text").write_text("x")
     assert "is not a task log" in ask("ls", "text", code=1).output
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        ("encrypted", "is encrypted, or packed in a way"),
+        ("packing", "is encrypted, or packed in a way"),
+        ("size", "unpacks to 3.0 GiB, and"),
+        ("bytes", "does not read (Bad CRC-32"),
+    ],
+)
+def test_a_case_file_is_looked_at_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, told: str
+) -> None:
+    """Whoever sent it: what it cannot be is told in a line, not by a full disk or a traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("taskq.cli.casefile._UNPACKED_BYTES_MAX", 1 << 30)
+    packing = zipfile.ZIP_LZMA if harm == "packing" else zipfile.ZIP_STORED
+    with zipfile.ZipFile("case.zip", "w", packing) as case:
+        case.writestr("taskq.json", "{}")
+        case.writestr(f"log/{1:020}.log", b"segment")
+        if harm == "size":
+            case.infolist()[1].file_size = 3 << 30
+        if harm == "encrypted":
+            case.infolist()[1].flag_bits |= 1
+    if harm == "bytes":
+        data = Path("case.zip").read_bytes()
+        Path("case.zip").write_bytes(data.replace(b"segment", b"segmenT"))
+    failed = ask("ls", "case.zip", code=1)
+    assert told in failed.output
+    assert "Traceback" not in failed.output
+
+
+@pytest.mark.parametrize("words", [("report", "data", "-o"), ("export", "-d", "data", "-o")])
+def test_what_is_taken_out_of_a_log_is_its_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    TaskQ(tmp_path / "data").store().close()
+    before = os.umask(0)
+    try:
+        ask(*words, "out.jsonl")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("out.jsonl").stat().st_mode) == 0o600
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:

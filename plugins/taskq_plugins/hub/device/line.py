@@ -25,6 +25,7 @@ from taskq.conditions.base import aside
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq.log.config import LogConfig
+from taskq.log.machine.access import read_private
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.messages import Append, SpillPart, Sync
 from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood
@@ -103,8 +104,7 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
     token = hub.token.get_secret_value() if hub.token and file is None else ""
     file = file or hub.token_file or token_file(url)
     if not token and file.exists():
-        with file.open(encoding="utf-8") as opened:
-            token = opened.read(_TOKEN_BYTES_MAX)
+        token = read_private(file, _TOKEN_BYTES_MAX)
     if not token.strip():
         raise UsageError(_ENROL_FIRST)
     return url, token.strip()
