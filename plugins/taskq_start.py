@@ -5,11 +5,18 @@ It stands beside that package, so that it is there when another of that name hid
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Run the command, or say in a line that another package is called taskq, too."""
+    """Run the command, or say in a line that another package is called taskq, too.
+
+    Until its code is imported, Ctrl-C ends the process at once and prints nothing.
+    """
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     import taskq  # noqa: PLC0415 - it may be anybody's
 
     if "TaskQ" not in getattr(taskq, "__all__", ()):
@@ -20,4 +27,6 @@ def main() -> None:
         )
     from taskq.cli.main import main as run  # noqa: PLC0415 - only now is it known to be ours
 
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run(prog_name="taskq")

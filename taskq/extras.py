@@ -18,7 +18,11 @@ def missing(what: str, package: str | None, extra: str) -> str:
         package: by the name that is imported; None if nobody knows.
         extra: of this distribution, which brings it.
     """
-    needs = f"the package {package}, of the extra {extra!r}" if package else f"the extra {extra!r}"
+    needs = (
+        f"the package {package.partition('.')[0]}, of the extra {extra!r}"
+        if package
+        else f"the extra {extra!r}"
+    )
     return f"{what} needs {needs}: {install_line(extra)}"
 
 

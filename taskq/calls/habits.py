@@ -137,8 +137,8 @@ def check_directory(path: str) -> None:
     if _ADDRESS.match(path):
         scheme = path.partition(":")[0]
         raise UsageError(
-            f'the log is a directory, and {scheme}: is an address: write TaskQ("./data"), '
-            f"there is no broker"
+            f"the log is a directory, and {scheme}: is an address: there is no broker, "
+            f'write TaskQ("./data"), or -d DIR in a command'
         )
 
 

@@ -31,17 +31,22 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def whole_streams() -> Iterator[None]:
-    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit."""
+    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit.
+
+    Nor does a task that has put something else in their place.
+    """
     fill_standard()
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # its descriptor was closed, or there is no console
             descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+    streams = sys.stdout, sys.stderr
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        sys.stdout, sys.stderr = streams
+        for stream in streams:
             try:
                 stream.flush()
             except (OSError, ValueError):
@@ -52,7 +57,7 @@ def silence(stream: TextIO) -> None:
     """Let what is left in a stream's buffer, and what still comes, go nowhere."""
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
@@ -95,7 +100,8 @@ def readable_errors() -> Iterator[None]:
     """Turn whatever a command raises into a short message and an exit code; bugs pass through."""
     try:
         yield
-        sys.stdout.flush()
+        with contextlib.suppress(ValueError, AttributeError):  # closed, or none, by some task
+            sys.stdout.flush()
     except Failure:
         raise
     except click.UsageError as error:
@@ -109,14 +115,18 @@ def readable_errors() -> Iterator[None]:
     except BrokenPipeError:
         silence(sys.stdout)
         raise Exit(EXIT_PIPE_CLOSED) from None
-    except OSError as error:
-        raise _refused(error) from error
     except (KeyboardInterrupt, click.Abort):
         raise Exit(EXIT_INTERRUPTED) from None
+    except (OSError, RuntimeError) as error:
+        raise _refused(error) from error
 
 
-def _refused(error: OSError) -> Exception:
+def _refused(error: OSError | RuntimeError) -> Exception:
     """What the system refused, as a message; an error that names no file may be a bug of ours."""
+    if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C came while a class was made
+        return Exit(EXIT_INTERRUPTED)
+    if not isinstance(error, OSError):
+        return error
     if error.filename is not None:
         name = os.fsdecode(error.filename)
         return Failure(f"{name}: {error.strerror}. Check the path and its permissions")
@@ -130,5 +140,21 @@ def _refused(error: OSError) -> Exception:
 
 def _short(error: click.UsageError) -> WrongUsage:
     """Click's three lines of usage as two: what is wrong, and where the help is."""
+    from taskq.cli.habits import option_instead, subcommand_instead  # noqa: PLC0415 - as difflib
+
     path = error.ctx.command_path if error.ctx else "taskq"
-    return WrongUsage(f"{error.format_message().rstrip('.')}\nSee {path} --help")
+    message = subcommand_instead(path, error.format_message()).rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        message = f"No such option {error.option_name!r}{_near(error)}"
+        instead = option_instead(path, error.option_name)
+        if instead:
+            return WrongUsage(f"{path} has no {error.option_name}: {instead}")
+    return WrongUsage(f"{message}\nSee {path} --help")
+
+
+def _near(error: click.NoSuchOption) -> str:
+    """The options that may have been meant, of those that help tells of."""
+    shown = error.ctx.command.params if error.ctx else ()
+    known = {name for one in shown if not getattr(one, "hidden", False) for name in one.opts}
+    near = [name for name in error.possibilities or () if name in known]
+    return f". Did you mean {' or '.join(near)}?" if near else ""

@@ -53,6 +53,10 @@ class LazyGroup(click.Group):
         if name not in known:
             import difflib  # noqa: PLC0415 - for the mistaken alone
 
+            from taskq.cli.habits import COMMANDS  # noqa: PLC0415 - as above
+
+            if ctx.parent is None and name in COMMANDS:
+                raise WrongUsage(f"there is no command {name!r}: {COMMANDS[name]}")
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"see {ctx.command_path} --help"
             raise WrongUsage(f"there is no command {name!r}: {hint}")

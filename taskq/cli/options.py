@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from taskq.calls.habits import check_directory
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.core.errors import command
@@ -68,6 +69,7 @@ class Directory(click.Path):
         """Return it as a path."""
         if value == "":
             self.fail("it is empty: name a directory, or leave it out", param, ctx)
+        check_directory(os.fspath(value))
         return super().convert(value, param, ctx)
 
 

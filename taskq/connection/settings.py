@@ -97,6 +97,11 @@ def _names(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
+def _lower(value: object) -> object:
+    # Python writes its levels in capitals.
+    return value.lower() if isinstance(value, str) else value
+
+
 def _check_environment() -> None:
     """Refuse variables that look like a setting and are none; others may be another program's.
 
@@ -236,7 +241,9 @@ class Settings(BaseSettings):
     #: what ``taskq workers`` calls the process
     name: str = ""
     #: from which level on ``taskq worker`` writes to stderr
-    log_level: Literal["debug", "info", "warning", "error"] = LOG_LEVEL_DEFAULT
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = (
+        LOG_LEVEL_DEFAULT
+    )
     #: how: lines for people, or a JSON document each
     log_format: Literal["text", "json"] = LOG_FORMAT_DEFAULT
     #: how payloads and results are compressed, where nothing else is said

@@ -30,6 +30,14 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made 
 PREFIX: Final = "taskq-test-"
 
 
+def _new_directory() -> str:
+    """Make a directory in memory, or else where temporary ones are."""
+    try:
+        return tempfile.mkdtemp(prefix=PREFIX, dir=_MEMORY)
+    except OSError:  # there is none, or it is not for us: read-only, as in hardened containers
+        return tempfile.mkdtemp(prefix=PREFIX)
+
+
 class Sandbox:
     """Moves an app into a log of its own for the length of a ``with`` block.
 
@@ -72,8 +80,7 @@ class Sandbox:
         connection = self.app._connection
         self.app._router, connection.refusal = None, ""
         use_clock(self.app, self.clock)
-        memory = _MEMORY if _MEMORY.is_dir() else None
-        self._directory = tempfile.mkdtemp(prefix=PREFIX, dir=memory)
+        self._directory = _new_directory()
         connection.config = replace(
             connection.config,
             durability=Durability.OS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ from taskq.testing import (
     drain,
     enqueued,
 )
+from taskq.testing import sandbox as sandboxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -312,3 +314,14 @@ def test_a_wrong_strictness_is_told(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntaskq_strict = perhaps\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.stderr.fnmatch_lines(["*taskq_strict = perhaps: it is warn or error"])
+
+
+async def test_where_memory_takes_no_files_a_sandbox_is_among_temporary_ones(
+    shop: _Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Hardened containers have a read-only ``/dev/shm``."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sandboxes, "_MEMORY", tmp_path / "file")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with Sandbox(shop.app) as box:
+        assert box.app.data_dir.parent == tmp_path

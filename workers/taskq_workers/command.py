@@ -11,6 +11,7 @@ import click
 from taskq.cli.options import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
+from taskq_workers.process.init import leave_init
 from taskq_workers.process.running import run_guarded, run_one
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
@@ -190,7 +191,7 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
 @click.option(
     "--log-level",
-    type=click.Choice(LEVELS),
+    type=click.Choice(LEVELS, case_sensitive=False),
     help="What goes to stderr, each line with its job.  [default: the setting, warning]",
 )
 @click.option(
@@ -239,6 +240,7 @@ def worker(
     at once by anyone, while an executor may still be busy with them.
     """
     _check(executor, chosen)
+    leave_init()
     names, logs = _names(queues), _logs(data_dir)
     if logs is not None and executor is not None:
         raise click.UsageError("--executor takes one directory: leave the other -d out")

@@ -29,6 +29,7 @@ from taskq_workers.runs.loader import import_included
 from taskq_workers.runs.tracing import measured, traced_runs
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
+from taskq_workers.services.draining import tell_drain
 from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.plugins import plug_in
 from taskq_workers.services.strays import StrayWatch
@@ -130,6 +131,8 @@ class Worker:
     executor: str = ""
     #: whether jobs run in this very process, and take what the app's lifespans open here
     lends: bool = True
+
+    tells_drain = True  # a drain that takes a while is logged, unless a terminal is told
 
     def __init__(
         self,
@@ -410,6 +413,8 @@ class Worker:
                 for part in self._parts:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
+                if self.tells_drain:
+                    ending.start_soon(tell_drain, self)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
             ending.cancel_scope.cancel()

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., object]")
 
 _LIMIT_DEFAULT: Final = 20
-_REASON_COLUMNS: Final = 100
 
 
 @click.group()
@@ -112,7 +111,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
 
 def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
     attempts = f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
-    reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
+    reason = job.reason.partition("\n")[0]
     settled = render.when(job.settled_ns, now_ns)
     return job.job_id, job.queue, job.task or "-", attempts, settled, reason
 

@@ -40,7 +40,6 @@ STATES: Final[dict[str, State]] = {
     state.name.lower(): state for state in State if state is not State.ABSENT
 }
 _LIMIT_DEFAULT: Final = 20
-_REASON_COLUMNS: Final = 100
 
 
 @click.command()
@@ -107,7 +106,7 @@ def _note(job: JobView, now_ns: int) -> str:
     """What is worth knowing of a job in its state, in one line."""
     due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
     due = "waits for inputs" if job.due_ns >= TIME_NS_MAX else due
-    reason = job.reason.partition("\n")[0][:_REASON_COLUMNS]
+    reason = job.reason.partition("\n")[0]
     return ": ".join(part for part in (due, reason) if part)
 
 

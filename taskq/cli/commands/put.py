@@ -71,7 +71,7 @@ def put(
     for TaskLog.claim. A missing directory is made.
     """
     limit = SPILL_BYTES_MAX if options.get("spill") else PAYLOAD_BYTES_MAX
-    body = _payload(payload, limit) or (b"{}" if task else b"")
+    body = _payload(payload, limit, has_task=bool(task)) or (b"{}" if task else b"")
     changes: OptionChanges = {  # type: ignore[assignment]
         name: span(value) if name in _SPANS else value
         for name, value in options.items()
@@ -139,7 +139,7 @@ def _is_known(app: TaskQ, task: str) -> bool:
     return any(one.tasks is None or task in one.tasks for one in serving)
 
 
-def _payload(argument: str | None, limit: int) -> bytes:
+def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
     """The bytes that were named.
 
     Raises:
@@ -149,6 +149,11 @@ def _payload(argument: str | None, limit: int) -> bytes:
         if argument is None and sys.stdin.isatty():
             raise WrongUsage("give the payload as an argument, as @FILE or on standard input")
         body = sys.stdin.buffer.read(limit + 1)
+        if argument is None and not body and not has_task:
+            raise WrongUsage(
+                "nothing was given, and standard input is empty: give the payload as an argument, "
+                "as @FILE or on standard input; '' is an empty one"
+            )
     elif argument.startswith("@"):
         with Path(argument[1:]).open("rb") as file:
             body = file.read(limit + 1)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _COUNT_DEFAULT: Final = 20
 _COUNT_MAX: Final = 100_000
-_NOTE_COLUMNS: Final = 100
 _KIND_COLUMNS: Final = 9
 _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 
@@ -173,7 +172,7 @@ def _note(record: Record) -> str:
     if record.step_ns:
         parts.append(f"the clock was set {'forward' if record.step_ns > 0 else 'back'} by ")
         parts[-1] += render.precise(abs(record.step_ns))
-    reason = (record.reason or record.problem).partition("\n")[0][:_NOTE_COLUMNS]
+    reason = (record.reason or record.problem).partition("\n")[0]
     return ": ".join(one for one in (", ".join(parts), reason) if one)
 
 

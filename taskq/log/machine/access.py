@@ -151,6 +151,8 @@ def denied(path: str, error: OSError | None = None) -> str:
     seen = Path(path)
     while not os.access(seen, os.F_OK) and seen != seen.parent:
         seen = seen.parent
+    if os.statvfs(seen).f_flag & os.ST_RDONLY:
+        return str(refusal(path, OSError(errno.EROFS, os.strerror(errno.EROFS))))
     status = seen.stat()
     return (
         f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "

@@ -224,3 +224,18 @@ def test_a_listing_whose_reader_goes_away_ends_quietly(sample: Sample) -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", ["ls", "dead ls", "tail"])
+def test_a_reason_is_whole_in_a_pipe(path: Path, command: str) -> None:
+    """Whoever searches there finds what stands at its end."""
+    reason = f"ValueError: {'much ' * 60}the end"
+
+    async def die() -> None:
+        async with TaskLog.open(path) as log:
+            await log.put(b"1", attempts=1)
+            (job,) = await log.claim(1)
+            await log.nack(job, reason)
+
+    asyncio.run(die())
+    assert f"{reason}\n" in taskq(*command.split(), "-d", path).stdout

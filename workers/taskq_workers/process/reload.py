@@ -22,32 +22,36 @@ class CodeWatcher:
 
     Args:
         folder: watched with all folders in it, but for virtual environments, caches and the like.
-        changed: called from that thread with what changed, in words.
 
     Raises:
         UsageError: watchfiles is not installed.
     """
 
-    def __init__(self, folder: Path, changed: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             self._watchfiles: Any = importlib.import_module("watchfiles")
         except ImportError as error:
             told = missing("--reload", error.name, "reload")
             raise UsageError(f"{told}, or leave the option out") from error
         self._folder = folder
-        self._changed = changed
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="taskq-reload", daemon=True)
 
-    def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
+    def start(self, changed: Callable[[str], None]) -> None:
+        """Begin to watch.
+
+        Args:
+            changed: called from the thread with what changed, in words.
+        """
+        work = threading.Thread(
+            target=self._work, args=(changed,), name="taskq-reload", daemon=True
+        )
+        work.start()
 
     def stop(self) -> None:
         """Watch no more; returns at once."""
         self._over.set()
 
-    def _work(self) -> None:
+    def _work(self, changed: Callable[[str], None]) -> None:
         changes = self._watchfiles.watch(
             self._folder,
             watch_filter=self._watchfiles.PythonFilter(),
@@ -55,7 +59,7 @@ class CodeWatcher:
             raise_interrupt=False,
         )
         for batch in changes:
-            self._changed(_told(self._folder, [Path(path) for _, path in batch]))
+            changed(_told(self._folder, [Path(path) for _, path in batch]))
 
 
 def _told(folder: Path, paths: list[Path]) -> str:

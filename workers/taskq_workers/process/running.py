@@ -124,6 +124,7 @@ def _run(
             reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         one = stack.enter_context(executed)
+        one.tells_drain = False
 
         def on_ready(store: Store, stats: LogStats) -> None:
             facts = _facts(one, store, stats, time.perf_counter() - began)
@@ -164,6 +165,7 @@ def run_guarded(
     from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
     from taskq_workers.process.reload import CodeWatcher  # noqa: PLC0415 - as above
 
+    watcher = CodeWatcher(Path.cwd()) if reloads else None
     guard = Guard(
         worker_command(arguments),
         count,
@@ -174,9 +176,8 @@ def run_guarded(
         complain=_complain,
         notifier=Notifier(),
     )
-    watcher = CodeWatcher(Path.cwd(), guard.changed) if reloads else None
     if watcher is not None:
-        watcher.start()
+        watcher.start(guard.changed)
     _say(_guard_banner(count, concurrency, reloads=reloads))
     try:
         return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())

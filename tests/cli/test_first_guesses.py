@@ -1,0 +1,132 @@
+"""What people type and write first, and what they are told: ``first_guesses.md``, line by line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskQ
+from taskq.cli.main import main
+from taskq.errors import TaskqError
+from tests.terminal import matches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GUESSES: Final = Path(__file__).with_name("first_guesses.md")
+SHOP: Final = """
+from taskq import TaskQ
+
+app = TaskQ("data")
+
+
+@app.task
+def send(to: str, count: int = 1) -> None: ...
+"""
+#: A directory that takes no writes.
+_READ_ONLY: Final = "readonly"
+
+
+def guesses() -> Iterator[tuple[str, str]]:
+    """What is typed, and what is printed then: a line that begins with ``$`` or ``>>>``."""
+    typed, shown = "", list[str]()
+    for line in (*GUESSES.read_text().splitlines(), "```"):
+        if line.startswith(("$ ", ">>> ", "```", "#")):
+            if typed:
+                yield typed, "\n".join(shown)
+            typed, shown = (line if line.startswith(("$ ", ">>> ")) else ""), []
+        elif typed:
+            shown.append(line)
+
+
+ALL: Final = list(guesses())
+
+
+def test_there_are_forty_guesses_each_with_an_answer_of_a_line_or_two() -> None:
+    assert len(ALL) >= 40
+    for typed, shown in ALL:
+        assert 1 <= len(shown.splitlines()) <= 4, typed
+        assert "Traceback" not in shown
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an app, its log, and a directory that takes no writes."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("shop", None)
+    with TaskQ("data") as app:
+        app.enqueue_by_name_sync("shop.send", "ada")
+    yield tmp_path
+    sys.modules.pop("shop", None)
+
+
+@pytest.mark.parametrize(("typed", "shown"), ALL, ids=[typed for typed, _ in ALL])
+def test_a_first_guess_is_answered_as_it_is_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
+) -> None:
+    with read_only(home, wanted=_READ_ONLY in typed):
+        told = command(typed[2:], monkeypatch) if typed.startswith("$") else call(typed[4:])
+    told = told.replace(str(home), "/home/you")
+    assert matches(told, shown), told
+
+
+def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command prints, its exit code behind it."""
+    words = shlex.split(line)
+    given = dict(word.split("=", 1) for word in words[: words.index("taskq")])
+    rest = words[words.index("taskq") + 1 :]
+    without = given.pop("WITHOUT", "")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    if without:
+        code = f"import sys; sys.modules |= dict.fromkeys({without.split(',')!r})"
+        program = [sys.executable, "-c", f"{code}; from taskq_start import main; main()", *rest]
+        ended = subprocess.run(program, capture_output=True, text=True, check=False)
+        return f"{ended.stderr}{ended.stdout}[{ended.returncode}]"
+    done = CliRunner().invoke(main, rest, input=b"", prog_name="taskq")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return f"{done.output}[{done.exit_code}]"
+
+
+def call(line: str) -> str:
+    """What Python shows of an error: its kind and its text."""
+    names: dict[str, Any] = {**vars(importlib.import_module("shop"))}
+    try:
+        exec(line, names)  # noqa: S102 - our own lines
+    except (TaskqError, AttributeError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        names["app"].close_sync()
+    return "nothing"
+
+
+class read_only:  # noqa: N801 - used as a function is
+    """Mount a file system of its own, with a log, that takes no writes."""
+
+    def __init__(self, home: Path, *, wanted: bool) -> None:
+        self._place = home / _READ_ONLY if wanted else None
+
+    def __enter__(self) -> None:
+        if self._place is None:
+            return
+        self._place.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(self._place)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a tmpfs needs root")
+        with TaskQ(self._place / "data") as app:
+            app.enqueue_by_name_sync("shop.send", "ada")
+        subprocess.run(["mount", "-o", "remount,ro", str(self._place)], check=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._place is not None:
+            subprocess.run(["umount", str(self._place)], check=True)

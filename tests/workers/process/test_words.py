@@ -1,0 +1,136 @@
+"""A worker's process says what it waits for, minds no stream, and is interrupted in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskQ
+from taskq.cli.main import main
+from taskq.errors import UsageError
+from taskq_workers.services import draining
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Ends a process where Ctrl-C comes while the command is imported.
+INTERRUPTED = """
+import os, signal, sys, time
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "taskq.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+sys.meta_path.insert(0, Finder())
+import taskq_start
+taskq_start.main()
+"""
+
+#: As process 1: the kernel hands a subreaper the orphans, too.
+FIRST = """
+import ctypes, os, signal, subprocess, sys, time
+assert not ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+from taskq_workers.process.init import split
+split()
+orphan = int(subprocess.check_output(["sh", "-c", "sleep 0.05 >&2 & echo $!"]))
+until = time.monotonic() + 10
+while time.monotonic() < until and os.path.exists(f"/proc/{orphan}"):
+    time.sleep(0.01)
+print("reaped", not os.path.exists(f"/proc/{orphan}"), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(10)
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_an_interruption_whatever_python_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupt within ``__set_name__`` is a RuntimeError to Python 3.11."""
+
+    def interrupted() -> None:
+        raise RuntimeError("Error calling __set_name__ on …") from KeyboardInterrupt()
+
+    monkeypatch.setattr(main, "get_command", lambda *_: click.Command("ls", callback=interrupted))
+    assert CliRunner().invoke(main, ["ls"]).exit_code == 130
+
+
+@pytest.mark.parametrize("broken", ["sys.stdout = None", "sys.stdout.close()", "sys.stderr = 3"])
+def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import sys\nfrom taskq import TaskQ\napp = TaskQ('data')\n"
+        f"@app.task\ndef work() -> None:\n    {broken}\n"
+    )
+    with TaskQ(tmp_path / "data") as app:
+        app.enqueue_by_name_sync("shop.work")
+    done = subprocess.run(
+        [sys.executable, "-m", "taskq", "worker", "shop:app", "--burst"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody may have pressed Ctrl-C, and sit before a program that does nothing."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    begun, told = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="shop.work")
+    async def work() -> None:
+        begun.set()
+        await told.wait()
+
+    class Told(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            told.set()
+
+    monkeypatch.setattr(draining, "SILENCE_SECONDS", 0.0)
+    handler = Told()
+    logging.getLogger("taskq.worker").addHandler(handler)
+    try:
+        async with app, app.worker(drain_timeout=30):
+            job = await work.enqueue()
+            await begun.wait()
+    finally:
+        logging.getLogger("taskq.worker").removeHandler(handler)
+    line = "the worker stops; running jobs get 30 s to finish (drain_timeout): shop.work"
+    assert caplog.messages == [f"{line} {job.id}"]
+
+
+def test_process_1_reaps_what_tasks_leave_behind_and_hands_signals_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.stdout.splitlines()[-1] == "reaped True", done.stderr
+    assert done.returncode == 7
+
+
+def test_levels_are_read_as_python_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "INFO")
+    assert TaskQ("data").settings.log_level == "info"
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "loud")
+    with pytest.raises(UsageError, match=r"(?i)log_level"):
+        TaskQ("data")
+    monkeypatch.delenv("TASKQ_LOG_LEVEL")
+    done = CliRunner().invoke(main, ["worker", "nowhere:app", "--log-level", "INFO"])
+    assert "no module 'nowhere'" in done.output
