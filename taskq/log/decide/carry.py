@@ -68,6 +68,8 @@ class Rewrites:
             batch.add(encode_carried(Kind.CARRIED, carried, batch.lsn))
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
             fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
+            # It may be claimed, or end, in this very batch, when it is in no file yet.
+            self._context.recent.add(item.job, carried.born)
         return missed
 
     def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
@@ -176,7 +178,7 @@ class Edits:
         batch.add(encode_carried(Kind.EDITED, edited, batch.lsn))
         batch.features = (EDITS,)
         fold_carried(Kind.EDITED, edited, location, batch.time_ns, agenda, dedup)
-        # It may be claimed in this very batch, when it is in no file yet.
+        # As above.
         context.recent.add(job, edited.born)
         batch.interest |= INTEREST_READY
         return True

@@ -14,7 +14,7 @@ from taskq.log.commit import chores as errand
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.format import frames as segment
 from taskq.log.read.selection import letters
-from taskq.log.requests import EnqueueSpec, Op, Order
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Order
 from taskq.log.upkeep import upkeep
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import every, grows
@@ -85,6 +85,43 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
             assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"result", b"slow")
         number += every(3)
     assert number > 5
+
+
+def in_the_batch_that_carries(process: Process, op: Op, operand: Any) -> Any:
+    """Do all the upkeep that there is; what one request in the batch of a rewriting comes to."""
+    care, future = Upkeep(process.committer), Future[Any]()
+    process.catch_up()
+    is_sent = False
+    while (requests := care.step()) or care.busy:
+        if not is_sent and requests and requests[0][0] == Op.CARRY:
+            requests.append((op, None, future, operand))
+            is_sent = True
+        if requests:
+            process.commit(requests)
+            process.sync()
+    return future.result(0)
+
+
+def test_a_job_that_is_claimed_in_the_batch_that_writes_it_again_is_delivered() -> None:
+    """Its record is in no file yet: as a damaged one it would be a dead letter."""
+    world = World(config=SMALL)
+    process = world.process()
+    process.enqueue(b"first", None, OTHER)
+    for _ in range(6):
+        fill_segment(process)
+    (delivery,) = in_the_batch_that_carries(process, Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
+    assert delivery.payload == b"first"
+
+
+def test_a_job_that_is_cancelled_in_the_batch_that_writes_it_again_gives_its_key_back() -> None:
+    world = World(config=SMALL)
+    process = world.process()
+    extras = Extras(key=b"key")
+    first = process.enqueue(b"first", extras, OTHER)
+    for _ in range(6):
+        fill_segment(process)
+    in_the_batch_that_carries(process, Op.CANCEL, first)
+    assert isinstance(process.offer(b"second", extras, OTHER), int)
 
 
 def test_a_dead_letter_that_was_purged_does_not_keep_its_segment() -> None:
