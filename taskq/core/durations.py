@@ -94,6 +94,14 @@ def moment_ns(value: datetime, what: str = "moment") -> int:
     return moment
 
 
+def utc_moment(at_ns: int) -> datetime:
+    """The moment in UTC, to the microsecond; beyond 2038, too, where the system counts no further.
+
+    ``datetime.fromtimestamp`` is bound by the system's ``time_t``.
+    """
+    return _EPOCH + timedelta(microseconds=at_ns // 1_000)
+
+
 def spoken(span_ns: int) -> str:
     """A length of time in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
 

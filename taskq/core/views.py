@@ -7,7 +7,8 @@ from dataclasses import asdict, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import LINES_BYTES_MAX, SECOND_NS, TIME_NS_MAX, State
+from taskq.core.durations import utc_moment
+from taskq.core.model import LINES_BYTES_MAX, TIME_NS_MAX, State
 from taskq.core.parsing import parse_json
 from taskq.core.values import dataclass
 
@@ -21,8 +22,7 @@ def moment(moment_ns: int) -> str | None:
     """A moment in ISO 8601, UTC, to the microsecond; None for never."""
     if not 0 < moment_ns < TIME_NS_MAX:
         return None
-    seconds, rest = divmod(moment_ns, SECOND_NS)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000).isoformat()
+    return utc_moment(moment_ns).isoformat()
 
 
 def owner(number: int) -> str:

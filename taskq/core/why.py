@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.durations import spoken
+from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import WORKER, command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
@@ -349,7 +348,7 @@ def _ago(facts: Facts, moment_ns: int) -> str:
 
 
 def _moment(moment_ns: int) -> str:
-    return datetime.fromtimestamp(moment_ns // SECOND_NS, UTC).isoformat()
+    return utc_moment(moment_ns // SECOND_NS * SECOND_NS).isoformat()
 
 
 def _attempts(job: JobView) -> str:
@@ -414,7 +413,7 @@ class UsedUp:
         if self.key:
             whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
         if not self.concurrency:
-            moment = datetime.fromtimestamp(self.next_ns // SECOND_NS, UTC).isoformat()
+            moment = _moment(self.next_ns)
             ahead = spoken(self.next_ns - now_ns)
             return (
                 f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"

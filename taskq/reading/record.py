@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.durations import utc_moment
 from taskq.core.errors import LogError, TaskqError, UsageError
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import State
 from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
 from taskq.core.values import dataclass
 from taskq.log.format.record import decode_record, places
@@ -23,6 +23,7 @@ from taskq.schedules.headers import SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
     from uuid import UUID
 
     from taskq.log.format.frames import Frame
@@ -115,8 +116,7 @@ class Record:
     @property
     def time(self) -> datetime:
         """When it was written, in UTC, to the microsecond."""
-        seconds, rest = divmod(self.time_ns, SECOND_NS)
-        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
+        return utc_moment(self.time_ns)
 
 
 class Choice:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskq.core.durations import Duration, positive_nanoseconds
+from taskq.core.durations import Duration, positive_nanoseconds, utc_moment
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import RULE_BYTES_MAX, jitter_ns
@@ -105,9 +105,9 @@ class Cron:
 
         *_, minute, hour, _day, _month, _weekday = self.expression.split()
         if minute.startswith("*") or hour.startswith("*"):
-            return CronSim(self.expression, datetime.fromtimestamp(start, self.zone))
+            return CronSim(self.expression, moment_in(self.zone, start * SECOND_NS))
         # From a minute before: what was left out comes within the first minute after it.
-        clock = datetime.fromtimestamp(start - _MINUTE, self.zone).replace(tzinfo=None)
+        clock = moment_in(self.zone, (start - _MINUTE) * SECOND_NS).replace(tzinfo=None)
         return (self._moment(at) for at in CronSim(self.expression, clock))
 
     def _moment(self, clock: datetime) -> datetime:
@@ -247,7 +247,7 @@ def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None
 
 def moment_in(zone: tzinfo, moment_ns: int) -> datetime:
     """The moment as a datetime of that zone."""
-    return datetime.fromtimestamp(moment_ns // SECOND_NS, zone)
+    return utc_moment(moment_ns // SECOND_NS * SECOND_NS).astimezone(zone)
 
 
 def _zone_name(tz: object) -> str:

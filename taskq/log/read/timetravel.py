@@ -10,10 +10,10 @@ that "two hours ago" is two hours ago, whatever a box without a battery took for
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.durations import moment_ns, nanoseconds
+from taskq.core.durations import moment_ns, nanoseconds, utc_moment
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import whole
@@ -184,4 +184,4 @@ def _copy(cursor: Cursor) -> Cursor:
 
 
 def _said(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).isoformat()
+    return utc_moment(time_ns // SECOND_NS * SECOND_NS).isoformat()

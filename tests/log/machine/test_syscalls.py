@@ -53,17 +53,18 @@ def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On 32-bit machines it destroyed logs, and found others empty."""
-    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: _library({name: _WRONG[name]}))
+    library = _library({name: _WRONG[name], f"{name}64": _WRONG[name]})
+    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
     assert syscalls._load() is None
 
 
 def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: _library(_WRONG))
+    library = _library(_WRONG)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
     monkeypatch.setattr(ctypes, "c_long", ctypes.c_int32)
-    library = syscalls._load()
-    assert library is not None
+    assert syscalls._load() is library
     assert library.pread is library.pread64
 
 
