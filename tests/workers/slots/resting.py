@@ -15,7 +15,7 @@ import selectors
 import threading
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from taskq import retry
 from taskq.conditions import condition
@@ -562,7 +562,20 @@ def make_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker.Breaker, "_is_away", _routed)
 
 
-def run_seeds(kind: type[Schedule], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+class Seeded(Protocol):
+    """A run of a seed; it raises AssertionError where something does not hold."""
+
+    @property
+    def plan(self) -> object:
+        """What is special about it."""
+        ...
+
+    def run(self) -> None:
+        """Run it."""
+        ...
+
+
+def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a schedule for each seed."""
     for seed in seeds:
         # Slots that let the loop turn after each job, and such that never do.

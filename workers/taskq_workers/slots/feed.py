@@ -113,22 +113,29 @@ class Feed:
 
     def refill(self) -> None:
         """Claim more, unless a claim waits already or the jobs are too slow to claim ahead."""
-        if self._closed or self._paused:
-            return
         pace = self._pace
         free = self._runner.free() - len(self.buffer)
         if self._claim is not None:
-            # The storage thread reads the count when it serves the claim: more may still be asked.
-            asked = 0 if self.stands else self._request.count
-            self._request.count = self.allowed(max(asked, free))
-            if self._request.count <= 0:
-                # It would be passed over, and not looked at again when it may ask for more.
-                self.withdraw()
+            self.ask(free if self.stands else max(self._request.count, free))
+        else:
+            self.low = 0
+            self.ask(max(pace.size, free) if pace.ahead else free)
+
+    def ask(self, count: int) -> None:
+        """Have a claim wait for so many: that which waits already, or a new one; for 0 none."""
+        if self._closed or self._paused:
             return
-        self.low = 0
-        count = self.allowed(max(pace.size, free) if pace.ahead else free)
+        count = self.allowed(count)
         if count <= 0:
-            return
+            # One that waits would be passed over, and not looked at again when it may ask for more.
+            self.withdraw()
+        elif self._claim is not None:
+            # The storage thread reads the count when it serves the claim: more may still be asked.
+            self._request.count = count
+        else:
+            self._begin(count)
+
+    def _begin(self, count: int) -> None:
         until_ns = None
         if self._burst_clock is not None:
             self._asked_when_quiet = self._is_quiet()
@@ -155,11 +162,6 @@ class Feed:
     def may_ask(self) -> bool:
         """Whether nothing but slots keeps it from claiming."""
         return not (self._closed or self._paused or self._claim is not None)
-
-    @property
-    def batch(self) -> int:
-        """How many it claims at once when it claims ahead."""
-        return self._pace.size
 
     @property
     def asked(self) -> int:

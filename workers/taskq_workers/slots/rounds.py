@@ -1,13 +1,18 @@
 """Several logs behind one worker's slots: each has its feed, and they take turns by weight.
 
-A log whose last claim found jobs is asked again only for slots that are its turn, and says at once
-how many it has; one that had none lets its claim wait, at no cost, for whatever comes first. So no
-slot stays free beside a ready job of any log, and no log takes more than its share from the others.
-A worker of one log knows nothing of all this.
+A log whose last look found jobs has its turn: how many of its jobs were begun, by its weight. Slow
+jobs are claimed for free slots alone, first by the log with the least turn. Fast ones are claimed
+ahead: each log up to where the one with the least turn comes with what it may hold, so that no log
+gets far ahead of another, and none holds more than twice as many as there are slots.
+
+A log that had nothing waits for one job, at no cost, and has no turns owed when that comes. Nobody
+waits for a log that does not answer. A worker of one log knows nothing of all this.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from taskq.app.context import JobContext
 from taskq.core.errors import TaskqError
 from taskq.core.values import dataclass
+from taskq_workers.slots.feed import Feed
 from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.settling import settled
 
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from taskq.app.tasks import Task
     from taskq.log.requests import Ask, Delivery, Settlement
     from taskq.log.store.port import LoopPort
-    from taskq_workers.slots.feed import Feed, Quota
+    from taskq_workers.slots.feed import Quota
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.settling import Settled, Settler
     from taskq_workers.slots.slot import Slot
@@ -36,8 +42,12 @@ if TYPE_CHECKING:
     OnError: TypeAlias = Callable[[Settlement, TaskqError], None]
 
 T = TypeVar("T")
-#: While no slot is free for so long, no claim waits that might take a job from another worker.
+#: While no slot is free for so long, no claim waits that might take a job from another worker; and
+#: for the answer to a claim nobody else waits longer.
 BUSY_SECONDS: Final = 0.02
+#: A lap is over when twice as many jobs have begun as there are slots. When it takes no longer they
+#: are claimed ahead.
+LAP_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,16 @@ class Source:
     failed: Callable[[BaseException], None]
 
 
+class LogFeed(Feed):
+    """The feed of one log of several: it claims what the rounds tell it to."""
+
+    _runner: Share
+
+    def refill(self) -> None:
+        """Claim as soon as it is its turn."""
+        self._runner.came_empty()
+
+
 class Share:
     """What one log has of the slots: the ``FeedHost`` of its feed and its gates.
 
@@ -69,7 +89,7 @@ class Share:
         dry_at: how many jobs all logs had begun when it was found dry; -1: it is not.
     """
 
-    feed: Feed
+    feed: LogFeed
 
     def __init__(self, rounds: Rounds, source: Source) -> None:
         self.source = source
@@ -78,6 +98,8 @@ class Share:
         self.turn = 0.0
         self.done = 0
         self.dry_at = -1
+        self.weight = source.weight
+        self._asked_at = 0.0
         self.opened = Inputs(source.app).payload
         self._rounds = rounds
 
@@ -92,17 +114,38 @@ class Share:
         return self._rounds.slots.slots
 
     def free(self) -> int:
-        """How many deliveries it may hold now: those that lie there, and slots in its turn."""
-        return len(self.feed.buffer) + self._rounds.room(self)
+        """How many slots run nothing."""
+        return self._rounds.slots.free()
+
+    @property
+    def held(self) -> int:
+        """How many deliveries wait here for a slot, or were asked for."""
+        return len(self.feed.buffer) + self.feed.asked
+
+    def is_rival(self, now: float) -> bool:
+        """Whether it had jobs at the last look, and can give more."""
+        feed = self.feed
+        if feed.stands:
+            return False
+        return feed.may_ask or (feed.asked > 0 and now - self._asked_at <= BUSY_SECONDS)
+
+    def ask(self, more: int, now: float) -> None:
+        """Claim so many more than it holds."""
+        if self.feed.may_ask:
+            self._asked_at = now
+        self.feed.ask(self.feed.asked + more)
 
     def wake(self) -> None:
-        """Let slots look: a log that had nothing takes part from here on, with no turns owed."""
-        if self.feed.stands:
-            self.feed.stands = self.feed.asked > 0
-            self.turn = max(self.turn, self._rounds.turn)
-        self._rounds.waiting[self] = None
-        self._rounds.slots.wake()
-        self._rounds.refill_soon()
+        """Let slots look: a log that had nothing, or was late, is not owed what it missed."""
+        rounds, feed = self._rounds, self.feed
+        if feed.stands:
+            feed.stands = feed.asked > 0
+            self.turn = max(self.turn, rounds.turn)
+        elif rounds.slots.loop.time() - self._asked_at > BUSY_SECONDS:
+            self.turn = max(self.turn, rounds.turn - rounds.window)
+        rounds.waiting[self] = None
+        rounds.slots.wake()
+        rounds.refill_soon()
 
     def quiet(self) -> bool:
         """Whether a worker that is to end by itself has nothing left that it began."""
@@ -144,6 +187,9 @@ class _Waiting:
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
 
+    def __bool__(self) -> bool:
+        return any(share.feed.buffer for share in self._rounds.waiting)
+
     def __len__(self) -> int:
         return sum(len(share.feed.buffer) for share in self._rounds.waiting)
 
@@ -157,20 +203,14 @@ class _Waiting:
             IndexError: there is none.
         """
         rounds = self._rounds
-        for empty in [share for share in rounds.waiting if not share.feed.buffer]:
-            del rounds.waiting[empty]
-        if not rounds.waiting:
-            raise IndexError
-        share = min(rounds.waiting, key=_turn)
-        delivery = share.feed.buffer.popleft()
-        rounds.turn = share.turn
-        share.turn += 1 / share.source.weight
-        rounds.begun += 1
-        if len(share.feed.buffer) < share.feed.low:
-            share.feed.refill()
-        elif not share.feed.buffer:
-            rounds.refill_soon()
-        return delivery
+        waiting = rounds.waiting
+        while waiting:
+            share = min(waiting, key=_turn)
+            if share.feed.buffer:
+                rounds.begin(share)
+                return share.feed.buffer.popleft()
+            del waiting[share]
+        raise IndexError
 
     def remove(self, delivery: Delivery) -> None:
         """Take one out."""
@@ -183,7 +223,8 @@ class Rounds:
     Attributes:
         shares: by the tag of the log; one that failed stays, and is among those that are ``left``.
         waiting: those with deliveries that no slot has taken.
-        turn: that of the log whose job was begun last.
+        turn: the greatest at which a job was begun.
+        window: how far a log may claim ahead of the least turn; 0 while jobs are slow.
         begun: how many jobs were.
     """
 
@@ -193,10 +234,11 @@ class Rounds:
         self,
         slots: Slots,
         sources: Sequence[Source],
-        feed: Callable[[Source, Share], Feed],
+        feed: Callable[[Source, Share], LogFeed],
         quota: Quota,
         stop: Callable[[BaseException | None], None],
         *,
+        concurrency: int,
         burst: bool,
     ) -> None:
         self.slots = slots
@@ -204,13 +246,22 @@ class Rounds:
         self.shares: dict[str, Share] = {}
         self.waiting: dict[Share, None] = {}
         self.turn = 0.0
+        self.window = 0.0
         self.begun = 0
         self.buffer = _Waiting(self)
         self._alive: list[Share] = []
         self._quota = quota
         self._burst = burst
         self._is_asked = False
-        self._busy: TimerHandle | None = None
+        self._concurrency = concurrency
+        self._timer: TimerHandle | None = None
+        #: how many jobs had begun when the timer rang last; and that none has since, for want of a
+        #: free slot, so that no claim waits for logs that had nothing
+        self._mark = 0
+        self._stuck = False
+        #: when the last lap ended, and how long it took
+        self._lap_at = slots.loop.time()
+        self._lap = math.inf
         for source in sources:
             share = Share(self, source)
             share.feed = feed(source, share)
@@ -220,14 +271,42 @@ class Rounds:
     # -- as a feed --------------------------------------------------------------------------------
 
     def refill(self) -> None:
-        """Let each log claim for the slots that are its turn."""
-        for share in sorted(self._alive, key=_turn):
-            # One that waits for more already, or has enough ahead, asks by itself.
-            feed = share.feed
-            if feed.stands or not (feed.asked or len(feed.buffer) >= feed.low > 0):
-                feed.refill()
-        if self._busy is None and self._free() <= 0:
-            self._busy = self.slots.loop.call_later(BUSY_SECONDS, self._on_busy)
+        """Let each log claim what is its turn."""
+        now = self.slots.loop.time()
+        rivals = [share for share in self._alive if share.is_rival(now)]
+        if rivals:
+            self._split(rivals, now)
+        free = self._free()
+        if free > 0:
+            self._stuck = False
+        if not self._stuck:
+            for share in self._alive:
+                if share.feed.stands:
+                    share.feed.ask(1)
+        if self._timer is None and ((free <= 0 and not self._stuck) or _asked(rivals)):
+            self._timer = self.slots.loop.call_later(BUSY_SECONDS, self._look)
+
+    def _split(self, rivals: list[Share], now: float) -> None:
+        """Let those that have jobs claim more: ahead of the slots, or for those that are free."""
+        if max(self._lap, now - self._lap_at) < LAP_SECONDS:
+            weights = [share.weight for share in rivals]
+            self.window = 2 * self._concurrency / max(*weights, sum(weights) / 2)
+            end = min(map(_turn, rivals)) + self.window
+            for share in rivals:
+                # Rounded, as thirds add up to a little more or less than they should.
+                more = math.ceil(round((end - share.turn) * share.weight, 6)) - share.held
+                if more > 0:
+                    share.ask(more, now)
+            return
+        self.window = 0.0
+        turns = {share: share.turn + share.held / share.weight for share in rivals}
+        places = Counter[Share]()
+        for _ in range(self._free() - _asked(rivals)):
+            first = min(turns, key=turns.__getitem__)
+            turns[first] += 1 / first.weight
+            places[first] += 1
+        for share, count in places.items():
+            share.ask(count, now)
 
     def refill_soon(self) -> None:
         """Do as ``refill``, after this turn of the loop."""
@@ -240,35 +319,31 @@ class Rounds:
         if not self.slots.leaving:
             self.refill()
 
-    def _on_busy(self) -> None:
-        self._busy = None
-        if self._free() <= 0:
+    def _look(self) -> None:
+        """While nothing moves nobody waits for jobs; and nobody waits for a log that is late."""
+        self._timer = None
+        if self._mark == self.begun and self._free() <= 0:
+            self._stuck = True
             for share in self._alive:
                 if share.feed.stands:
                     share.feed.withdraw()
+        self._mark = self.begun
+        self.refill()
 
     def _free(self) -> int:
         return self.slots.free() - len(self.buffer)
 
-    def room(self, share: Share) -> int:
-        """How many of the free slots this log may claim for."""
-        free = self._free()
-        if share.feed.stands:
-            # Nothing was there: one more is no burden, and needs no new claim when slots are free.
-            return free if free > 0 or not share.feed.asked else 1
-        if free < 0:
-            # Others have claimed ahead of the slots, as their jobs are fast: so may it, as many.
-            return max(one.feed.batch for one in self._alive)
-        rivals = [one for one in self._alive if not one.feed.stands]
-        free -= sum(one.feed.asked for one in rivals if one is not share)
-        rivals = [one for one in rivals if one is share or one.feed.may_ask]
-        turns = {one: one.turn + len(one.feed.buffer) / one.source.weight for one in rivals}
-        room = 0
-        for _ in range(free):
-            first = min(turns, key=turns.__getitem__)
-            turns[first] += 1 / first.source.weight
-            room += first is share
-        return room
+    def begin(self, share: Share) -> None:
+        """A slot takes the next of the deliveries that wait of this log."""
+        self.begun += 1
+        self.turn = max(self.turn, share.turn)
+        share.turn += 1 / share.weight
+        if self.begun % (2 * self._concurrency) == 0:
+            now = self.slots.loop.time()
+            self._lap, self._lap_at = now - self._lap_at, now
+        if self._stuck or len(share.feed.buffer) == self.window * share.weight // 2:
+            self._stuck = False
+            self.refill_soon()
 
     def finished(self, count: int) -> None:
         """So many outcomes were handed to the logs."""
@@ -288,8 +363,8 @@ class Rounds:
 
     def close(self) -> None:
         """Claim no more, and give back whatever no slot took."""
-        if self._busy is not None:
-            self._busy.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for share in self._alive:
             share.feed.close()
 
@@ -411,3 +486,7 @@ def _refuse(items: Iterable[Settlement], on_error: OnError, error: TaskqError) -
 
 def _turn(share: Share) -> float:
     return share.turn
+
+
+def _asked(shares: list[Share]) -> int:
+    return sum(share.feed.asked for share in shares)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from taskq.app.context import JobContext, _current
 from taskq_workers.events import Hook, tell
@@ -15,7 +16,7 @@ from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
 from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import reject, release, unless_too_old
-from taskq_workers.slots.rounds import Rounds
+from taskq_workers.slots.rounds import LogFeed, Rounds
 from taskq_workers.slots.settling import Settler
 from taskq_workers.slots.slot import Slot
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.app.tasks import Task
     from taskq.log.requests import Delivery, Settlement
     from taskq.log.store.port import LoopPort
-    from taskq_workers.slots.hands import FeedHost, Gatekeeper
+    from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
     from taskq_workers.slots.rounds import Share, Source
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         TaskQ, Making, Opening, deque[Delivery], Feed, Plans, Settler, Hook | None
     ]
 
+FeedT = TypeVar("FeedT", bound=Feed)
 _log: Final = logging.getLogger("taskq.worker")
 
 
@@ -107,9 +109,9 @@ class Slots:
         self._started = 0
         quota = Quota(max_jobs)
 
-        def feed(source: Source, host: FeedHost, *, clocked: bool = True) -> Feed:
+        def feed(kind: type[FeedT], source: Source, host: Any, *, clocked: bool = True) -> FeedT:
             clock = source.clock if clocked else None
-            return Feed(
+            return kind(
                 self.loop, source.port, host, concurrency=concurrency, queues=queues, tasks=tasks,
                 burst_clock=clock, quota=quota,
             )  # fmt: skip
@@ -118,13 +120,17 @@ class Slots:
         self._rounds: Rounds | None = None
         self.hosts: Sequence[Slots | Share] = (self,)
         if len(sources) == 1:
-            self.feed = feed(sources[0], self, clocked=burst)
+            self.feed = feed(Feed, sources[0], self, clocked=burst)
             self.settler = Settler(
                 self.loop, self._port, self.feed.finished, lambda error, _: stop(error)
             )
             made, opened = _one_log(sources[0])
         else:
-            made, opened = self._take_turns(Rounds(self, sources, feed, quota, stop, burst=burst))
+            rounds = Rounds(
+                self, sources, partial(feed, LogFeed), quota, stop,
+                concurrency=concurrency, burst=burst,
+            )  # fmt: skip
+            made, opened = self._take_turns(rounds)
         self._hot: HotParts = (
             app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook
         )  # fmt: skip
