@@ -105,6 +105,12 @@ class FakePort:
         self._called.set()
         return future
 
+    def adopt(self) -> asyncio.Future[int]:
+        """Nothing was ever published."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future.set_result(0)
+        return future
+
     async def look(self, look: Callable[..., object]) -> None:
         """Nobody is told what waits here."""
         del look

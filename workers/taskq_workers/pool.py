@@ -33,6 +33,7 @@ from taskq_workers.services.draining import tell_drain
 from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.plugins import plug_in
 from taskq_workers.services.strays import StrayWatch
+from taskq_workers.services.uploads import LastUploads
 from taskq_workers.slots.plans import Plans
 from taskq_workers.slots.rounds import Source
 from taskq_workers.slots.slots import Slots
@@ -40,7 +41,6 @@ from taskq_workers.slots.slots import Slots
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
     from anyio.abc import TaskStatus
 
@@ -173,7 +173,7 @@ class Worker:
         self._task_limits: Mapping[str, Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
-        self._begun = asyncio.Event()
+        self._begun, self._uploads = asyncio.Event(), LastUploads()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
@@ -309,12 +309,7 @@ class Worker:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.stop()
         if error is None:
             self._raise_error()
@@ -575,6 +570,8 @@ class Worker:
         part.leave()
 
     def _on_end(self, error: BaseException | None) -> None:
+        if error is None and self._uploads.look(self._runner, self.stores):
+            return
         if error is not None and self._error is None:
             cause = ", because its log failed" if isinstance(error, LogError) else ""
             _log.error("the worker stops%s: %s", cause, error)

@@ -238,7 +238,6 @@ class Rounds:
         quota: Quota,
         stop: Callable[[BaseException | None], None],
         *,
-        concurrency: int,
         burst: bool,
     ) -> None:
         self.slots = slots
@@ -253,7 +252,6 @@ class Rounds:
         self._quota = quota
         self._burst = burst
         self._is_asked = False
-        self._concurrency = concurrency
         self._timer: TimerHandle | None = None
         #: how many jobs had begun when the timer rang last; and that none has since, for want of a
         #: free slot, so that no claim waits for logs that had nothing
@@ -290,7 +288,7 @@ class Rounds:
         """Let those that have jobs claim more: ahead of the slots, or for those that are free."""
         if max(self._lap, now - self._lap_at) < LAP_SECONDS:
             weights = [share.weight for share in rivals]
-            self.window = 2 * self._concurrency / max(*weights, sum(weights) / 2)
+            self.window = 2 * self.slots.concurrency / max(*weights, sum(weights) / 2)
             end = min(map(_turn, rivals)) + self.window
             for share in rivals:
                 # Rounded, as thirds add up to a little more or less than they should.
@@ -338,7 +336,7 @@ class Rounds:
         self.begun += 1
         self.turn = max(self.turn, share.turn)
         share.turn += 1 / share.weight
-        if self.begun % (2 * self._concurrency) == 0:
+        if self.begun % (2 * self.slots.concurrency) == 0:
             now = self.slots.loop.time()
             self._lap, self._lap_at = now - self._lap_at, now
         if self._stuck or len(share.feed.buffer) == self.window * share.weight // 2:
@@ -360,6 +358,15 @@ class Rounds:
         """What may be claimed has changed."""
         for share in list(self._alive):
             share.feed.reconsider()
+
+    def look_anew(self) -> None:
+        """A burst wants to know at once whether there is anything left."""
+        for share in list(self._alive):
+            share.feed.look_anew()
+
+    def allowed(self, count: int) -> int:
+        """So many, or what is left of the quota."""
+        return self._quota.allowed(count)
 
     def close(self) -> None:
         """Claim no more, and give back whatever no slot took."""

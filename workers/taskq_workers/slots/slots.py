@@ -63,6 +63,7 @@ class Slots:
     Each slot is started when first needed.
 
     Attributes:
+        concurrency: how many there are at most.
         leaving: slots end when they find no more work.
         gone: set once all have left.
         hosts: whoever stands for the slots before the feed and the gates of each log.
@@ -92,7 +93,7 @@ class Slots:
         self.gates: Gatekeeper | None = None
         self.leaving = False
         self.gone = asyncio.Event()
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._hook = hook
         self._stop = stop
         # What a job changed in its context ends with its slot; every new one starts from this.
@@ -126,10 +127,7 @@ class Slots:
             )
             made, opened = _one_log(sources[0])
         else:
-            rounds = Rounds(
-                self, sources, partial(feed, LogFeed), quota, stop,
-                concurrency=concurrency, burst=burst,
-            )  # fmt: skip
+            rounds = Rounds(self, sources, partial(feed, LogFeed), quota, stop, burst=burst)
             made, opened = self._take_turns(rounds)
         self._hot: HotParts = (
             app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook
@@ -205,7 +203,7 @@ class Slots:
     def free(self) -> int:
         """How many slots run nothing, be they called to the buffer or not."""
         idle = len(self._resting) + len(self._called)
-        return idle + self._concurrency - len(self._slots)
+        return idle + self.concurrency - len(self._slots)
 
     def wake(self) -> None:
         """Let free slots look at the buffer, unless the worker is about to give all of it back."""
@@ -319,7 +317,7 @@ class Slots:
                 waiter.set_result(None)
                 self._called.add(slot)
                 return True
-        if len(self._slots) < self._concurrency:
+        if len(self._slots) < self.concurrency:
             self._start_slot()
             return True
         return False
