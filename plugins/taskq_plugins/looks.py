@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
@@ -21,10 +22,11 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import DeadFilter
 from taskq.log.read.timetravel import Moment
 from taskq.log.segments.bodystore import LISTED_BYTES_MAX
+from taskq.log.segments.identity import FILE
 from taskq.schedules.view import NEXT_COUNT, views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from taskq.core.views import Hold, JobView, LimitView, OwnerView
     from taskq.core.why import Reason
@@ -60,10 +62,12 @@ class Looks:
 
     Args:
         path: directory of the log.
+        begin: makes the log, where its own program has not yet.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, begin: Callable[[], Awaitable[object]] | None = None) -> None:
         self.path = path
+        self._begin = begin
         self._turn = anyio.CapacityLimiter(1)
         #: by the moment that they tell of, "" for now; the one used last stands last
         self._readers: dict[str, LogReader] = {}
@@ -76,6 +80,10 @@ class Looks:
             UsageError: that is no moment, or one to come.
             MomentGone: compaction removed what would tell it.
         """
+        if self._begin is not None:
+            if not await anyio.to_thread.run_sync(Path(self.path, FILE).exists):
+                await self._begin()
+            self._begin = None
         return await anyio.to_thread.run_sync(self._read, work, at, limiter=self._turn)
 
     def _read(self, work: Callable[[LogReader], T], at: str) -> T:

@@ -7,7 +7,7 @@ import re
 import sys
 import urllib.request
 from datetime import date  # noqa: TC003 - read by the task
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
@@ -116,6 +116,43 @@ async def test_a_call_is_enqueued_by_a_form_that_is_made_from_its_annotations(ap
         assert "day" in wrong.text
         assert (await client.get("/taskq/enqueue?task=none")).status_code == 404
         assert 'task=report">report</a>' in (await client.get("/taskq/enqueue")).text
+
+
+async def test_a_page_is_there_before_the_first_job(tmp_path: Path) -> None:
+    """A web app starts before anybody asks it for anything; its worker perhaps never here."""
+    async with TaskQ(tmp_path / "data", durability="os") as app, outside(app) as client:
+        for path in ("/", "/jobs", "/failures", "/schedules", "/limits", "/log", "/api/stats"):
+            assert (await client.get(f"/taskq{path}")).status_code == 200, path
+
+
+async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address(
+    app: TaskQ,
+) -> None:
+    """As with several workers of a web server: whoever loads the page meets any of them."""
+    await app.enqueue_by_name("a")
+    async with (
+        outside(app, allow_actions=True) as client,
+        outside(app, allow_actions=True) as other,
+    ):
+        client.headers["Origin"] = other.headers["Origin"] = HOST
+        (pause,) = forms((await client.get("/taskq/")).text)
+        assert (await send_form(other, pause)).status_code == 303
+        forged = {**pause, "taskq.token": "x" * 64}
+        assert (await send_form(other, forged)).status_code == 403
+
+
+async def test_a_task_may_call_its_parameters_as_it_likes_and_have_many(app: TaskQ) -> None:
+    parameters = ["token", "back", "task", "id", *(f"p{number}" for number in range(40))]
+    made: dict[str, Any] = {}
+    exec(f"async def many({', '.join(f'{one}: str' for one in parameters)}): ...", made)  # noqa: S102
+    app.task(name="many")(made["many"])
+    async with outside(app, allow_actions=True) as client:
+        client.headers["Origin"] = HOST
+        (form,) = forms((await client.get("/taskq/enqueue", params={"task": "many"})).text)
+        answer = await send_form(client, form | {one: f"of {one}" for one in parameters})
+        assert answer.status_code == 303, answer.text
+        job = await app.job(answer.headers["location"].removeprefix("/taskq/jobs/")).view()
+    assert job.arguments == {one: f"of {one}" for one in parameters}
 
 
 async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:

@@ -17,14 +17,12 @@ import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import h11
 from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from taskq.core.errors import LogError, TaskqError
 from taskq.core.model import SECOND_NS
@@ -57,9 +55,9 @@ from taskq_plugins.hub.wire import (
     answered,
     delivered,
 )
+from taskq_plugins.patience import Patient
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
@@ -81,8 +79,7 @@ _SMALL_BYTES: Final = 64 * 1024
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
-#: How long headers may come, a body at most, and one that comes slower than a KiB a second.
-_HEADER_SECONDS: Final = 10.0
+#: How long a body may come at most, and one that comes slower than a KiB a second.
 _BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
@@ -382,30 +379,7 @@ def _problem(status: int, title: str) -> Response:
     return Response(data, status, headers, media_type=PROBLEM)
 
 
-class Protocol(H11Protocol):
-    """HTTP/1.1 whose headers come soon, or the line is closed: uvicorn waits for ever."""
+class Protocol(Patient):
+    """A line to a device: how slowly a body may come is seen to where it is read."""
 
-    _deadline: TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what came; wait for the rest of headers that are not whole."""
-        super().data_received(data)
-        self._watch()
-
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        self._deadline = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()
+    body_seconds = _BODY_SECONDS + _SLOW_SECONDS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import json
 import time
 from functools import partial
@@ -17,11 +20,13 @@ from starlette.routing import Route
 
 from taskq.cli import render
 from taskq.cli.commands.jobs import served
-from taskq.core.errors import command
+from taskq.core.errors import TaskqError, command
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.parsing import parse_json
 from taskq.core.views import moment
+from taskq.log.machine.disk import PatientDisk
 from taskq.log.read.timetravel import Moment
+from taskq.log.segments.identity import read_identity
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
@@ -89,7 +94,10 @@ _AT_CHARACTERS_MAX: Final = 60
 _LOOKED_MAX: Final = 1_000
 _ENDS_MAX: Final = 15
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
-_FIELDS_MAX: Final = 20
+#: Of a form: a task may have many parameters. Ours are told from them by a dot in their names.
+_FIELDS_MAX: Final = 512
+#: Ids that are shown of each kind of jobs that a flow ties to one.
+_IDS_MAX: Final = 20
 
 
 class Bar(NamedTuple):
@@ -133,6 +141,7 @@ class Pages:
         self._place = place
         self._keys = keys
         self._app = app
+        self._shared_key = ""
         told, value = (str, _as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -236,7 +245,7 @@ class Pages:
             "is_open": job.state in LIVE_STATES,
             "bars": _bars(job, now_ns),
             "command": command(self._looks.path, "show", job.job_id),
-            "flow": [(name.replace("_", " "), ids[:_FIELDS_MAX]) for name, ids in flow.items()],
+            "flow": [(name.replace("_", " "), ids[:_IDS_MAX]) for name, ids in flow.items()],
         }
 
     async def _failures(self, look: Look) -> dict[str, Any]:
@@ -286,22 +295,39 @@ class Pages:
 
     async def _act(self, request: Request) -> Response:
         form = _form(await request.body())
-        if not same(form.pop("token", ""), self._keys.form):
+        if not same(form.pop("taskq.token", ""), self._form_key()):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "this form is not of a page that is open here: load the page again, then repeat it",
             )
-        back, act = form.pop("back", "/"), self._acts.get(request.path_params["name"])
+        back, act = form.pop("taskq.back", "/"), self._acts.get(request.path_params["name"])
         if act is None:
             raise Problem(HTTPStatus.NOT_FOUND, "there is no such act")
         form = {name: value for name, value in form.items() if value}
         if act.name != "enqueue":
             await act.answer(_checked(act.asked, form))
         elif self._app is not None:
-            call = call_of(self._app._tasks.get(form.pop("task", "")), form)
+            call = call_of(self._app._tasks.get(form.pop("taskq.task", "")), form)
             job = await self._app.enqueue(call)
             back = f"{root_of(request.scope)}/jobs/{job.id}"
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
+
+    def _form_key(self) -> str:
+        """What a form must have: where others log people in, the same in all processes of theirs.
+
+        It is made of the log's id, which no other site knows.
+        """
+        if self._place.allows is None:
+            return self._keys.form
+        if not self._shared_key:
+            identity = None
+            with contextlib.suppress(TaskqError, OSError):
+                identity = read_identity(PatientDisk(), self._looks.path)
+            if identity is None:
+                return self._keys.form
+            key = identity.log_id.bytes
+            self._shared_key = hmac.new(key, b"form", hashlib.sha256).hexdigest()
+        return self._shared_key
 
     # -- how they look -----------------------------------------------------------------------------
 
@@ -334,7 +360,7 @@ class Pages:
         text = self._templates.get_template(template).render(
             directory=self._looks.path,
             allow_actions=self._place.allow_actions and not at,
-            form_token=self._keys.form,
+            form_token=self._form_key(),
             pages=_PAGES if self._app is None else (*_PAGES, ("/enqueue", "Enqueue")),
             to=to,
             **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **told},

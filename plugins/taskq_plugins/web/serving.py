@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from taskq.core.errors import TaskqError
+from taskq_plugins.patience import Patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
     cert, key = tls or (None, None)
     config = uvicorn.Config(
         site,
-        http="h11",
+        http=Patient,
         ws="none",
         loop="asyncio",
         log_level="warning",

@@ -39,7 +39,7 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
         keys: what shows who asks.
         app: the app that has it open, if it is this program's own.
     """
-    looks = Looks(path)
+    looks = Looks(path, None if app is None else app.stats)
     acts = Acts(looks, app, hides=not place.show_secrets)
     api = Api(looks, acts)
     pages = Pages(looks, api.acts, place, keys, app)

@@ -1,0 +1,75 @@
+"""Who sends half a request and no key shuts nobody out."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from taskq import TaskQ
+from taskq_plugins import patience
+from taskq_plugins.web import serving
+from taskq_plugins.web.door import Keys, Place
+from taskq_plugins.web.site import make_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HALVES = {
+    "nothing": b"",
+    "a head": b"GET /api/stats HTTP/1.1\r\nHost: x\r\nX-Slow:",
+    "a body": b"POST /api/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{",
+}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A page that is served as ``taskq web`` serves it."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    app.stats_sync()
+    app.close_sync()
+    with serving.listen("127.0.0.1", 0) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        place = Place(scheme="http", hosts=(host,), allow_actions=True)
+        server = serving.server_of(make_site(str(tmp_path / "data"), place, Keys()), None)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_as_many_half_requests_as_there_are_lines_shut_nobody_out(
+    address: tuple[str, int], half: bytes
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(serving._CONNECTIONS_MAX):
+            line = stack.enter_context(socket.create_connection(address, timeout=20))
+            line.sendall(half)
+        for _ in range(3):
+            answer = httpx.get(f"http://{address[0]}:{address[1]}/api/stats", timeout=20)
+            assert answer.status_code == 401, answer.text
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_what_does_not_come_ends_its_line(
+    address: tuple[str, int], half: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of a body which comes a byte at a time, and of a second request on a line."""
+    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "BODY_SECONDS", 0.3)
+    whole = b"GET /api/stats HTTP/1.1\r\nHost: x\r\n\r\n"
+    for before in (b"", whole):
+        with (
+            contextlib.suppress(ConnectionError),  # another way to be told that it is over
+            socket.create_connection(address, timeout=20) as line,
+        ):
+            line.sendall(before + half)
+            while line.recv(65_536):
+                line.sendall(b" ")
