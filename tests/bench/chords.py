@@ -146,10 +146,13 @@ async def run(
         workers = [start(MODULE, "--work", path) for _ in range(WORKERS)]
         try:
             producing = asyncio.create_task(enqueue(app, member, callback, chords, members))
-            killed = time.monotonic()
-            while not (producing.done() and await _done(app) >= chords):
+            killed, progress = time.monotonic(), 0
+            while not (producing.done() and await _done(app, "callbacks") >= chords):
                 await asyncio.sleep(_LOOK_SECONDS)
-                if time.monotonic() - killed >= kill_seconds:
+                # None before something was done since: on a busy machine workers that are killed as
+                # they start would do nothing for ever.
+                if time.monotonic() - killed >= kill_seconds and await _done(app) > progress:
+                    progress = await _done(app)
                     number = draw.randrange(WORKERS)
                     _kill(workers[number])
                     workers[number] = start(MODULE, "--work", path)
@@ -163,11 +166,10 @@ async def run(
     return {"seconds": seconds, "kills": kills}
 
 
-async def _done(app: TaskQ) -> int:
-    for queue in (await app.stats()).queues:
-        if queue.queue == "callbacks":
-            return queue.succeeded + queue.dead + queue.cancelled
-    return 0
+async def _done(app: TaskQ, name: str | None = None) -> int:
+    """How many jobs of one queue, or of all, are over."""
+    queues = [one for one in (await app.stats()).queues if name in {None, one.queue}]
+    return sum(one.succeeded + one.dead + one.cancelled for one in queues)
 
 
 def _kill(worker: Popen[str]) -> None:

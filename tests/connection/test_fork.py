@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPT = """
-import asyncio, os, sys
+import asyncio, logging, os, sys
 from taskq import State, TaskQ
+
+# In development mode asyncio warns of each turn over 0.1 s: that tells how busy the machine is.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 app = TaskQ(sys.argv[1])
 
