@@ -64,8 +64,8 @@ class ByJob:
         self._app = app
 
     def logs(self) -> list[TaskQ]:
-        """The app itself."""
-        return [self._app]
+        """The app itself; for code of a job or a hook, over the log of that."""
+        return [self.here()]
 
     def here(self) -> TaskQ:
         """The app over the log that a transaction is of, begun here and now."""

@@ -208,8 +208,8 @@ class LogHolder:
         from taskq.reading.editing import edit_job, wanted  # noqa: PLC0415 - few ask
 
         wish = wanted(run_now=run_now, delay=delay, eta=eta, priority=priority, queue=queue)
-        _, lsn = await self._found(job)
-        return await edit_job(self._connection, lsn, wish)
+        there, _, lsn = await self._found(job)
+        return await edit_job(there._connection, lsn, wish)
 
     edit_sync = blocking(edit)
 
@@ -227,9 +227,9 @@ class LogHolder:
             MomentGone: compaction removed what would tell it.
         """
         logs = self.logs()
-        if len(logs) > 1:
-            if isinstance(at, int):
-                raise UsageError("at is an lsn, which is of one log: give a datetime")
+        if len(logs) > 1 and isinstance(at, int):
+            raise UsageError("at is an lsn, which is of one log: give a datetime")
+        if logs[0] is not self:
             found = [await one.stats(at) for one in logs]
             return sum(found[1:], found[0])
         if at is not None:
@@ -266,8 +266,8 @@ class LogHolder:
         """
         from taskq.log.read.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
 
-        port, lsn = await self._found(job)
-        path = self._connection.path
+        there, port, lsn = await self._found(job)
+        path = there._connection.path
         workers = await off_loop(live_workers, path)
         facts: Facts | None = await port.look(
             lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
@@ -288,13 +288,13 @@ class LogHolder:
         from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
         from taskq.log.state.story import job_records  # noqa: PLC0415 - as above
 
-        port, lsn = await self._found(job)
+        there, port, lsn = await self._found(job)
         records: list[LogRecord] = await port.look(
             lambda one: list(job_records(one.journal, lsn)), needs_agenda=False
         )
         if not records:
-            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
-        return await self._read(lambda reader: name_workers(reader.journal, events_of(records)))
+            raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
+        return await there._read(lambda reader: name_workers(reader.journal, events_of(records)))
 
     timeline_sync = blocking(timeline)
 
@@ -310,12 +310,12 @@ class LogHolder:
         """
         from taskq.log.read.timeline import name_attempts  # noqa: PLC0415 - as above
 
-        port, lsn = await self._found(job)
+        there, port, lsn = await self._found(job)
         view: JobView | None = await port.view(lsn)
         if view is None:
-            raise JobNotFound(f"there is no job {_shown(job)} in {self._connection.path}")
+            raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
         attempts = view.attempts
-        return await self._read(lambda reader: name_attempts(reader.journal, attempts))
+        return await there._read(lambda reader: name_attempts(reader.journal, attempts))
 
     attempts_sync = blocking(attempts)
 
@@ -534,13 +534,19 @@ class LogHolder:
         ports = [await one._connection.port() for one in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
 
-    async def _found(self, job: JobId) -> tuple[LoopPort, int]:
+    def _of(self, job: JobId) -> LogHolder:
+        """The holder of the log that a job is in."""
+        del job
+        return self
+
+    async def _found(self, job: JobId) -> tuple[LogHolder, LoopPort, int]:
         tag, lsn = split_job_id(job)
-        port = await self._connection.port()
-        self._connection.check_tag(tag, lsn)
+        there = self._of(job)
+        port = await there._connection.port()
+        there._connection.check_tag(tag, lsn)
         if not tag:
-            lsn = await self._read(lambda reader: reader.find_job(str(job)))
-        return port, lsn
+            lsn = await there._read(lambda reader: reader.find_job(str(job)))
+        return there, port, lsn
 
     async def _stats_at(self, at: datetime | int) -> LogStats:
         from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - as above

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from taskq.cli import render
-from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.options import open_reader
+from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
+from taskq.cli.options import open_reader, refuse_shards, resolve
+from taskq.cli.shards import logs_below
 from taskq.text import flat
 
 if TYPE_CHECKING:
@@ -46,15 +47,32 @@ def limit_option(command: F) -> F:
 
 
 def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
-    """What the work gives on the log of a directory, which must be there."""
-    open_reader(data_dir).close()
-    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    """What the work gives on the log of a directory, or on its shards; it must be there."""
 
     async def run() -> Answer:
-        async with TaskQ(data_dir, upkeep=False) as app:  # the app may keep more than we know of
+        async with _app_of(data_dir) as app:  # the app may keep more than we know of
             return await work(app)
 
     return asyncio.run(run())
+
+
+def _app_of(data_dir: Path | None) -> TaskQ:
+    root = resolve(data_dir)
+    is_sharded = logs_below(root) != [root]
+    if not is_sharded:
+        open_reader(data_dir).close()
+    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+
+    if not is_sharded:
+        return TaskQ(data_dir, upkeep=False)
+    from taskq.shards.layout import read_layout  # noqa: PLC0415 - few have shards
+
+    app = TaskQ(root, shards=read_layout(root), upkeep=False)
+    try:
+        refuse_shards(root)
+    except Failure as error:  # what is of one log is refused as by commands that only read
+        app._connection.refusal = str(error)
+    return app
 
 
 def sweep(

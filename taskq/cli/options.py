@@ -177,11 +177,29 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
 
         path = unpacked(path) or path
     if not _is_log(path):
+        refuse_shards(path)
         raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     reader = LogReader.open(str(path), at=at)
     if reader.journal.identity.read_only:
         _tell_of_copy(reader)
     return reader
+
+
+def refuse_shards(path: Path) -> None:
+    """Refuse a root of shards, for a command that is of one log.
+
+    Raises:
+        Failure: it is one; the message names one of its logs.
+    """
+    from taskq.shards.layout import FILE, read_layout  # noqa: PLC0415 - as above
+
+    layout = read_layout(path) if (path / FILE).is_file() else None
+    if layout is not None:
+        first = flat(shlex.quote(str(path / layout.names()[0])))
+        raise Failure(
+            f"{path.absolute()} has {layout.count} shards, and this is asked of one log: "
+            f"name it, such as -d {first}"
+        )
 
 
 def _tell_of_copy(reader: LogReader) -> None:

@@ -1,4 +1,4 @@
-"""Read commands on a root of shards: on each of them in turn, or on the one that has the job."""
+"""Commands on a root of shards: on each of them in turn, or on the one that has the job."""
 
 from __future__ import annotations
 
@@ -19,19 +19,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def logs_below(root: Path) -> list[Path]:
+    """The logs of a root of shards; of another directory itself."""
+    if not (root / "shards.json").is_file():
+        return [root]
+    from taskq.shards.layout import read_layout  # noqa: PLC0415 - few have shards
+
+    layout = read_layout(root)
+    return [root] if layout is None else [root / name for name in layout.names()]
+
+
 def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
     """Have a command take a root of shards for its directory, too."""
 
     @functools.wraps(command)
     def run(*args: Any, data_dir: Path | None, **rest: Any) -> Any:
         root = resolve(data_dir)
-        if not (root / "shards.json").is_file():
-            return command(*args, data_dir=root, **rest)
-        from taskq.shards.layout import read_layout, shard_with  # noqa: PLC0415 - few have shards
+        paths = logs_below(root)
+        # Who follows a log, or reads under a name, goes along one.
+        if paths == [root] or rest.get("follow") or rest.get("reader"):
+            return command(*args, data_dir=data_dir, **rest)
+        from taskq.shards.layout import shard_with  # noqa: PLC0415 - few have shards
 
-        layout = read_layout(root)
-        assert layout is not None
-        paths = [root / name for name in layout.names()]
         if "job_id" in rest:
             tag = rest["job_id"].rpartition("-")[0]
             index = shard_with(list(map(str, paths)), tag) if tag else None
@@ -39,13 +48,23 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise Failure(f"no shard of {root} has job {rest['job_id']}: give its whole id")
             return command(*args, data_dir=paths[index], **rest)
         begun = [path for path in paths if (path / "taskq.json").is_file()]
-        return _each(begun, functools.partial(command, *args, **rest), as_json=rest.get("as_json"))
+        read = None
+        if rest.get("as_json"):
+            # What can be followed prints a document a line.
+            read = _documents if "follow" in rest else json.loads
+        return _each(begun, functools.partial(command, *args, **rest), read)
 
     return run
 
 
-def _each(paths: list[Path], command: Callable[..., Any], *, as_json: bool | None) -> None:
-    """Run it on each; the exit code is the worst of theirs, and JSON is one document."""
+def _documents(lines: str) -> list[Any]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def _each(
+    paths: list[Path], command: Callable[..., Any], read: Callable[[str], Any] | None
+) -> None:
+    """Run it on each; the exit code is the worst of theirs. What is ``read`` is one document."""
     worst, documents = 0, {}
     for path in paths:
         told = io.StringIO()
@@ -54,11 +73,11 @@ def _each(paths: list[Path], command: Callable[..., Any], *, as_json: bool | Non
                 command(data_dir=path)
         except Exit as end:
             worst = max(worst, end.exit_code)
-        if as_json:
-            documents[path.name] = json.loads(told.getvalue())
+        if read is not None:
+            documents[path.name] = read(told.getvalue())
         else:
             render.echo(f"{path.name}\n{told.getvalue()}")
-    if as_json:
+    if read is not None:
         render.print_json(documents)
     if not paths:
         render.echo("No jobs yet.")

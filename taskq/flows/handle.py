@@ -11,7 +11,14 @@ from taskq.connection.blocking import blocking
 from taskq.connection.connection import split_job_id
 from taskq.connection.handle import JobHandle, PendingJob
 from taskq.core.durations import Duration, seconds
-from taskq.core.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, UsageError
+from taskq.core.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    ResultGone,
+    UsageError,
+)
 from taskq.core.flows import nested
 from taskq.core.model import WAITING_STATES, State
 from taskq.core.values import dataclass
@@ -97,20 +104,40 @@ class FlowHandle(Generic[R]):
             JobFailed: one of its jobs is dead, so that its result will not come.
             JobCancelled: it was cancelled.
             JobExpired: the ``expires`` of a job passed before it ran.
-            ResultGone: a job keeps no result.
+            ResultGone: its last job keeps no result; a member of a group that keeps none is None.
             ResultTimeout: it is not through yet.
         """
+        values, gone = await self._values(timeout)
+        value = nested(self._shape, values)
+        if gone is not None and value is None:
+            raise gone
+        return cast("R", value)
+
+    async def wait(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - as above
+        """Wait until the flow is through, whether its jobs keep results or not.
+
+        Raises:
+            JobError: as ``result``, but for ``ResultGone``.
+        """
+        await self._values(timeout)
+
+    async def _values(self, timeout: Duration | None) -> tuple[list[Any], ResultGone | None]:  # noqa: ASYNC109 - as above
+        """What its last jobs gave, None for what is not kept; and what tells so."""
         limit = None if timeout is None else seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         values: list[Any] = []
+        gone: ResultGone | None = None
         for job in self.jobs[: self._ends]:
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
                 values.append(await job.result(left))
+            except ResultGone as error:
+                gone = error
+                values.append(None)
             except JobCancelled:
                 await self._raise_cause()
                 raise
-        return cast("R", nested(self._shape, values))
+        return values, gone
 
     async def progress(self) -> FlowProgress:
         """How many of its jobs wait, run and have ended, and how, now."""
@@ -142,6 +169,7 @@ class FlowHandle(Generic[R]):
         return withdrawn + stopped
 
     result_sync = blocking(result)
+    wait_sync = blocking(wait)
     progress_sync = blocking(progress)
     cancel_sync = blocking(cancel)
 

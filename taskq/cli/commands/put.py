@@ -11,7 +11,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
-from taskq.cli.options import data_dir_option, json_option, span
+from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
 from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
 from taskq.core.parsing import parse_json, rather
 from taskq.log.config import SPILL_BYTES_MAX
@@ -115,6 +115,8 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if target is None:
+        if data_dir is not None:
+            refuse_shards(data_dir)
         return TaskQ(data_dir, upkeep=False)
     # By name, since imports point from there to here.
     app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)

@@ -13,6 +13,7 @@ import click
 from taskq.cli import render
 from taskq.cli.many import with_app
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
+from taskq.cli.shards import over_shards
 from taskq.text import flat
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
     -d/--data-dir.
     """
     if context.invoked_subcommand is None:
-        _list(data_dir, as_json, count=3)
+        _list(data_dir=data_dir, as_json=as_json, count=3)
 
 
 @schedules.command("ls")
@@ -48,10 +49,11 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
 )  # fmt: skip
 def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
     """List the schedules: task, rule, last tick and next ones."""
-    _list(data_dir, as_json, count)
+    _list(data_dir=data_dir, as_json=as_json, count=count)
 
 
-def _list(data_dir: Path | None, as_json: bool, count: int) -> None:
+@over_shards
+def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
     from taskq.schedules.view import views_of  # noqa: PLC0415 - help must not import the log
 
     now_ns = time.time_ns()

@@ -24,6 +24,7 @@ from taskq.cli.options import (
     open_reader,
     resolve,
 )
+from taskq.cli.shards import over_shards
 from taskq.core import views as documents
 from taskq.core.model import SECOND_NS
 from taskq.core.records import Kind
@@ -67,6 +68,7 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 @click.option("-Q", "--queue", "queues", multiple=True, help="Only jobs of these queues.")
 @click.option("-t", "--task", "tasks", multiple=True, help="Only jobs of these tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@over_shards
 def tail(
     data_dir: Path | None,
     follow: bool,
@@ -321,6 +323,7 @@ def reader() -> None:
 @reader.command("ls")
 @log_argument
 @json_option
+@over_shards
 def ls(data_dir: Path | None, as_json: bool) -> None:
     """List the named readers, and how far behind each is."""
     from taskq.reading.named import look_at_readers  # noqa: PLC0415 - help must not import the log

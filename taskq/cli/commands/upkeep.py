@@ -12,7 +12,7 @@ from taskq.cli.commands.jobs import damage_json, print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
-from taskq.cli.shards import over_shards
+from taskq.cli.shards import logs_below, over_shards
 from taskq.text import flat
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _NAME_COLUMNS: Final = 8
 @json_option
 @click.option("--keep", help='Keep finished jobs so long, for example "12h".  [default: settings]')
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@over_shards
 def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: bool) -> None:
     """Remove the oldest segments as far as the settings allow, beside live workers.
 
@@ -104,6 +105,7 @@ def _print(report: CompactReport) -> None:
 @json_option
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@over_shards
 def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> None:
     """Write damaged segments anew from all that still reads, and keep the originals in torn/.
 
@@ -256,5 +258,7 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
         checks.append(Check(name="settings", ok=False, detail=str(error)))
     else:
         path = data_dir or (settings.data_dir if found is None else found.data_dir)
-        checks += [Check(name="settings", ok=True, detail=files), *check_start(path, config)]
+        checks.append(Check(name="settings", ok=True, detail=files))
+        for one in logs_below(path):
+            checks += check_start(one, config)
     _tell(checks, well=all(one.ok for one in checks), as_json=as_json)

@@ -121,6 +121,7 @@ class Slots:
         self._rounds: Rounds | None = None
         self.hosts: Sequence[Slots | Share] = (self,)
         if len(sources) == 1:
+            app = sources[0].app
             self.feed = feed(Feed, sources[0], self, clocked=burst)
             self.settler = Settler(
                 self.loop, self._port, self.feed.finished, lambda error, _: stop(error)
