@@ -246,7 +246,8 @@ class Journal:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
         if hint and hint is not self._known and not hint.failed and hint.home == self.home:
-            self._adopt(hint)
+            with contextlib.suppress(SegmentGone):  # written and compacted since it was told of
+                self._adopt(hint)
 
     def has_grown(self) -> bool:
         """Whether another process wrote since the last ``lock`` or ``refresh``."""

@@ -97,8 +97,9 @@ class SegmentIndex:
         return header
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptor back: who asks then gets an OSError, and no bytes of another file."""
         self._disk.close(self._descriptor)
+        self._descriptor = -1
 
     # -- what the header says ---------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class SegmentIndexes:
         self._saved: set[int] = set()
         self._distrusted: set[int] = set()
         self._damaged: set[int] = set()
+        self._files.when_fewer = self._close_gone
 
     def forget(self) -> None:
         """Close the files; what was read of them may not be true any more."""
@@ -346,6 +347,11 @@ class SegmentIndexes:
         self._open[segment] = index  # the latest used is the last to be closed
         if len(self._open) > _OPEN_MAX:
             self._drop_file(next(iter(self._open)))
+
+    def _close_gone(self) -> None:
+        """Close the files of segments that are not there any more."""
+        for segment in self._open.keys() - set(self._files.lsns):
+            self._drop_file(segment)
 
     def _drop_file(self, segment: int) -> None:
         index = self._open.pop(segment, None)

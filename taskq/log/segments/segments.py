@@ -15,7 +15,7 @@ from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, se
 from taskq.log.machine.ports import write_all, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from uuid import UUID
 
     from taskq.log.machine.ports import Disk
@@ -96,6 +96,9 @@ class SegmentFiles:
         self._seeds: dict[int, int] = {}
         self._sealed_sizes: dict[int, int] = {}
         self._window = (-1, 0, b"")
+        #: told when segments may be gone: as long as anybody has a file open, the disk gets nothing
+        #: back
+        self.when_fewer: Callable[[], None] = _do_nothing
 
     # -- which there are --------------------------------------------------------------------------
 
@@ -107,9 +110,9 @@ class SegmentFiles:
         self.floor = max((int(stem) for stem in floors if stem.isdecimal()), default=0)
         self.number(self.lsns)
         if self._writable:  # who only reads may want to come to the end of one that was removed
-            # As long as anybody has it open, the disk gets nothing back.
             for lsn in self._descriptors.keys() - {*self.lsns, self.pinned}:
                 self._disk.close(self._descriptors.pop(lsn))
+            self.when_fewer()
 
     def __contains__(self, lsn: int) -> bool:
         return lsn in self._ordinals
@@ -205,6 +208,7 @@ class SegmentFiles:
             self._disk.rename(path, path + GONE)
         if lsn in self.lsns:
             self.lsns.remove(lsn)
+        self.when_fewer()
 
     def size(self, lsn: int) -> int:
         """Bytes of a segment."""
@@ -492,6 +496,10 @@ class SegmentFiles:
         if _READ_AHEAD < length <= codec.FRAME_BODY_MAX:
             data = self._read(descriptor, length, offset)
         return data[:length]
+
+
+def _do_nothing() -> None:
+    """Nobody has files of segments open besides."""
 
 
 def _is_whole(record: bytes, lsn: int) -> bool:

@@ -13,6 +13,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.requests import Op
 from taskq.log.segments.index_file import index_name, remove_index
+from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import tell
 from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.effort import grows, some
@@ -375,3 +376,22 @@ def test_the_header_stands_where_the_format_says(saved: dict[str, bytes]) -> Non
     jobs = struct.unpack_from(f"<{min(places, 512)}Q", data, 208)
     assert list(jobs) == sorted(jobs)
     assert jobs[0] == struct.unpack_from("<Q", data, 96)[0]
+
+
+def test_the_index_of_a_segment_that_is_gone_is_open_in_no_process() -> None:
+    """As long as one has it open, the disk gets nothing back of a file that was removed."""
+    process = random_log(3)
+    save(process)
+    other = process.world.process()
+    lsns = list(process.journal.files.lsns)
+    process.world.is_whole = False
+    for one in (process, other):
+        for lsn in lsns[:-1]:
+            one.journal.indexes._entry_at(lsn, lsn)
+        assert set(one.journal.indexes._open) == set(lsns[:-1])
+    process.journal.files.remove(lsns[0])
+    other.journal.files.refresh()
+    for one in (process, other):
+        assert set(one.journal.indexes._open) == set(lsns[1:-1])
+        with pytest.raises(SegmentGone):
+            one.journal.indexes._entry_at(lsns[0], 1)

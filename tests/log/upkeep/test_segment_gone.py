@@ -49,6 +49,24 @@ def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
     assert [one.payload for one in idle.claim(9)] == [b"lives"]
 
 
+def test_who_looks_is_not_stopped_by_a_segment_that_went_since_it_was_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the lock a whole segment may be written and compacted between two of its calls."""
+    world = World()
+    idle, busy = world.process(), world.process()
+    rotate(busy)
+    told_of = busy.journal.writer.peek()
+    idle.journal.files.refresh()
+    rotate(busy)
+    busy.enqueue(b"lives")
+    world.remove_oldest(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(idle.journal.writer, "peek", lambda: told_of)
+        idle.journal.refresh()
+    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+
+
 def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
     world = World()
     idle, busy = world.process(), world.process()
