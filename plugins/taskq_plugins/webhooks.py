@@ -10,6 +10,7 @@ such as one that claims with ``TaskLog`` or a worker of another app on this log,
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -87,6 +88,8 @@ class Webhooks:
             raise UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
         self._tasks = None if tasks is None else frozenset(tasks)
         self._transport = transport
+        #: for each event loop the workers that run there, and their client
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         digest = hashlib.sha256(url.encode()).hexdigest()[:8]
 
         @app.task(name=f"{_TASK_PREFIX}{digest}", queue=queue, retry=_POLICY)
@@ -97,21 +100,17 @@ class Webhooks:
                 await self._send("dead", _data_of(event))
 
         self._post = post
+        app.lifespan(self._line)
         if "succeeded" in self._events:
             app.middleware(self._around)
         if "dead" in self._events:
             app.on_dead(post, tasks=self._tasks)
 
     async def _send(self, event: str, data: dict[str, Any]) -> None:
-        import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
-
         job = current_job()
         body = json.dumps({"type": f"job.{event}", "timestamp": data["ended_at"], "data": data})
         headers = signed(self._key, job.id, int(time.time()), body.encode())
-        async with httpx.AsyncClient(
-            timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False
-        ) as client:
-            answer = await client.post(self._url, content=body, headers=headers)
+        answer = await self._client().post(self._url, content=body, headers=headers)
         if answer.status_code in _OK:
             return
         said = f"{self._url} answered {answer.status_code} {answer.reason_phrase}".rstrip()
@@ -120,6 +119,31 @@ class Webhooks:
         if answer.status_code in _LATER:
             raise Retry(_delay(answer.headers.get("retry-after")), said)
         raise RuntimeError(said)
+
+    async def _line(self) -> AsyncIterator[None]:
+        """Close the client with the last worker of a loop."""
+        loop = asyncio.get_running_loop()
+        line = self._lines.setdefault(loop, _Line())
+        line.workers += 1
+        try:
+            yield
+        finally:
+            line.workers -= 1
+            if not line.workers:
+                del self._lines[loop]
+                if line.client is not None:
+                    await line.client.aclose()
+
+    def _client(self) -> httpx.AsyncClient:
+        """The client of this loop: to make one for each message takes longer than to send it."""
+        import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
+
+        line = self._lines[asyncio.get_running_loop()]
+        if line.client is None:
+            line.client = httpx.AsyncClient(
+                timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False
+            )
+        return line.client
 
     async def _around(self, job: JobContext) -> AsyncIterator[None]:
         yield
@@ -131,6 +155,14 @@ class Webhooks:
         # Messages about messages would never end.
         is_message = task.startswith(_TASK_PREFIX)
         return not is_message and (self._tasks is None or task in self._tasks)
+
+
+class _Line:
+    """What the workers of one event loop share."""
+
+    def __init__(self) -> None:
+        self.workers = 0
+        self.client: httpx.AsyncClient | None = None
 
 
 def key_of(secret: str) -> bytes:
