@@ -82,7 +82,7 @@ def write_case(
         for view in chain.from_iterable(told):
             events = [event.as_dict() for event in reader.timeline(view.lsn)]
             case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
-        for segment in excerpt(reader.journal, since_ns, bodies=bodies):
+        for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
             case.writestr(f"log/{segment.name}", segment.data)
         case.writestr("taskq.json", _identity(reader))
     return file.stat().st_size

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Flag, Kind
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, encode_carried
 from taskq.log.format.codec import KIND_AT, NO_LINK, Link, SegmentHeader
 from taskq.log.format.frames import Frame, segment_name
+from taskq.log.format.options import without_secret_headers
 from taskq.log.format.record import places
 from taskq.log.read.verify import everything
+from taskq.text import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 _OF_JOBS: Final = frozenset(map(int, JOB_KINDS)) - _CARRYING
+_BACK: Final = frozenset((int(Kind.RETRIED), int(Kind.RELEASED)))
+_WITH_REASON: Final = _BACK | {int(Kind.DEAD), int(Kind.CANCELLED)}
 #: A record that every fold passes over, in place of one that tells of a job from before.
 _LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
 
@@ -33,7 +37,9 @@ class Excerpt(NamedTuple):
     data: bytes
 
 
-def excerpt(journal: Journal, since_ns: int, *, bodies: bool) -> Iterator[Excerpt]:
+def excerpt(
+    journal: Journal, since_ns: int, *, bodies: bool, hides: bool = False
+) -> Iterator[Excerpt]:
     """The frames from a moment on, as segments that verify clean and that every reader takes.
 
     Lsns, epochs and times are those of the log, and so are job ids. What is told of jobs from
@@ -43,6 +49,7 @@ def excerpt(journal: Journal, since_ns: int, *, bodies: bool) -> Iterator[Excerp
         journal: the log, open for reading.
         since_ns: frames before it are left out.
         bodies: whether payloads and results are in it. Reasons of failures are, in any case.
+        hides: leave what names call secret out of headers and reasons.
     """
     known: set[int] = set()
     segment: _Segment | None = None
@@ -57,7 +64,7 @@ def excerpt(journal: Journal, since_ns: int, *, bodies: bool) -> Iterator[Excerp
                 yield segment.whole()
             first_lsn = item.header.first_lsn if segment is None else source
             segment = _Segment(journal, source, first_lsn, item, link)
-        segment.add(item, _records(item, known, bodies=bodies))
+        segment.add(item, _records(item, known, bodies=bodies, hides=hides))
     if segment is not None:
         yield segment.whole()
 
@@ -95,7 +102,7 @@ class _Segment:
         return Excerpt(segment_name(self._lsn), bytes(self._data))
 
 
-def _records(frame: Frame, known: set[int], *, bodies: bool) -> list[bytes]:
+def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
     """The records of a frame as the excerpt has them; jobs that begin there become known."""
     found = []
     for lsn, at, length in places(frame):
@@ -108,8 +115,33 @@ def _records(frame: Frame, known: set[int], *, bodies: bool) -> list[bytes]:
         elif kind in _OF_JOBS and codec.JOB.unpack_from(record)[6] not in known:
             found.append(_LEFT_OUT)
             continue
-        found.append(record if bodies else _bare(record, kind, lsn))
+        record = record if bodies else _bare(record, kind, lsn)
+        found.append(_discreet(record, kind, lsn) if hides else record)
     return found
+
+
+def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
+    """The record without the secrets that its headers or its reason tell."""
+    if kind == Kind.ENQUEUED:
+        _, _, priority, size, flags, attempts, queue, task = codec.ENQUEUED.unpack_from(record)
+        at = codec.ENQUEUED.size + queue + task
+        route = record[codec.ENQUEUED.size : at]
+        options = without_secret_headers(record[at : at + size])
+        tail = codec.enqueue_tail(priority, flags, attempts, queue, task, route, options)
+        return codec.encode_checked(tail, codec.enqueue_body(record), lsn)
+    if kind in _CARRYING:
+        carried = decode_carried(record)
+        body = carried.body
+        if body is not None and carried.state is State.DEAD:
+            body = hidden(body.decode(errors="replace")).encode()
+        born = _discreet(carried.born, Kind.ENQUEUED, carried.job)
+        return encode_carried(Kind(kind), carried._replace(born=born, body=body), lsn)
+    length, _, _, size, flags = codec.PREFIX.unpack_from(record)
+    if kind in _WITH_REASON and flags & Flag.CHECKED:
+        at = (codec.BACK if kind in _BACK else codec.JOB).size + size
+        reason = record[at : length - codec.CRC_SIZE].decode(errors="replace")
+        return codec.encode_checked(record[codec.LENGTH.size : at], hidden(reason).encode(), lsn)
+    return record
 
 
 def _bare(record: bytes, kind: int, lsn: int) -> bytes:
