@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras
@@ -12,6 +14,9 @@ from taskq.log.requests import Cancel, EnqueueSpec, Op
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.log.tending import keeping, tend
 from tests.log.world import PATH, Process, World
+
+if TYPE_CHECKING:
+    from taskq.log.journal.lock import TailHint
 
 HOUR = 3_600
 MARK = b"4111-1111-1111-1111"
@@ -120,3 +125,28 @@ def test_a_reader_that_is_behind_is_waited_for_and_no_file_is_begun_meanwhile() 
     assert len(world.segments()) <= 2
     assert holders(world)
     reader.release()
+
+
+def test_who_reads_along_passes_over_a_last_segment_that_was_sealed_and_went_meanwhile() -> None:
+    """Between the look at where the log ends and that at its file others may do all of that."""
+    world = World(config=keeping(keep_seconds=0))
+    one, other = world.process(), world.process()
+    upkeep = Upkeep(one.committer)
+    settled(one, "succeeded")
+    peek = other.journal.writer.peek
+
+    def overtaken() -> TailHint | None:
+        other.journal.writer.peek = peek  # type: ignore[method-assign]
+        hint = peek()
+        work_on(one, upkeep, 4 * LOOK, LOOK)
+        return hint
+
+    one.journal.seal(one.journal.segment)
+    settled(one, "succeeded")
+    other.journal.files.refresh()
+    other.journal.writer.peek = overtaken  # type: ignore[method-assign]
+    other.journal.refresh()
+    assert holders(world) == []
+    assert other.claim() == []
+    job = other.enqueue(b"after")
+    assert [delivery.job for delivery in one.claim()] == [job]
