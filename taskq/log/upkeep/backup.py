@@ -5,12 +5,15 @@ log as it stood at one frame. Segments but the last never change: those that a b
 are not copied again. What compaction takes meanwhile was written again behind the frame that was
 the end when the backup began: then it begins anew.
 
-Each file gets its name when it is whole and on disk, the older segments first. So a backup that is
-cut short is one of an earlier moment, or of none at all while ``taskq.json`` is not there.
+Nothing of an older backup is touched before all of the new one is there, whole and on disk, under
+names that end in ``.new``. Then ``backup.json`` lists what it holds, and the files get their names.
+Whoever finds that list, the next backup or a restore, first does the rest. So a backup that is cut
+short at any step is the older one, or the new one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import contextmanager
@@ -26,9 +29,16 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.access import enter
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.ports import write_all, write_file
 from taskq.log.read.reader import LogReader
-from taskq.log.segments.identity import BACKUP, FILE, REPLICA, read_identity, write_identity
+from taskq.log.segments.identity import (
+    BACKUP,
+    FILE,
+    REPLICA,
+    encode_identity,
+    read_identity,
+    write_identity,
+)
 from taskq.log.segments.segments import SegmentGone
 
 if TYPE_CHECKING:
@@ -40,6 +50,10 @@ if TYPE_CHECKING:
 _TRIES: Final = 8
 _PIECE_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = ".tmp"
+#: Of a whole file that waits for the others.
+_NEW: Final = ".new"
+#: What a backup holds whose files get their names.
+_LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
 #: What else belongs to a log, by folder: bodies beside it, bulk that waits, positions of readers.
 _FOLDERS: Final = {
@@ -48,6 +62,13 @@ _FOLDERS: Final = {
     "inbox/done": re.compile(r".+\.json"),
     "readers": re.compile(r".+\.ofs"),
 }
+_SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
+#: What may lie in a directory that is to become a backup.
+_OURS: Final = frozenset(
+    {_LOCK, "log", *_FOLDERS}
+    | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, _NEW, _NEW + _TEMPORARY)}
+    - {FILE}
+)
 #: Files of these folders never change once they have their names.
 _FIXED: Final = frozenset({"spill", "inbox"})
 
@@ -121,6 +142,9 @@ def restore(path: str, target: str, above: int = 0) -> BackupReport:
     if Path(target).exists() and any(Path(target).iterdir()):
         raise LogError(f"{target} is not empty: restore to a new directory")
     try:
+        _complete(disk, source)
+        if read_identity(disk, source) is None:
+            raise LogError(f"{source} is not a task log")
         enter(target, None)
         report = _Copier(disk, source, target).run()
         identity = read_identity(disk, target)
@@ -153,13 +177,51 @@ def _check_target(disk: Disk, target: str, log_id: bytes) -> None:
         return
     identity = read_identity(disk, target)
     if identity is None:
-        strange = set(disk.names(target)) - {_LOCK, "log", *_FOLDERS, FILE + _TEMPORARY}
+        strange = set(disk.names(target)) - set(_OURS)
         if strange:
             raise LogError(f"{target} holds what is no backup ({min(strange)}): name another place")
     elif BACKUP not in identity.read_only:
         raise LogError(f"{target} is a task log and no backup: name another place")
     elif identity.log_id.bytes != log_id:
         raise LogError(f"{target} is the backup of another log: name another place")
+
+
+def _put_in_place(disk: Disk, target: str) -> None:
+    """Give the files of a backup that is whole their names, and remove all others of its kind."""
+    descriptor = disk.open(f"{target}/{_LIST}", write=False)
+    try:
+        listed = json.loads(disk.read(descriptor, disk.size(descriptor), 0))
+    finally:
+        disk.close(descriptor)
+    for name in listed["new"]:
+        if disk.status(f"{target}/{name}{_NEW}"):
+            disk.rename(f"{target}/{name}{_NEW}", f"{target}/{name}")
+    folders = {"log": _SEGMENT_FILE, **_FOLDERS}
+    for folder in (*folders, "."):
+        disk.sync_directory(f"{target}/{folder}")
+    kept = frozenset(listed["files"])
+    for folder, pattern in folders.items():
+        for name in disk.names(f"{target}/{folder}"):
+            bare = name.removesuffix(_TEMPORARY).removesuffix(_NEW)
+            if pattern.fullmatch(bare) and (bare != name or f"{folder}/{name}" not in kept):
+                disk.remove(f"{target}/{folder}/{name}")
+        disk.sync_directory(f"{target}/{folder}")
+    disk.remove(f"{target}/{_LIST}")
+    disk.sync_directory(target)
+
+
+def _complete(disk: Disk, path: str) -> None:
+    """Do the rest of a backup that was cut short while its files got their names."""
+    if not disk.status(f"{path}/{_LIST}"):
+        return
+    try:
+        with _alone(disk, path):
+            _put_in_place(disk, path)
+    except OSError as error:
+        raise LogError(
+            f"{path}: a backup to it was cut short, and the rest cannot be done "
+            f"({error.strerror or error}): make it writable, or back up to it again"
+        ) from error
 
 
 @contextmanager
@@ -181,12 +243,18 @@ class _Copier:
         self._source = source
         self._target = target
         self._copied = self._bytes = 0
+        #: what the copy holds, and what of it is new
+        self._files: list[str] = []
+        self._new: list[str] = []
 
     def run(self) -> BackupReport:
         """Copy until all of it is of one moment, then say that it is a backup."""
         for folder in ("log", *_FOLDERS):
             self._disk.make_directory(f"{self._target}/{folder}")
+        if self._disk.status(f"{self._target}/{_LIST}"):
+            _put_in_place(self._disk, self._target)
         for _ in range(_TRIES):
+            self._files, self._new = [], []
             try:
                 end = self._once()
             except (_Vanished, SegmentGone):
@@ -197,20 +265,20 @@ class _Copier:
     def _once(self) -> _End:
         # Before the end is looked for: a reader that came further would be beyond it, and what an
         # upload brought stands behind it, once it is gone.
-        self._folder("readers")
+        self._folder("readers", self._names("readers"))
         waiting = self._names("inbox")
         with LogReader.open(self._source) as reader:
             end = self._end(reader)
         self._folder("inbox", waiting)
-        self._folder("inbox/done")
-        self._folder("spill")
+        self._folder("inbox/done", self._names("inbox/done"))
+        self._folder("spill", self._names("spill"))
         for lsn in end.segments[:-1]:
             self._sealed(lsn)
         if end.segments:
-            self._last(end)
+            self._copied += 1
+            self._copy(f"log/{end.segments[-1]:020d}.log", end.offset)
         if self._first() != (end.segments[0] if end.segments else 0):
             raise _Vanished
-        self._prune(end)
         return end
 
     def _end(self, reader: LogReader) -> _End:
@@ -232,42 +300,34 @@ class _Copier:
     def _sealed(self, lsn: int) -> None:
         """Copy a segment that nobody changes any more, with its index, unless it is there."""
         name = f"log/{lsn:020d}"
-        if not self._is_there(f"{name}.log"):
-            self._copied += 1
-            self._copy(f"{name}.log")
+        self._copied += self._copy_unless_there(f"{name}.log")
         # It is made again where it is missing, so it may be.
-        if self._disk.status(f"{self._source}/{name}.idx") and not self._is_there(f"{name}.idx"):
-            self._copy(f"{name}.idx")
+        if self._disk.status(f"{self._source}/{name}.idx"):
+            self._copy_unless_there(f"{name}.idx")
 
-    def _last(self, end: _End) -> None:
-        self._copied += 1
-        self._copy(f"log/{end.segments[-1]:020d}.log", end.offset)
-
-    def _folder(self, folder: str, names: list[str] | None = None) -> None:
-        """Copy the files of a folder, and remove what the log has not any more."""
-        names = self._names(folder) if names is None else names
+    def _folder(self, folder: str, names: list[str]) -> None:
         for name in names:
-            if folder not in _FIXED or not self._is_there(f"{folder}/{name}"):
+            if folder in _FIXED:
+                self._copy_unless_there(f"{folder}/{name}")
+            else:
                 self._copy(f"{folder}/{name}")
-        if folder != "spill":  # those are needed until the segments are gone that name them
-            self._remove_all_but(folder, names)
-
-    def _prune(self, end: _End) -> None:
-        """Remove what compaction took, now that all is there that was written in its place."""
-        for name in self._disk.names(f"{self._target}/log"):
-            lsn = segment_lsn(name.replace(".idx", ".log"))
-            if lsn is not None and lsn not in end.segments:
-                self._disk.remove(f"{self._target}/log/{name}")
-        self._disk.sync_directory(f"{self._target}/log")
-        self._remove_all_but("spill", self._names("spill"))
 
     def _published(self, end: _End) -> BackupReport:
-        identity = read_identity(self._disk, self._source)
+        """Put all in place that was copied, with what says whose backup it is."""
+        disk, target = self._disk, self._target
+        identity = read_identity(disk, self._source)
         if identity is None:
             raise LogError(f"{self._source} is not a task log any more")
-        read_only = identity.read_only | {BACKUP}
-        write_identity(self._disk, self._target, identity._replace(read_only=read_only))
-        self._disk.sync_directory(self._target)
+        identity = identity._replace(read_only=identity.read_only | {BACKUP})
+        write_file(disk, f"{target}/{FILE}{_NEW}", encode_identity(identity))
+        for folder in ("log", *_FOLDERS):
+            disk.sync_directory(f"{target}/{folder}")
+        disk.sync_directory(target)
+        listed = {"files": self._files, "new": [*self._new, FILE]}
+        write_file(disk, f"{target}/{_LIST}{_TEMPORARY}", json.dumps(listed).encode())
+        disk.rename(f"{target}/{_LIST}{_TEMPORARY}", f"{target}/{_LIST}")
+        disk.sync_directory(target)
+        _put_in_place(disk, target)
         return BackupReport(
             log_id=str(identity.log_id),
             next_lsn=end.next_lsn,
@@ -282,12 +342,6 @@ class _Copier:
         wanted: Callable[[str], object] = _FOLDERS[folder].fullmatch
         return [name for name in self._disk.names(f"{self._source}/{folder}") if wanted(name)]
 
-    def _remove_all_but(self, folder: str, names: list[str]) -> None:
-        kept = frozenset(names)
-        for name in self._disk.names(f"{self._target}/{folder}"):
-            if _FOLDERS[folder].fullmatch(name) and name not in kept:
-                self._disk.remove(f"{self._target}/{folder}/{name}")
-
     def _segments(self) -> list[int]:
         names = self._disk.names(f"{self._target}/log")
         return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
@@ -296,21 +350,33 @@ class _Copier:
         names = self._disk.names(f"{self._source}/log")
         return min(filter(None, map(segment_lsn, names)), default=0)
 
-    def _is_there(self, name: str) -> bool:
-        """Whether the file was copied whole, and was not written again since, as a repair does."""
-        ours, theirs = f"{self._target}/{name}", f"{self._source}/{name}"
+    def _copy_unless_there(self, name: str) -> bool:
+        """Copy a file that does not change, but for a repair; whether that had to be done."""
+        if self._is_there(name, name):
+            self._files.append(name)
+            return False
+        if self._is_there(name, name + _NEW):  # an earlier backup was cut short behind it
+            self._files.append(name)
+            self._new.append(name)
+            return False
+        self._copy(name)
+        return True
+
+    def _is_there(self, name: str, copy: str) -> bool:
+        """Whether the file was copied whole, and was not written again since."""
+        ours, theirs = f"{self._target}/{copy}", f"{self._source}/{name}"
         there, wanted = self._disk.status(ours), self._disk.status(theirs)
         if there is None or wanted is None or there[2] != wanted[2]:
             return False
         return (self._disk.modified_ns(theirs) or 0) <= (self._disk.modified_ns(ours) or 0)
 
     def _copy(self, name: str, size: int | None = None) -> None:
-        """Copy a file, or so many bytes of it; it has its name once it is on disk.
+        """Copy a file, or so many bytes of it, which then is whole and on disk as a new one.
 
         Raises:
             _Vanished: it is not there any more.
         """
-        disk, place = self._disk, f"{self._target}/{name}"
+        disk, place = self._disk, f"{self._target}/{name}{_NEW}"
         try:
             read = disk.open(f"{self._source}/{name}", write=False)
         except FileNotFoundError:
@@ -333,5 +399,6 @@ class _Copier:
         finally:
             disk.close(read)
         disk.rename(place + _TEMPORARY, place)
-        disk.sync_directory(place.rpartition("/")[0])
+        self._files.append(name)
+        self._new.append(name)
         self._bytes += done
