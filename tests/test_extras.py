@@ -1,112 +1,78 @@
-"""What messages tell people to install is ours, and what they run is, too."""
+"""Each extra alone does what its part of the guides says, and a message names the right one."""
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
-import json
 import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import pytest
 
-from taskq.extras import install_line, missing
+from taskq_plugins.spark import errors
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ("taskq", "workers", "plugins", "examples", "tests")
-#: What pip would look up at an index: our own name without the place that it comes from.
-LOOKED_UP = re.compile(r"pip install [^`\n&]*\btaskq(-local)?\b(?!/)(?!.* @ )")
+ROOT: Final = Path(__file__).parents[1]
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())
+#: As where the extra ``spark`` was not installed.
+ABSENT: Final = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {"deltalake", "pandas", "pyspark", "py4j"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+EXTRAS: Final = ("sql", "web", "metrics", "hub", "zstd", "parquet", "reload")
 
 
-def folder(*, editable: bool) -> dict[str, Any]:
-    return {"url": "file:///a%20b/taskq", "dir_info": {"editable": editable}}
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_alone_is_enough_for_its_commands(tmp_path: Path, extra: str) -> None:
+    """From a wheel, in an environment that holds nothing else."""
+    python = shutil.which("python3.11") or sys.executable
+    done = subprocess.run(
+        [python, str(ROOT / ".ci/extras"), extra],
+        capture_output=True, text=True, check=False, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_that_checks_extras_knows_each_of_them() -> None:
+    text = (ROOT / ".ci/extras").read_text()
+    assert re.findall(r'^    "(\w+)": check_', text, re.MULTILINE) == [*EXTRAS]
+    assert {*EXTRAS} <= {*PROJECT["project"]["optional-dependencies"]}
+
+
+def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
+    """One that is not gets an advice to install taskq again, which brings nothing."""
+    asked = PROJECT["project"]["optional-dependencies"]
+    wanted = [*asked["spark"], *asked["parquet"]]
+    packages = {re.split(r"[<>=\[]", one)[0] for one in wanted} - {"taskq-local"}
+    assert packages <= {*errors._EXTRAS}
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    "code",
     [
-        (folder(editable=True), "pip install -e '/a b/taskq[zstd]'"),
-        (folder(editable=False), "pip install '/a b/taskq[zstd]'"),
-        (
-            {"url": "file:///x/taskq_local-0.1.0-py3-none-any.whl", "archive_info": {}},
-            "pip install '/x/taskq_local-0.1.0-py3-none-any.whl[zstd]'",
-        ),
-        (
-            {"url": "https://x.test/t.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}},
-            "pip install 'taskq-local[zstd] @ git+https://x.test/t.git@1f'",
-        ),
-        (
-            {"url": "https://x.test/t.whl", "archive_info": {}},
-            "pip install 'taskq-local[zstd] @ https://x.test/t.whl'",
-        ),
-        (None, "pip install 'PATH/TO/THE/CLONE[zstd]'"),
+        "import taskq_plugins.spark.tables.batches, taskq_plugins.spark.sql",
+        "import taskq_plugins.spark.decode.export, taskq.cli.commands.parquet",
     ],
 )
-def test_an_extra_is_installed_from_where_taskq_came(
-    told: dict[str, Any] | None, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And never by a name alone, which anybody may register at an index."""
-
-    class Distribution:
-        def read_text(self, name: str) -> str | None:
-            assert name == "direct_url.json"
-            return None if told is None else json.dumps(told)
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: Distribution())
-    assert install_line("zstd") == line
-    assert shlex.split(install_line()) == shlex.split(line.replace("[zstd]", ""))
-
-
-def test_a_message_names_package_and_extra() -> None:
-    told = missing("--reload", "watchfiles", "reload")
-    assert told == (
-        f"--reload needs the package watchfiles, of the extra 'reload': {install_line('reload')}"
-    )
-
-
-def test_one_module_alone_tells_how_to_install_taskq() -> None:
-    named = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for name in ("taskq", "workers", "plugins")
-        for path in (ROOT / name).rglob("*.py")
-        if path.name not in {"extras.py", "taskq_start.py"}
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if re.search(r"pip install|taskq-local", node.value)
-    ]
-    assert named == []
-
-
-def test_no_document_has_pip_look_our_name_up() -> None:
-    documents = [path for name in FOLDERS for path in (ROOT / name).rglob("*.md")]
-    found = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for path in [ROOT / "README.md", *documents]
-        for line in path.read_text().splitlines()
-        if LOOKED_UP.search(line)
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize("code", ["class Queue: ...\n", "__all__ = ['Queue']\n"])
-def test_another_package_of_our_name_is_refused_with_a_line(tmp_path: Path, code: str) -> None:
-    """As an index has one: installed besides, its files come before ours, or in their place."""
-    other = tmp_path / "taskq"
-    other.mkdir()
-    (other / "__init__.py").write_text(code)
+def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
+    """Tables are made of the log there, too, and never written."""
     done = subprocess.run(
-        [sys.executable, "-c", "from taskq_start import main; main()", "ls"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-c", ABSENT + code], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"taskq: {other / '__init__.py'} hides this taskq")
+    assert not done.returncode, done.stderr
+
+
+def test_the_package_holds_nothing_that_only_these_tests_use() -> None:
+    kit = {one.stem for one in (ROOT / "taskq/testing").glob("*.py")} - {"__init__"}
+    assert kit == {"asserts", "clock", "draining", "plugin", "sandbox"}

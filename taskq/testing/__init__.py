@@ -3,11 +3,6 @@
 For tests of applications: a ``Sandbox`` moves an app into a log in memory with a clock that stands
 still; ``drain`` runs what is ready; ``assert_enqueued`` looks at what was enqueued. pytest finds
 the fixtures ``taskq_app`` and ``taskq_sandbox`` by itself.
-
-For tests of taskq itself: stand-ins for the machine. ``CrashableDisk`` and ``FakeClock`` implement
-the ports of ``taskq.log.machine.ports``, ``SimulatedPeers`` the one for the processes that share a
-directory. With them a test drives ``taskq.log.commit.committer`` step by step, in one thread, and
-takes the power away wherever it likes.
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ _HOMES = {
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for: the simulated machine does without the app."""
+        """Import what is asked for, and no more."""
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,8 +20,6 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
-from taskq.testing.machine import parent
 from taskq_plugins.hub.messages import Append, Declare, Stored, Synced
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
 from taskq_plugins.hub.outbox.lines import (
@@ -38,6 +36,8 @@ from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation
 from tests.log.tending import tend
 from tests.log.uploading import adopt
 from tests.log.world import PATH, Process, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.machine.machine import parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

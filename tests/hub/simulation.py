@@ -22,8 +22,6 @@ from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
-from taskq.testing.machine import parent
 from taskq_plugins.fleet.positions import START, Position
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
@@ -32,6 +30,8 @@ from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.machine.machine import parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ from taskq.core.errors import LogError
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from taskq_plugins.fleet.positions import NOWHERE, START, Position
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.push import push
@@ -29,6 +28,7 @@ from taskq_plugins.hub.messages import (
 from tests.hub.simulation import DEVICE, Simulation, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,6 @@ from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq.testing.crashable import CrashableDisk
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, groups, set_member
@@ -40,6 +39,7 @@ from taskq_plugins.hub.sync import Synced, sync
 from tests.hub.carrier import Direct
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

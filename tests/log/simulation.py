@@ -37,12 +37,12 @@ from taskq.log.requests import (
     Settlement,
 )
 from taskq.log.runs import Run
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care
 from tests.log.simulated_uploads import Uploads
 from tests.log.world import Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish_with
 from taskq.log.requests import AdoptOrder
-from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, Process, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

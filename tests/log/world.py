@@ -17,8 +17,8 @@ from taskq.log.segments.segments import FLOOR
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
 from taskq.testing.clock import FakeClock
-from taskq.testing.crashable import CrashableDisk, Machine
-from taskq.testing.peers import Neighbourhood
+from tests.machine.crashable import CrashableDisk, Machine
+from tests.machine.peers import Neighbourhood
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake import OVER, Batch, Change, Lake
+from taskq_plugins.spark.lake import Batch, Change, Lake
+from taskq_plugins.spark.parts import OVER
 from taskq_plugins.spark.run.batch import commit_batch, fold_all, is_committed, stage_records
 
 if TYPE_CHECKING:

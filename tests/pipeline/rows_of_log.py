@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
     from taskq.log.read.walks import Entry
-    from taskq.testing.crashable import Machine
     from tests.log.world import World
+    from tests.machine.crashable import Machine
 
 Row = dict[str, Any]
 DEVICE: Final = "edge-7"

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from taskq.core.errors import UsageError
-from taskq_plugins.spark.lake import OPEN, OVER, Batch, Change, Lake
+from taskq_plugins.spark.lake import Batch, Change, Lake
 from taskq_plugins.spark.lake.compacting import SMALL_FILES_MAX, compact
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
@@ -27,6 +27,7 @@ from taskq_plugins.spark.lake.errors import (
     LakeFormatError,
     NotALake,
 )
+from taskq_plugins.spark.parts import OPEN, OVER
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake import LakeWriter

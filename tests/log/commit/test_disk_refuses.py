@@ -13,8 +13,8 @@ from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest, Op, Settlement
-from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from taskq.log.requests import Request

@@ -13,7 +13,6 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Cancel, ClaimRequest, Op, Settlement
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.commit.full_disks import (
     CONFIG,
     RESERVE,
@@ -23,6 +22,7 @@ from tests.log.commit.full_disks import (
     state,
 )
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 _NO_MIN_FREE: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=RESERVE

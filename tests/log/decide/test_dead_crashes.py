@@ -10,9 +10,9 @@ from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement, Withdrawal
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.world import World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

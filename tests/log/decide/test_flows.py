@@ -16,11 +16,11 @@ from taskq.flows.plan import Chain, Group
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.core.frozen import Columns
 from tests.log.flowing import chord, items_of, leaf, step
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.flows.plan import Node

@@ -10,8 +10,8 @@ from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Settlement
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PLAIN, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 MINUTE = 60 * SECOND_NS
 MAIL = EnqueueSpec("mail", "mail.send")

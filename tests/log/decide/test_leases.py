@@ -12,8 +12,8 @@ from taskq.core.records import Cause, Kind
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.store.thread import seconds_until_due
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from tests.log.world import Process

@@ -32,12 +32,12 @@ from taskq.log.requests import (
 )
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy
-from taskq.testing.crashable import ProcessKilled
 from tests.core.frozen import Columns
 from tests.effort import grows, some
 from tests.log.flowing import items_of, leaf, step
 from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
 from tests.log.tending import FILLER
+from tests.machine.crashable import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

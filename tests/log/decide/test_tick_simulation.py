@@ -20,9 +20,9 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import records
 from taskq.schedules.times import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
-from taskq.testing.machine import PowerLost, ProcessKilled
 from tests.log.tending import keeping, tend
 from tests.log.world import World
+from tests.machine.machine import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.log.format.frames import Cursor

@@ -13,9 +13,9 @@ from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_tic
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
-from taskq.testing.machine import PowerLost, ProcessKilled
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
+from tests.machine.machine import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.log.requests import Item

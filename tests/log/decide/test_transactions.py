@@ -17,8 +17,8 @@ from taskq.core.errors import (
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Bundle, Cancel, Duplicate, Op, Settlement
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery, Done

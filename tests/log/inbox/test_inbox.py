@@ -14,7 +14,6 @@ from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.parts import PartFile
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
-from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.uploading import (
     adopt,
@@ -29,6 +28,7 @@ from tests.log.uploading import (
     write_part,
 )
 from tests.log.world import PATH, SMALL, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,6 @@ from taskq.core.errors import AppendFailed
 from taskq.core.model import Extras
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.uploading import (
     INBOX,
     adopt,
@@ -27,6 +26,7 @@ from tests.log.uploading import (
     write_part,
 )
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from tests.log.world import Process

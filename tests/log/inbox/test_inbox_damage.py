@@ -21,7 +21,6 @@ from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter
 from taskq.log.inbox.writer import publish as publish_real
 from taskq.log.requests import EnqueueSpec
-from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import (
     INBOX,
     adopt,
@@ -36,6 +35,7 @@ from tests.log.uploading import (
     write_part,
 )
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

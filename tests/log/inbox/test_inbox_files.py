@@ -28,10 +28,10 @@ from taskq.log.inbox.parts import (
 )
 from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.requests import EnqueueSpec
-from taskq.testing.crashable import CrashableDisk
 from tests.log.uploading import INBOX, adopt, bodies_in, numbered, write_part
 from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from taskq.log.inbox.manifest import Part, Upload

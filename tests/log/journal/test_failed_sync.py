@@ -10,9 +10,9 @@ import pytest
 from taskq.core.errors import LogFailed, OutcomeUnknown
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest, Op
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 _MARKER: Final = f"{PATH}/failed"
 _MANY: Final = [(PLAIN, b"many %d" % number + bytes(300), None) for number in range(5)]

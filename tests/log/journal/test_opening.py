@@ -8,8 +8,8 @@ from taskq.core.errors import FormatError
 from taskq.core.model import Extras
 from taskq.log.format import codec
 from taskq.log.format.codec import SegmentHeader
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 _FIRST = f"{PATH}/log/00000000000000000001.log"
 

@@ -14,8 +14,8 @@ from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA, read_identity
 from taskq.log.upkeep.repair import repair_directory
-from taskq.testing.crashable import CrashableDisk
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

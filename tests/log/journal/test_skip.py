@@ -8,9 +8,9 @@ from taskq.core.errors import AppendFailed
 from taskq.core.model import Extras
 from taskq.log.config import LSN_SKIP
 from taskq.log.requests import Op
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 _SEEN = 5_000_000
 

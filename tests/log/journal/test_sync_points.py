@@ -18,9 +18,9 @@ from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq.log.requests import Op
-from taskq.testing.crashable import CrashableDisk
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

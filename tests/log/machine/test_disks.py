@@ -12,7 +12,7 @@ import pytest
 
 from taskq.log.machine import syscalls
 from taskq.log.machine.disk import LocalDisk
-from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,8 +23,8 @@ from taskq.log.read.readers import (
     reader_positions,
 )
 from taskq.log.segments.identity import create_identity
-from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.log.world import PATH
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ from taskq.log.requests import Op
 from taskq.log.segments.index_file import index_name, remove_index
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import tell
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
 from tests.log.segments.test_index import check_lookups, check_times, index_files, random_log, save
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from tests.log.world import Process

@@ -18,11 +18,11 @@ from taskq.log.read.verify import verify
 from taskq.log.segments import segments as files
 from taskq.log.segments.segments import FLOOR, SegmentGone
 from taskq.log.upkeep.repair import repair
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.effort import every, grows
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
 from tests.log.world import PATH, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.core.views import VerifyReport

@@ -12,10 +12,10 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.journal.journal import Journal
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
-from taskq.testing.crashable import CrashableDisk
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery

@@ -12,8 +12,8 @@ from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, Spil
 from taskq.core.model import SECOND_NS
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
-from taskq.testing.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.log.tending import finish
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from taskq.core.errors import LogError, SpillMissing
 from taskq.core.records import Flag, Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.tending import finish
 from tests.log.world import PATH, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from taskq.log.requests import OldFile

@@ -13,7 +13,7 @@ from taskq.log.machine.ports import Disk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.testing.crashable import CrashableDisk
+    from tests.machine.crashable import CrashableDisk
 
 CODES: Final = (
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOENT, errno.ENOTDIR, errno.EROFS,

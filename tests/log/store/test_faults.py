@@ -21,9 +21,9 @@ from taskq.errors import ResultTimeout
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.store.thread import seconds_until_due
-from taskq.testing.crashable import CrashableDisk
 from tests.log.store.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ import pytest
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.world import PLAIN, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

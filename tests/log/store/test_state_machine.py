@@ -18,13 +18,13 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.read.selection import letters
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
-from taskq.testing.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.store.jobmodel import ATTEMPTS, Model, ModelJob, later
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.uploading import adopt as adopt_all
 from tests.log.uploading import order, publish, step, write_part
 from tests.log.world import Process, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

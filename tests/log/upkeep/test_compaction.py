@@ -14,10 +14,10 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.log.state.story import is_job
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import PATH, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from taskq.log.read.verify import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import every, grows, some
 from tests.log.world import PATH, PLAIN, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

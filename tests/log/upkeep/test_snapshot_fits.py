@@ -12,9 +12,9 @@ from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.requests import Op
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.upkeep.snapshots import Snapshots
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.log.told import check_same, exhaust, fill, grow, names, write
 from tests.log.world import PATH, PLAIN, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.upkeep.snapshots import Snapshots
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.told import OTHER, check_same, folded, told, write
 from tests.log.world import PLAIN, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,9 +11,9 @@ from taskq.log.state import snapshot as snapshotfile
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
-from taskq.testing.crashable import ProcessKilled
 from tests.log.told import OTHER, check_same, exhaust, fill, folded, grow, names, told, write
 from tests.log.world import PLAIN, World
+from tests.machine.crashable import ProcessKilled
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.spill import Spill, decode_reference
-from taskq.testing.crashable import PowerLost, ProcessKilled
 from tests.effort import every, grows
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
 
 HOUR: Final = 3_600
 SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None, starvation_seconds=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from taskq_plugins.spark.lake.files import OPEN, OVER
 from taskq_plugins.spark.lake.store import Batch, Change, Lake, LakeWriter
 
-__all__ = ["OPEN", "OVER", "Batch", "Change", "Lake", "LakeWriter"]
+__all__ = ["Batch", "Change", "Lake", "LakeWriter"]

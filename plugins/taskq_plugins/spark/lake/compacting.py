@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, ROWS_MAX
+from taskq_plugins.spark.lake.files import ROWS_MAX
 from taskq_plugins.spark.lake.store import Change
+from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

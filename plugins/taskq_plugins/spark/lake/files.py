@@ -16,19 +16,11 @@ from pyarrow import parquet
 
 from taskq_plugins.spark.lake.durable import sync_directory, sync_file
 from taskq_plugins.spark.lake.errors import LakeDamaged
+from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: The column that tables are partitioned by: a day, UTC.
-DATE: Final = "date"
-#: What Spark calls the directory of a part: ``part=over``.
-PART_COLUMN: Final = "part"
-#: Parts of a table: rows that nothing can change any more, and those that a batch may replace.
-#: Readers see no difference: it is the first word of a file's name.
-OVER: Final = "over"
-OPEN: Final = "open"
-DEAD: Final = "dead"
 #: Rows of a file, at most, that a batch may have to write again.
 ROWS_MAX: Final = 5_000
 #: How Hive, Spark and Delta write a null in a directory's name.

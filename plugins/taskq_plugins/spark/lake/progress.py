@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
-from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, POSITION
+from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
+from taskq_plugins.spark.parts import POSITION
 
 if TYPE_CHECKING:
     from pathlib import Path

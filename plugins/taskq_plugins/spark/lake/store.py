@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
 
 from taskq.core.errors import UsageError
+from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.durable import sync_directory, sync_file, writer_lock
 from taskq_plugins.spark.lake.errors import (
@@ -52,11 +53,8 @@ DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
 DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks")
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
-#: The part of that table that tells of logs as a whole ...
+#: The part of that table that tells of logs as a whole.
 LOG_PART: Final = "log"
-#: ... where a row of this ``kind`` stands for a stretch that was read: from the beginning of
-#: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
-POSITION: Final = "position"
 CHECKPOINT: Final = "_checkpoint"
 _STAGING: Final = "_staging"
 _LOG: Final = "_delta_log"
@@ -461,7 +459,7 @@ class LakeWriter:
         gone = tuple(
             file
             for file in self.lake.data_files(table)
-            if file.part == files.OVER and file.date is not None and file.date < before
+            if file.part == parts.OVER and file.date is not None and file.date < before
         )
         if gone:
             self.commit(table, Change(removed=gone))
@@ -495,15 +493,15 @@ class LakeWriter:
             return self.lake.delta(table)
         where = self.lake.path / table
         where.mkdir(parents=True, exist_ok=True)
-        if dates and files.DATE not in schema.names:
-            schema = schema.append(pa.field(files.DATE, pa.date32()))
+        if dates and parts.DATE not in schema.names:
+            schema = schema.append(pa.field(parts.DATE, pa.date32()))
 
         def create() -> None:
             DeltaTable.create(
                 str(where),
                 schema,
                 mode="ignore",
-                partition_by=[files.DATE] if dates else [],
+                partition_by=[parts.DATE] if dates else [],
                 configuration=_CONFIGURATION
                 | {"delta.dataSkippingStatsColumns": ",".join(files.counted(schema))},
             )

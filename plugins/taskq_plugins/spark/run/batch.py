@@ -19,8 +19,9 @@ from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
-from taskq_plugins.spark.lake.files import DATE, OPEN, OVER, PART_COLUMN, placed, write_rows
+from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
+from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.tables.batches import (
     CLOCK,
     KEYS,

@@ -19,10 +19,11 @@ from pyarrow import dataset
 
 from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake import OPEN, OVER, Change
-from taskq_plugins.spark.lake.files import DATE, DEAD, PART_COLUMN, write_rows
+from taskq_plugins.spark.lake import Change
+from taskq_plugins.spark.lake.files import write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS
+from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from taskq_plugins.spark.lake.files import DATE
 from taskq_plugins.spark.lake.store import RECORDS, Lake
+from taskq_plugins.spark.parts import DATE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from taskq.core.records import Flag, Kind
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake.files import DATE, DEAD, OPEN, PART_COLUMN
-from taskq_plugins.spark.lake.store import POSITION
+from taskq_plugins.spark.parts import DATE, DEAD, OPEN, PART_COLUMN, POSITION
 from taskq_plugins.spark.tables.fold import (
     CARRIED,
     COLUMNS,

@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.values import NamedTuple
-from taskq.testing.inode import SECTOR_BYTES, File
+from tests.machine.inode import SECTOR_BYTES, File
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Machine:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - it chooses what is lost, no secret
+        self.random = random.Random(seed)
         self.boot = 1
         self.steps = 0
         self.free: int | None = None

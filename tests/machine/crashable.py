@@ -13,7 +13,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from taskq.testing.machine import PLENTY_BYTES, Machine, PowerLost, ProcessKilled, parent
+from tests.machine.machine import PLENTY_BYTES, Machine, PowerLost, ProcessKilled, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
