@@ -242,6 +242,19 @@ def texts(path: Path) -> list[ast.Constant]:
     ]
 
 
+def test_nothing_of_ours_waits_for_the_threads_of_a_loop() -> None:
+    """A program may fill those; see ``taskq.log.machine.threads``."""
+    calls = {
+        ast.unparse(node.func if not node.args else ast.Call(node.func, node.args[:1], []))
+        for path in SOURCES
+        if "examples" not in path.parts
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+    }
+    names = {one.partition("(")[0] for one in calls if one.endswith(".run_in_executor(None)")}
+    assert not names | {one for one in calls if one.startswith("asyncio.to_thread")}
+
+
 def test_no_test_sleeps() -> None:
     """A test waits for an event, or drives a clock of its own: a sleep is too short or too long."""
     found = [

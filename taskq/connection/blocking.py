@@ -49,10 +49,10 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     Raises:
         UsageError: none of asyncio runs here.
     """
-    import asyncio  # noqa: PLC0415 - see the module's docstring
-
     need_loop()
-    return await asyncio.to_thread(work, *args, **kwargs)
+    from taskq.log.machine.threads import on_thread  # noqa: PLC0415 - as asyncio itself
+
+    return await on_thread(work, *args, **kwargs)
 
 
 def need_loop() -> None:

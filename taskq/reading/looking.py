@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from taskq.connection.blocking import off_loop
 from taskq.log.config import LogConfig
 from taskq.log.format.record import decode_record
 from taskq.log.read.follow import FrameReader, Onlooker
@@ -57,14 +58,14 @@ async def look(
     Raises:
         LogError: there is no log, or a file cannot be read.
     """
-    onlooker = await asyncio.to_thread(lambda: Onlooker(open_journal(path)))
+    onlooker = await off_loop(lambda: Onlooker(open_journal(path)))
     records: RecordReader | None = None
     try:
-        files = await asyncio.to_thread(open_files, path, onlooker.journal.identity.log_id)
+        files = await off_loop(open_files, path, onlooker.journal.identity.log_id)
         if not await _begun(files, follow=follow, on_pause=on_pause):
             return
         extent = until or onlooker.look()
-        cursor, lsn = await asyncio.to_thread(_find, files, extent, count, choice)
+        cursor, lsn = await off_loop(_find, files, extent, count, choice)
         records = RecordReader(
             FrameReader(files, cursor, "", gap_handler(files, "skip")),
             choice,
@@ -100,7 +101,7 @@ async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], No
             return False
         on_pause()
         await asyncio.sleep(_PAUSE_SECONDS_MAX)
-        await asyncio.to_thread(files.refresh)
+        await off_loop(files.refresh)
     return True
 
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
+from taskq.connection.blocking import off_loop
 from taskq.core.durations import utc_moment
 from taskq.core.errors import LogError, TaskqError, UsageError
 from taskq.core.model import State
@@ -368,14 +369,14 @@ class RecordReader:
             if not self._looked_at % _TURN_RECORDS:
                 await asyncio.sleep(0)
             if self._choice.lacks(record):
-                await asyncio.to_thread(self._look_up, record.job)
+                await off_loop(self._look_up, record.job)
             names = self._choice.fits(record)
             if names is None:
                 made = None
             else:
                 making = record, self._tag, names, self._bodies, self._body_bytes_max
                 if takes_time(record, self._bodies):
-                    made = await asyncio.to_thread(make_record, *making)
+                    made = await off_loop(make_record, *making)
                 else:
                     made = make_record(*making)
             self._held = None

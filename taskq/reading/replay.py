@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.calls.call import spec_of
+from taskq.connection.blocking import off_loop
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SETTLED_STATES, Extras, State
@@ -126,9 +126,9 @@ async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncI
     if not dry_run:
         # What the choice rests on is on disk before anything new is.
         await (await connection.port()).extent()
-    found = await asyncio.to_thread(_Chosen, connection, past)
+    found = await off_loop(_Chosen, connection, past)
     try:
-        while items := await asyncio.to_thread(found.take, dry_run=dry_run):
+        while items := await off_loop(found.take, dry_run=dry_run):
             new = iter(await connection.send_many([one for _, one in items if one is not None]))
             for told, item in items:
                 yield told if item is None else replace(told, new_id=_id_of(found.tag, next(new)))

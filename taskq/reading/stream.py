@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
-from taskq.connection.blocking import blocking, refuse_in_loop, run
+from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.core.errors import (
     LogDamaged,
     LogError,
@@ -183,7 +183,7 @@ class Stream:
                 self._open = await self._opening.run(self._begin)
         if self._open is not None:
             await self._open.records.frames.settle()
-            await asyncio.to_thread(self._finish, self._open)
+            await off_loop(self._finish, self._open)
 
     aclose_sync = blocking(aclose)
 
@@ -239,10 +239,10 @@ class Stream:
         self._handled = 0
         named, now = self._open.named, time.monotonic()
         try:
-            await asyncio.to_thread(named.save, self._done)
+            await off_loop(named.save, self._done)
             if now - self._synced_at >= SYNC_SECONDS_MAX:
                 self._synced_at = now
-                await asyncio.to_thread(named.sync)
+                await off_loop(named.sync)
         except OSError as error:
             raise self._refused(error) from error
         self._saved_at = time.monotonic()
@@ -276,7 +276,7 @@ class Stream:
         port = await self._connection.port()
         self._extent = await port.extent()
         try:
-            return await asyncio.to_thread(self._begin_files, store, self._extent)
+            return await off_loop(self._begin_files, store, self._extent)
         except OSError as error:
             raise refusal(store.path, error) from error
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from anyio import CancelScope, sleep_forever
 
+from taskq import TaskQ
 from taskq.core.errors import TaskqError
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from anyio.abc import TaskStatus
 
-    from taskq import DeadLetter, TaskQ
+    from taskq import DeadLetter
     from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 
@@ -158,3 +162,29 @@ async def test_a_cancel_while_the_worker_starts_leaves_nothing_behind(app: TaskQ
         async with asyncio.timeout(SECONDS):
             await running
         assert left.is_set()
+
+
+async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from_its_end(
+    tmp_path: Path,
+) -> None:
+    app = TaskQ(tmp_path)
+    is_over = threading.Event()
+
+    @app.task(compress="zlib")
+    async def fill(text: str) -> str:
+        loop = asyncio.get_running_loop()
+        executor = ThreadPoolExecutor(1)
+        loop.set_default_executor(executor)
+        loop.run_in_executor(None, is_over.wait)
+        return text
+
+    try:
+        async with asyncio.timeout(SECONDS):
+            async with app:
+                job = await fill.enqueue("x" * 100_000)
+                async with app.worker(burst=True) as worker:
+                    await worker.stopped.wait()
+                assert len(await job.result()) == 100_000
+                assert [one async for one in app.stream(follow=False)]
+    finally:
+        is_over.set()

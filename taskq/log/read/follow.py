@@ -17,6 +17,7 @@ from taskq.log.format import codec
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import READ_SIZE, Frame, Gap, Scanner
 from taskq.log.journal.lock import LOCK_FILE, read_hint
+from taskq.log.machine.threads import on_thread, pool
 from taskq.log.read.positions import created_ns, follows
 from taskq.log.segments.segments import Extent
 
@@ -173,13 +174,13 @@ class FrameReader:
         while cursor.offset >= (limit := self._limit(extent)):
             if cursor.segment >= extent.segment:
                 return None
-            if not await asyncio.to_thread(self._enter_next, extent):
+            if not await on_thread(self._enter_next, extent):
                 return None
             await self._open()
         piece, whole = await self._read_piece(limit)
         if not whole:
             # Nothing here is a frame: judged in the file, since more than a piece may be bad.
-            return await asyncio.to_thread(self._judge, limit)
+            return await on_thread(self._judge, limit)
         return self._scan(piece, cursor.offset + whole)
 
     def _limit(self, extent: Extent) -> int:
@@ -223,8 +224,10 @@ class FrameReader:
         """Hand the cursor's segment to aiofiles; the descriptor stays ours to close."""
         import aiofiles  # noqa: PLC0415 - most programs never stream
 
-        descriptor = await asyncio.to_thread(self.files.descriptor, self.cursor.segment)
-        self._file = await aiofiles.open(descriptor, "rb", buffering=0, closefd=False)
+        descriptor = await on_thread(self.files.descriptor, self.cursor.segment)
+        self._file = await aiofiles.open(
+            descriptor, "rb", buffering=0, closefd=False, executor=pool()
+        )
 
     async def _read_piece(self, limit: int) -> tuple[bytes, int]:
         """(bytes from the cursor on, how many of them are frames with whole headers)."""
@@ -256,7 +259,7 @@ class FrameReader:
             # What the disk does not give back is damage like any other.
             descriptor = self.files.descriptor(self.cursor.segment)
             count += sum(map(len, parts))
-            return await asyncio.to_thread(self.files._read, descriptor, count, offset)
+            return await on_thread(self.files._read, descriptor, count, offset)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _measure(self, piece: bytes) -> tuple[int, int]:

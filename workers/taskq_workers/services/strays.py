@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after, sleep
 
+from taskq.connection.blocking import off_loop
 from taskq.core.errors import TaskqError
 from taskq.core.parsing import nearest
 from taskq.core.views import Serving
@@ -79,7 +79,7 @@ class StrayWatch:
         if ready:
             from taskq.log.read.why import live_workers  # noqa: PLC0415 - most start with none
 
-            workers = await asyncio.to_thread(live_workers, store.path)
+            workers = await off_loop(live_workers, store.path)
             servings = [serving for one in workers for serving in one.serves]
             # A full disk may have kept its own from being told to others.
             own = Serving(queues=self._queues, tasks=frozenset(self._app._tasks))
