@@ -120,9 +120,11 @@ async def test_a_call_is_enqueued_by_a_form_that_is_made_from_its_annotations(ap
 
 async def test_a_page_is_there_before_the_first_job(tmp_path: Path) -> None:
     """A web app starts before anybody asks it for anything; its worker perhaps never here."""
-    async with TaskQ(tmp_path / "data", durability="os") as app, outside(app) as client:
+    app = TaskQ(tmp_path / "data", durability="os")
+    async with outside(app) as client:
         for path in ("/", "/jobs", "/failures", "/schedules", "/limits", "/log", "/api/stats"):
             assert (await client.get(f"/taskq{path}")).status_code == 200, path
+    await app.close()
 
 
 async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address(
