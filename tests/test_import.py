@@ -86,7 +86,6 @@ APP = {
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Likewise, what ``taskq --help`` loads.
 HELP = {
-    "taskq": "extras",
     "taskq.cli": "errors main",
     "taskq.core": "errors",
     "taskq.log": "",

@@ -120,4 +120,5 @@ def main_module_name() -> str:
         name: str = spec.name
         return name.removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    return Path(file).stem if file else "__main__"
+    # A script on standard input has a name that is no file's.
+    return Path(file).stem if file and not file.startswith("<") else "__main__"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -23,7 +24,6 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure
 from taskq.core.model import State
-from taskq.extras import DISTRIBUTION
 from taskq.text import without_secrets
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _unpack(case: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path)
 
 
 def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
-    from importlib.metadata import distributions, version  # noqa: PLC0415 - takes 20 ms
+    from importlib.metadata import distributions  # noqa: PLC0415 - takes 20 ms
 
     from taskq.core.views import moment  # noqa: PLC0415 - as above
 
@@ -150,7 +150,7 @@ def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
         "made_at": moment(time.time_ns()),
         "records_since": moment(since_ns),
         "with_payloads": bodies,
-        "taskq": version(DISTRIBUTION),
+        "taskq": importlib.import_module("taskq").__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {one.name: one.version for one in distributions()},

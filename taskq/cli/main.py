@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
-from taskq.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
+
+#: As the package itself has it, since a frozen program may have no metadata.
+_VERSION: Final[str] = importlib.import_module("taskq").__version__
 
 
 class LazyGroup(click.Group):
@@ -266,7 +268,7 @@ def _package(point: EntryPoint) -> str:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name=DISTRIBUTION, prog_name="taskq", message="%(prog)s %(version)s")
+@click.version_option(_VERSION, prog_name="taskq", message="%(prog)s %(version)s")
 @click.option(
     "-d",
     "--data-dir",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from taskq import __version__
 from taskq.core.errors import TaskqError
 from taskq.core.parsing import parse_json
-from taskq.extras import DISTRIBUTION
 from taskq.text import without_secrets
 from taskq_plugins.web.problems import Problem
 
@@ -93,7 +92,7 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "taskq",
-            "version": version(DISTRIBUTION),
+            "version": __version__,
             "description": "One task log: read by all who may look, changed by programs.",
         },
         "paths": paths,

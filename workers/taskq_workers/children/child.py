@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from multiprocessing.spawn import get_executable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.app.context import ChildDied
+from taskq_workers.children.programs import is_frozen, start_child
 from taskq_workers.children.wire import Done, Inlet, Logged, LostChild, Problem, Ready, Told, packed
+from taskq_workers.runs.guards import ADVICE
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from taskq_workers.children.wire import Outfit, Work
 
-#: What a started interpreter runs. Modules are looked for where the worker looks for them.
-_CODE: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
-    "from taskq_workers.children.inside import main; main(*map(int, sys.argv[1:4]))"
-)
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
 #: How long a child that was told to leave may take, before it is killed; lifespans come on top.
 LEAVE_SECONDS: Final = 0.5
+#: How long a frozen child may take to be ready; a copy of the program never would be.
+FROZEN_START_SECONDS: Final = 60.0
 
 
 class Phase(enum.Enum):
@@ -93,7 +89,7 @@ class Child:
         self._channel, theirs = socket.socketpair()
         life_read, self._life = os.pipe()
         try:
-            self._process = _start(theirs.fileno(), life_read)
+            self._process = _start(theirs.fileno(), life_read, from_main=outfit.from_main)
         except BaseException:
             self._channel.close()
             os.close(self._life)
@@ -104,6 +100,8 @@ class Child:
         self._channel.setblocking(False)
         loop.add_reader(self._channel, self._on_readable)
         self._watch_exit()
+        if is_frozen():
+            self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
         self._send(packed(outfit))
 
     @property
@@ -144,6 +142,10 @@ class Child:
             self._process.kill()
             self._process.wait()
             self._end()
+
+    def _give_up(self) -> None:
+        if self.phase is Phase.STARTING:
+            self.kill()
 
     # What comes from the child.
 
@@ -246,6 +248,8 @@ class Child:
                     self._take(message)
 
     def _end(self) -> None:
+        if is_frozen() and not self.is_ready:
+            self.problem = self.problem or f"a child process does not start: {ADVICE}"
         self.phase = Phase.GONE
         if self._killer is not None:
             self._killer.cancel()
@@ -278,14 +282,10 @@ class Child:
         return f"was ended by {name}{memory}"
 
 
-def _start(work: int, life: int) -> subprocess.Popen[bytes]:
-    path = json.dumps(sys.path, default=str)
-    command: list[Any] = [get_executable(), "-c", _CODE, str(work), str(life), str(os.getpid())]
+def _start(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
     # Until it has handlers for them, signals to the whole group of processes must not end it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
-        return subprocess.Popen(  # noqa: S603 - this very interpreter
-            [*command, path], stdin=subprocess.DEVNULL, pass_fds=(work, life)
-        )
+        return start_child(work, life, from_main=from_main)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -29,11 +29,12 @@ from taskq.app.context import JobContext, _current, relay_to
 from taskq.app.default import default_app
 from taskq.app.logs import over
 from taskq.app.tasks import Task
+from taskq.calls.naming import main_module_name
 from taskq.calls.serialization import load_checks
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
-from taskq_workers.runs.guards import importing, keep_from_children
+from taskq_workers.runs.guards import MARK, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
@@ -64,6 +65,8 @@ def main(work: int, life: int, parent: int) -> None:
         parent: the worker's process id.
     """
     fill_standard()
+    if os.environ.pop(MARK, "") == "main":
+        sys.modules.setdefault(main_module_name(), sys.modules["__main__"])
     _leave_signals_to_the_worker()
     _die_with(parent, life)
     channel = socket.socket(fileno=work)

@@ -94,6 +94,7 @@ class ProcessRunner:
         module = task.fn.__module__
         if module == "__main__":
             module = main_module_name()
+            self._outfit = self._outfit._replace(from_main=True)
 
         def call(payload: bytes) -> Awaitable[Ended]:
             return self._run(_current.get(), task, module, payload)

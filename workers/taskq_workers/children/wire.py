@@ -37,6 +37,8 @@ class Outfit(NamedTuple):
     tells_memory: bool
     #: how it logs
     logging: Logging = Logging()
+    #: whether the program itself, and not a module that it imports, makes any of the tasks
+    from_main: bool = False
 
 
 class Work(NamedTuple):

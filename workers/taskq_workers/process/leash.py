@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -150,11 +149,6 @@ def told(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def worker_command(arguments: Sequence[str]) -> list[str]:
-    """The command line of one worker process."""
-    return [sys.executable, "-m", "taskq", "worker", *arguments]
 
 
 # Telling a service manager where a worker is in its life (sd_notify), if one asked to be told.

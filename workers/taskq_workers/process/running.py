@@ -19,7 +19,7 @@ from taskq.core.errors import TaskqError, UsageError
 from taskq.text import flat
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
-from taskq_workers.process.leash import Leash, Notifier, worker_command
+from taskq_workers.process.leash import Leash, Notifier
 from taskq_workers.process.reporting import (
     Facts,
     Reporter,
@@ -162,12 +162,13 @@ def run_guarded(
     Raises:
         UsageError: watchfiles is needed, and not installed.
     """
+    from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - likewise
     from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
     from taskq_workers.process.reload import CodeWatcher  # noqa: PLC0415 - as above
 
     watcher = CodeWatcher(Path.cwd()) if reloads else None
     guard = Guard(
-        worker_command(arguments),
+        worker_command(*arguments),
         count,
         burst=burst,
         reloads=reloads,

@@ -12,7 +12,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
+
+#: Set in a frozen child until it runs jobs: "main" if the program itself has tasks of it, which
+#: makes them before it calls ``freeze_support()``; "modules" if it need not get that far.
+MARK: Final = "_TASKQ_CHILD"
+#: What to do where a copy of a frozen program did not become a child.
+ADVICE: Final = (
+    "a frozen program starts itself to run jobs in a child process: call "
+    'multiprocessing.freeze_support() first under if __name__ == "__main__"'
+)
 
 
 @contextmanager
@@ -33,11 +42,16 @@ def importing() -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Let no worker start in a child process that is importing.
+    """Let no worker start in a child process that is importing, nor in one that is a mere copy.
+
+    A frozen program that should run jobs, and did not notice, is ended.
 
     Raises:
         UsageError: it is.
     """
+    if MARK in os.environ:
+        os.write(2, f"taskq: {ADVICE}\n".encode())
+        os._exit(1)
     if _importing.get():
         raise UsageError(
             "a worker is started as the module is imported, which each child process of "

@@ -1,0 +1,47 @@
+"""The program: a loop that stands for a window's, and a worker on a thread beside it.
+
+Frozen: ``pyinstaller --onedir examples/desktop/program.py``, or ``--onefile``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import time
+from typing import TYPE_CHECKING
+
+from examples.desktop.tasks import app, count_words, shrink
+
+if TYPE_CHECKING:
+    from taskq import JobHandle
+
+#: How often a window looks for news; toolkits have timers for that.
+LOOK_SECONDS = 0.05
+
+
+def main() -> None:
+    """Open, work beside the loop, and close: what is not done goes on at the next start."""
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with app, app.worker_thread(concurrency=4, on_event=lambda event: done.put(event.job_id)):
+        words = count_words.enqueue_sync("to be or not to be")
+        sizes = [shrink.enqueue_sync(size) for size in (100, 200)]
+        waiting: set[str] = {words.id, *(job.id for job in sizes)}
+        while waiting:  # the window's loop: it never waits for a job
+            time.sleep(LOOK_SECONDS)
+            while not done.empty():
+                waiting.discard(done.get())
+        show(words, sizes)
+
+
+def show(words: JobHandle[int], sizes: list[JobHandle[tuple[int, int, bool]]]) -> None:
+    """Tell what came out."""
+    print(f"{words.result_sync()} words")
+    for size, process, is_frozen in (job.result_sync() for job in sizes):
+        print(f"shrunk to {size}, frozen: {is_frozen}, elsewhere: {process != os.getpid()}")
+
+
+if __name__ == "__main__":
+    # In a child process of the frozen program nothing below this line runs.
+    multiprocessing.freeze_support()
+    main()

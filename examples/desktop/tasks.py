@@ -1,0 +1,25 @@
+"""The program's tasks, in a module of their own: child processes import it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from taskq import TaskQ
+
+#: Where this user's system keeps the data of the program; nothing of where it is started counts.
+app = TaskQ.user_data("Picture Book")
+
+
+@app.task
+def count_words(text: str) -> int:
+    """Run on a thread of the program."""
+    assert threading.current_thread() is not threading.main_thread()
+    return len(text.split())
+
+
+@app.task(runs_in="process")
+def shrink(size: int) -> tuple[int, int, bool]:
+    """Run in a child process: heavy work does not make the window stutter."""
+    return size // 2, os.getpid(), bool(getattr(sys, "frozen", False))

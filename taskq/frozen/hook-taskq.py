@@ -1,0 +1,14 @@
+"""Collects what taskq imports by name, and its metadata, whose entry points bring commands in."""
+
+from PyInstaller.utils.hooks import collect_submodules, copy_metadata
+
+
+def _is_of_programs(name: str) -> bool:
+    return not name.startswith(("taskq.testing", "taskq.frozen", "taskq._examples"))
+
+
+hiddenimports = [
+    *collect_submodules("taskq", filter=_is_of_programs),
+    *collect_submodules("taskq_workers"),
+]
+datas = copy_metadata("taskq-local")

@@ -1,0 +1,17 @@
+"""A module of a program that is frozen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from taskq import TaskQ
+
+app = TaskQ(Path(sys.executable).parent / "frozen-data")
+
+
+@app.task(runs_in="process")
+def elsewhere(number: int) -> tuple[int, int]:
+    """Tell who ran it."""
+    return number, os.getpid()

@@ -1,0 +1,89 @@
+"""This program, started once more: to run jobs as a child, or to be another worker.
+
+A frozen program has no interpreter to be told what to run: its executable runs it from the
+beginning. Its children start as those of multiprocessing do, which end up in
+``multiprocessing.freeze_support()`` instead of in the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from multiprocessing import spawn
+from typing import Any, Final
+
+from taskq.core.values import dataclass
+from taskq_workers.runs.guards import MARK
+
+#: What a started interpreter runs. Modules are looked for where the worker looks for them.
+_CODE: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "from taskq_workers.children.inside import main; main(*map(int, sys.argv[1:4]))"
+)
+
+
+def is_frozen() -> bool:
+    """Tell whether the program is an executable of its own, as PyInstaller makes them."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def interpreter(*arguments: str) -> list[Any]:
+    """Return the command line of an interpreter with the options of this one."""
+    # As multiprocessing asks for them, too; nothing else knows them all.
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [spawn.get_executable(), *options, *arguments]
+
+
+def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
+    """Start a child with two descriptors, see ``inside.main``.
+
+    Args:
+        work: of the socket that jobs come by.
+        life: of the pipe that tells it that its worker lives.
+        from_main: tasks of it are made by the program itself, not by a module that it imports.
+    """
+    if not is_frozen():
+        path = json.dumps(sys.path, default=str)
+        command = interpreter("-c", _CODE, str(work), str(life), str(os.getpid()), path)
+        return subprocess.Popen(  # noqa: S603 - this very interpreter
+            command, stdin=subprocess.DEVNULL, pass_fds=(work, life)
+        )
+    message, ours = os.pipe()
+    try:
+        with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
+            # What multiprocessing prepares: nothing; then the process, of which it runs one method.
+            pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work, life, os.getpid())))
+        return subprocess.Popen(  # noqa: S603 - this very program
+            spawn.get_command_line(tracker_fd=None, pipe_handle=message),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(work, life, message),
+            env={**os.environ, MARK: "main" if from_main else "modules"},
+        )
+    finally:
+        os.close(message)
+
+
+def worker_command(*arguments: str) -> list[Any]:
+    """Return the command line of one worker process; a frozen one has the commands of taskq."""
+    start = [sys.executable] if is_frozen() else interpreter("-m", "taskq")
+    return [*start, "worker", *arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Stands where multiprocessing has its process."""
+
+    work: int
+    life: int
+    parent: int
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
+        """Run jobs; called by multiprocessing in the started program."""
+        del parent_sentinel
+        from taskq_workers.children.inside import main  # noqa: PLC0415 - in the child alone
+
+        main(self.work, self.life, self.parent)
+        return 0
