@@ -301,6 +301,7 @@ REASONS = {
     "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
     "Supervisor.run": "the root of a loop",
     "_Bench._run_async.take_turns": "a job has its context and its cancellation to itself",
+    "_in_forked_child": "a plain callback that ends the process, in a child that nothing owns",
     "_connect": "tried side by side, and given up within the call",
     "_reach": "tried side by side, and given up within the call",
     "begin": "what users wrote may be left behind, and is cancelled but once",

@@ -22,6 +22,7 @@ from taskq_workers.gates.gates import Gates
 from taskq_workers.logpart import LogPart, Stranded, parts_of, surrender
 from taskq_workers.runs.blame import Keeper, forbid_stop
 from taskq_workers.runs.executors import Executors
+from taskq_workers.runs.guards import end_children_of
 from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.limits import checked_limits, drain_seconds
@@ -514,6 +515,7 @@ class Worker:
         self._beside.append(watch)
         keeper.blame = runner.blame
         self._undo.callback(forbid_stop(runner.loop, runner.runs))
+        self._undo.callback(end_children_of(runner.loop, runner.forsake))
         return runner
 
     def _children(self) -> Children:

@@ -34,7 +34,7 @@ from taskq.calls.serialization import load_checks
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
-from taskq_workers.runs.guards import MARK, importing, keep_from_children
+from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
@@ -94,9 +94,13 @@ def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None
     outlet = Outlet(channel)
     relay_to(outlet.tell)
     send_lines_to(outlet.log)
+    pid = os.getpid()
     while (work := receive(channel)) is not None:
         # A context of its own for each job: what it sets there ends with it.
-        ended = copy_context().run(bench.run, work)
+        context = copy_context()
+        ended = context.run(bench.run, work)
+        if os.getpid() != pid:
+            context.run(end_child)
         outlet.end(Done(ended, _rss_bytes() if tells_memory else 0))
         del work, ended
 

@@ -12,11 +12,14 @@ import signal
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
+from taskq.app.context import _current
 from taskq.core.errors import UsageError
+from taskq.log.machine import forks
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Mapping
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
@@ -83,3 +86,60 @@ def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], N
 
     os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     return kept.clear
+
+
+# A job that forks has to see to the child: one that returns as the job does would be a second
+# worker on the same loop, thread or channel, which runs jobs of the first.
+
+#: loop -> (its thread, what keeps the slots there from their next job)
+_workers: Final[dict[asyncio.AbstractEventLoop, tuple[int, list[Callable[[], object]]]]] = {}
+
+
+def end_children_of(
+    loop: asyncio.AbstractEventLoop, abandon: Callable[[], object]
+) -> Callable[[], None]:
+    """End forked children that come back to the loop of a worker; returns what undoes that.
+
+    Args:
+        loop: on whose thread this is called.
+        abandon: called in such a child, so that no slot goes on to its next job.
+    """
+    _, abandons = _workers.setdefault(loop, (threading.get_ident(), []))
+    abandons.append(abandon)
+
+    def undo() -> None:
+        abandons.remove(abandon)
+        if not abandons:
+            _workers.pop(loop, None)
+
+    return undo
+
+
+def end_child(*_: object) -> Never:
+    """End this process, a forked child that its job let come back, and say so."""
+    job = _current.get(None)
+    what = "a job" if job is None else f"job {job.id} ({job.task})"
+    line = (
+        f"taskq: {what} forked, and its child came back to the worker: the child {os.getpid()} "
+        f"ends here. End it within the task, by os._exit(), or start a program with subprocess\n"
+    )
+    os.write(2, line.encode())
+    os._exit(1)
+
+
+def _in_forked_child() -> None:
+    workers = dict(_workers)
+    _workers.clear()
+    for loop, (thread, abandons) in workers.items():
+        if thread != threading.get_ident() or _current.get(None) is None:
+            continue
+        for abandon in abandons:
+            abandon()
+        handle = loop.call_soon(end_child)
+        ready: Any = getattr(loop, "_ready", None)
+        if ready is not None:  # before what waits for this very turn, which is the parent's
+            ready.remove(handle)
+            ready.appendleft(handle)
+
+
+forks.on_fork(_in_forked_child)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import sys
 import threading
 from collections import deque
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import SoftTimeout, _current
 from taskq.core.values import NamedTuple
+from taskq_workers.runs.guards import end_child
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class ThreadRunner:
         self._threads: list[threading.Thread] = []
         self._returned: deque[tuple[_Call, Returned]] = deque()
         self._notified = False
+        self._pid = os.getpid()
         #: calls handed over and not yet returned
         self.busy = 0
         #: those of them that nobody waits for any more
@@ -172,6 +175,8 @@ class ThreadRunner:
                     returned = Returned(value, None)
                 except BaseException as error:  # noqa: BLE001 - the job's failure, not the thread's
                     returned = Returned(None, error)
+                if os.getpid() != self._pid:
+                    call.context.run(end_child)
             self._hand_back(call, returned)
             # An idle thread must not keep the last job's arguments alive.
             del call, returned

@@ -199,6 +199,11 @@ class Slots:
             settlement = await unless_too_old(port, task, settlement)
         return with_lines(settlement, _current.get(None)) if task.keep_log else settlement
 
+    def forsake(self) -> None:
+        """In a forked child: begin no other job, and settle none."""
+        for slot in self._slots:
+            slot.abandoned = True
+
     # What the feed calls.
 
     def free(self) -> int:

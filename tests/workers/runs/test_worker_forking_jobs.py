@@ -1,0 +1,31 @@
+"""A child that a job forks and lets return is no second worker: it ends, and a line says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskQ
+from tests.workers.runs import forking_jobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("task", ["on_loop", "that_waits", "in_thread", "in_process"])
+def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path, task: str) -> None:
+    name = f"{forking_jobs.__name__}.{task}"
+    with TaskQ(tmp_path, durability="os") as app:
+        job = app.enqueue_by_name_sync(name)
+        after = app.enqueue_by_name_sync(f"{forking_jobs.__name__}.plain")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", forking_jobs.__name__, tmp_path],
+            capture_output=True, text=True, check=False, timeout=40,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert (job.result_sync(1), after.result_sync(1)) == (1, 0)
+    assert f"taskq: job {job.id} ({name}) forked, and its child came back" in done.stderr
+    assert done.stdout == "plain ran\n"
