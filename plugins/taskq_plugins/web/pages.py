@@ -334,8 +334,9 @@ class Pages:
     def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
         async def respond(request: Request) -> Response:
             at, root = _moment(request.query_params.get("at", "")), root_of(request.scope)
+            last = await self._looks.read(_last)  # first, since it makes the log of an app
             told = await tell(Look(request, at, partial(self._looks.read, at=at)))
-            told["last"] = await self._looks.read(_last)
+            told["last"] = last
             if at:
                 told["now_ns"], told["lsn"] = await self._looks.read(_now_and_last, at)
             is_live = template in _LIVE and not at
