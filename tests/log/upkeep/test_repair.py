@@ -36,9 +36,9 @@ def _group(process: Process, count: int, extras: Extras | None = None) -> list[i
     return jobs
 
 
-def _written() -> tuple[World, list[list[int]]]:
+def _written(seed: int = 0) -> tuple[World, list[list[int]]]:
     """Groups of jobs in two segments; of the first group one succeeded, one is to be retried."""
-    world = World()
+    world = World(seed)
     process = world.process()
     groups = [_group(process, 4) for _ in range(3)]
     first, second = process.claim(2)
@@ -326,6 +326,41 @@ def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_ag
         assert not verify(world.reader()).damage, step
         assert _picture(world) == before, step
     assert 10 < step < 199, "every step was tried"
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(3, 40)))
+def test_behind_a_power_cut_the_original_is_there_and_nothing_knows_old_places(seed: int) -> None:
+    """Behind any step; and what a repair has told is so."""
+    index, snapshot = _FIRST.replace(".log", ".idx"), f"{PATH}/snapshot/00000000000000000009.snap"
+    for step in range(1, 200):
+        world, _ = _written(seed)
+        _one_payload(world)
+        process = world.process()
+        process.disk.make_directory(f"{PATH}/snapshot")
+        process.disk.sync_directory(PATH)
+        process.journal.lock()
+        for path in (index, snapshot):
+            world.machine.put(path, b"stale")
+        original = world.machine.content(_FIRST)
+        world.machine.stop_at(world.machine.steps + step, power=True)
+        is_done = False
+        try:
+            is_done = bool(repair(process.journal).damage)
+            world.machine.lose_power()
+        except PowerLost:
+            pass
+        world.everyone_is_gone()
+        paths = world.machine.paths()
+        if is_done or world.machine.content(_FIRST) != original:
+            aside = [path for path in paths if path.startswith(f"{PATH}/torn/")]
+            assert original in map(world.machine.content, aside), step
+            assert index not in paths, step
+            assert snapshot not in paths, step
+        if is_done:
+            assert not verify(world.reader()).damage
+            break
+    assert is_done
 
 
 def test_a_repair_that_the_disk_refuses_says_so_and_leaves_the_damaged_segment() -> None:
