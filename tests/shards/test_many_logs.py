@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections import Counter
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,17 +17,17 @@ from taskq.app.logs import over
 from taskq.errors import JobCancelled, LogGone, UsageError
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
+from taskq_workers.logpart import LogPart
+from taskq_workers.pool import Worker
 from taskq_workers.process.supervisor import Supervisor
 from tests.effort import grows, some
-from tests.shards.resting_logs import ManySchedule
+from tests.shards.resting_logs import ManySchedule, TaggedLog
 from tests.shards.shares import Run
-from tests.workers.slots.resting import make_deterministic, run_seeds
+from tests.workers.slots.resting import App, make_deterministic, run_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from taskq_workers.pool import Worker
 
 
 async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:
@@ -301,3 +302,39 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
     assert stopped.wait(30)
     for store in stores:
         store.close()
+
+
+async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others begin what they have, although it was the turn of that log."""
+    apps = [App(TaggedLog(Random(number), f"log{number}")) for number in range(2)]
+    running, hold = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        running.set()
+        await hold.wait()
+
+    task = apps[0].task(name="work")(work)
+    for number, app in enumerate(apps):
+        app._connection._tag, app._tasks = f"log{number}", apps[0]._tasks
+    worker = Worker(apps[0], concurrency=1, schedules=False, warns=False)
+    worker._parts = parts = [LogPart(app, ticks=False, syncs=False) for app in apps]
+    apps[0].put(task)
+    async with asyncio.timeout(20), worker:
+        await running.wait()
+        failing, other = cast("Any", parts[1].host), cast("TaggedLog", apps[0].fake)
+        lies = apps[1].put(task)
+        apps[1].fake.ready.clear()
+        gone = cast("TaggedLog", apps[1].fake)
+        gone.running[lies.token] = lies
+        failing.feed.add([lies])
+        for _ in range(2):
+            failing.fail(LogGone("log1", "it was removed"))
+        assert not failing.feed.buffer  # at once, not when it is found to lie there for long
+        await until(lambda: not gone.running)
+        assert caplog.text.count("is left, the others go on") == 1
+        apps[0].put(task)
+        hold.set()
+        await until(lambda: other.ended == 2)
+        assert not worker.stopped.is_set()

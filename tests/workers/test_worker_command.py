@@ -456,3 +456,10 @@ def test_the_banner_of_several_processes_says_what_that_of_one_says(
     assert len(stops) == 2
     assert sum(line.endswith(": 1 job succeeded") for line in stops) == 1
     assert guard.lines[-1].startswith("guard stopped after ")
+
+
+@pytest.mark.parametrize("option", ["--master", "--py-files"])
+def test_what_is_for_executors_elsewhere_is_refused_without_them(start: Any, option: str) -> None:
+    worker = start("jobs:app", option, "jobs.py")
+    assert worker.end() == 2
+    assert "add --executor spark" in worker.errors

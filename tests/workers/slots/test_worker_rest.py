@@ -11,6 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from taskq_workers.pool import Worker
+from taskq_workers.slots.slots import Slots
 from tests.effort import grows, some
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
 
@@ -141,3 +142,28 @@ async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
                     assert await begun.get() == number
             finally:
                 hold.set()
+
+
+@pytest.mark.anyio
+async def test_another_slot_begins_as_soon_as_one_is_spoilt(fake: FakeApp) -> None:
+    """At once, not when the spoilt one has ended: that may take as long as a busy loop turns."""
+    running, hold = asyncio.Event(), asyncio.Event()
+
+    @fake.task
+    async def work() -> None:
+        running.set()
+        await hold.wait()
+
+    fake.put(work)
+    async with asyncio.timeout(SECONDS), Worker(fake, concurrency=1) as worker:
+        await running.wait()
+        crew = worker._runner
+        assert isinstance(crew, Slots)
+        (spoilt,) = crew.slots
+        fake.put(work)
+        crew.feed.buffer.append(fake.fake.ready.popleft())
+        crew.replace(spoilt)
+        (another,) = crew.slots
+        assert another is not spoilt
+        hold.set()
+        await fake.fake.settlements(2)
