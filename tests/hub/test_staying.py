@@ -8,7 +8,9 @@ import pty
 import socket
 import subprocess
 import sys
+import threading
 from functools import partial
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import pytest
@@ -162,6 +164,36 @@ async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_wa
     assert (await line.request("GET", "/healthz", {})).status == 200
     await line.close()
     await silence.close()
+
+
+async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+    connect, close = HTTPConnection.connect, HTTPConnection.close
+
+    def connecting(connection: HTTPConnection) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        connect(connection)
+
+    def closing(connection: HTTPConnection) -> None:
+        had_one = connection.sock is not None
+        close(connection)
+        if had_one:
+            closed.set()
+
+    monkeypatch.setattr(HTTPConnection, "connect", connecting)
+    monkeypatch.setattr(HTTPConnection, "close", closing)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        line = Line(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
+        asked = asyncio.create_task(line.request("GET", "/healthz", {}))
+        assert await to_thread.run_sync(begun.wait, 30)
+        asked.cancel()
+        await asyncio.wait([asked])
+        goes_on.set()
+        assert await to_thread.run_sync(closed.wait, 30)
+        await line.close()
 
 
 async def test_a_token_that_is_none_is_told_as_a_line_that_fails(url: str) -> None:

@@ -193,10 +193,15 @@ class Http:
         connection = self._connection
         if connection is None or _is_over(connection.sock):
             self.close()
+            turn = self._turn
             connection = self._connection = self._connect()
+            connection.auto_open = 0  # whoever hung up meant it
             if self._proxy is not None:
                 connection.set_tunnel(*self._place, headers=self._proxy[2])
             connection.connect()
+            if self._connection is not connection or self._turn is not turn:
+                connection.close()  # whoever hung up meanwhile had nothing to close yet
+                raise ConnectionAbortedError("cancelled while it connected")
             connection.sock.settimeout(_ANSWER_SECONDS)
             self.used_bytes += _HANDSHAKE_BYTES if self._is_secret else 0
         return connection
