@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskq.core.folds.jobtable import META_BACK
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.requests import EnqueueSpec
@@ -69,8 +70,9 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
 def _rows(facets: Facets, table: JobTable) -> list[tuple[object, ...]]:
     agenda = facets.agenda
     assert agenda is not None
+    # Whether a job has its place by its number or beside those is all the same: see "ready".
     return [
-        (chunk.ids[at], _place(facets, chunk.locations[at]), chunk.metas[at],
+        (chunk.ids[at], _place(facets, chunk.locations[at]), chunk.metas[at] & ~META_BACK,
          agenda.lanes[chunk.lanes[at]].key)
         for chunk, at in table
     ]  # fmt: skip
