@@ -33,6 +33,7 @@ from taskq.log.journal.tail import Tail
 from taskq.log.machine.meters import Meters
 from taskq.log.segments.identity import FILE as IDENTITY_FILE
 from taskq.log.segments.identity import (
+    SYNC_POINTS,
     Identity,
     add_feature,
     keep_directory,
@@ -496,9 +497,8 @@ class Journal:
 
     def allow(self, features: tuple[str, ...]) -> None:
         """Make sure that a taskq that does not know these leaves the log alone."""
-        for feature in features:
-            if feature not in self.identity.incompat:
-                self.identity = add_feature(self.disk, self.path, self.identity, feature)
+        for feature in set(features) - self.identity.incompat:
+            self.identity = add_feature(self.disk, self.path, self.identity, feature)
 
     def append(self, body: bytes, count: int, time_ns: int) -> None:
         """Write one frame and move the end behind it.
@@ -543,6 +543,7 @@ class Journal:
             return
         with self._at_end():
             if self.durable_lsn >= self.next_lsn and not self.ends_in_sync_point():
+                self.allow((SYNC_POINTS,))
                 self._put(b"", 0, self.time_ns)
                 self._write_hint()
 

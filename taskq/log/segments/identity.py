@@ -25,7 +25,10 @@ _SIZE_MAX: Final = 64 * 1024
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
 #: There are EDITED records: jobs may be of another queue than the one that they began in.
 EDITS: Final = "edits-1"
-_KNOWN: Final = _OLD | {EDITS}
+#: There are frames without a record: older versions take them for a torn tail, and cut off what
+#: was written behind them.
+SYNC_POINTS: Final = "sync-points-1"
+_KNOWN: Final = _OLD | {EDITS, SYNC_POINTS}
 #: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
 REPLICA: Final = "replica-1"
 #: Likewise of a backup, which only the next backup writes to.

@@ -18,6 +18,7 @@ from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq.log.requests import Op
+from taskq.log.segments.identity import SYNC_POINTS, read_identity
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk
@@ -122,6 +123,22 @@ def _rewrite_hint(world: World, data: bytes) -> None:
     descriptor = process.open(_LOCK, create=True)
     process.write(descriptor, data, 0)
     process.close(descriptor)
+
+
+def test_only_a_log_that_has_sync_points_says_so_to_older_versions() -> None:
+    """They would take one for a torn tail, and cut off the claims behind it."""
+    world = World()
+    process, other = world.process(), world.process()
+    process.enqueue()
+    for rests in (False, True):
+        if rests:
+            process.rest()
+        identity = read_identity(process.disk, world.path)
+        assert identity is not None
+        assert (SYNC_POINTS in identity.incompat) == rests
+    other.enqueue()
+    other.rest()
+    assert len(world.process().journal.identity.incompat) == 1
 
 
 def test_a_log_that_rests_ends_in_one_sync_point_however_often_it_is_left_and_opened() -> None:

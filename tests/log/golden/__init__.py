@@ -1,0 +1,1 @@
+"""Logs as some version wrote them, which every later one opens; each says what it must hold."""

@@ -1,0 +1,39 @@
+"""Every golden log opens, says what it said when it was written, and goes on."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskLog
+from taskq.connection.connection import Connection
+from taskq.log.config import LogConfig
+from taskq.log.read.reader import LogReader
+from taskq.testing.clock import FakeClock
+from tests.log.golden.write import EXPECTED, HERE, said
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))
+
+
+@pytest.mark.parametrize("name", _GOLDEN)
+async def test_a_log_of_an_older_version_says_what_it_said_and_goes_on(
+    name: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(HERE / f"{name}.zip") as source:
+        source.extractall(tmp_path)
+    expected = json.loads((tmp_path / EXPECTED).read_text())
+    assert expected["jobs"]
+    assert said(tmp_path, expected["seconds"]) == expected
+    clock = FakeClock(expected["seconds"])
+    with LogReader.open(str(tmp_path), clock) as reader:
+        assert not reader.verify().damage
+    async with TaskLog(Connection(str(tmp_path), LogConfig(clock=clock))) as log:
+        ready = sum(row[2] + row[3] for row in expected["queues"] if not row[8])
+        assert len(await log.claim(1_000)) == ready, "those that ran are given back"
+        assert await log.put(b"goes on")

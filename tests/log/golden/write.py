@@ -1,0 +1,137 @@
+"""Write the golden logs: ``python -m tests.log.golden.write`` makes those that are missing.
+
+One is never made anew: it stands for logs that people have. A new format gets another name here.
+``python -m tests.log.golden.write NAME DIRECTORY`` keeps a log that an older version wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Cause, Kind
+from taskq.log.read.reader import LogReader
+from taskq.log.read.selection import waiting_job
+from taskq.log.requests import Edit, EnqueueSpec, Op
+from taskq.testing.clock import FakeClock
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import PATH, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.log.world import Process
+
+HERE: Final = Path(__file__).parent
+EXPECTED: Final = "expected.json"
+_MAIL: Final = EnqueueSpec("mail", "mail.send", 7, 2)
+_PLAIN: Final = EnqueueSpec(task="plain.run")
+
+
+def said(path: Path, seconds: float) -> dict[str, Any]:
+    """Tell what a log holds at a time, in values of JSON: counts of queues, and all jobs."""
+    with LogReader.open(str(path), FakeClock(seconds)) as reader:
+        queues = [
+            [one.queue, one.scheduled, one.ready, one.running, one.succeeded, one.dead,
+             one.cancelled, one.expired, one.paused]
+            for one in reader.stats().queues
+        ]  # fmt: skip
+        jobs = [
+            [one.lsn, one.state.name, one.queue, one.task, one.priority, one.attempt,
+             one.payload.hex()[:40], (one.key or b"").hex(), one.headers, one.reason]
+            for one in reader.jobs(None, None, None, 1_000)
+        ]  # fmt: skip
+    return {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
+
+
+def _plain(process: Process) -> None:
+    """One job of each fate."""
+    extras = Extras(headers={"kind": "golden"}, key=b"k", until_settled=True)
+    process.enqueue(b"keyed", extras, _MAIL)
+    process.enqueue(b"late", Extras(expires_ns=SECOND_NS), _MAIL)
+    process.enqueue(b"delayed", Extras(due_ns=10**15), _MAIL)
+    for number in range(8):
+        process.enqueue(b"%d" % number, spec=_PLAIN)
+    first, *_ = process.claim(1)
+    process.settle(first, body=b"done")
+    succeeded, retried, dead, released, _ = process.claim(5)
+    process.settle(succeeded)
+    process.settle(retried, Kind.RETRIED, body=b"again", delay_ns=10**15)
+    process.settle(dead, Kind.DEAD, body=b"no", cause=Cause.REJECTED)
+    process.settle(released, Kind.RELEASED, cause=Cause.DRAIN)
+    process.ask(Op.CANCEL, process.enqueue(b"cancelled", spec=_PLAIN))
+    process.ask(Op.PAUSE, "mail")
+
+
+def _rested(process: Process) -> None:
+    """Sync points, and claims behind one of them."""
+    _plain(process)
+    process.rest()
+    process.claim(2)
+
+
+def _edited(process: Process) -> None:
+    """A job in another queue than the one that it began in."""
+    _plain(process)
+    job = process.enqueue(b"moved", Extras(key=b"m"), _PLAIN)
+    item = waiting_job(process.committer.sight, job)
+    process.ask(Op.EDIT, Edit(item, priority=9, queue=b"mail"))
+
+
+def _compacted(process: Process) -> None:
+    """Jobs that were written again, tallies, and what is left of segments that went."""
+    _plain(process)
+    for _ in range(3):
+        fill_segment(process)
+    tend(process)
+
+
+_LOGS: Final[dict[str, Callable[[Process], None]]] = {
+    "plain": _plain,
+    "sync-points": _rested,
+    "edits": _edited,
+    "compacted": _compacted,
+}
+
+
+def _pack(name: str, directory: Path, seconds: float) -> None:
+    expected = said(directory, seconds)
+    with zipfile.ZipFile(HERE / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as target:
+        for path in sorted(directory.rglob("*")):
+            kept = path.name == "taskq.json" or path.suffix in {".log", ".floor", ".idx"}
+            if path.is_file() and kept:
+                target.write(path, path.relative_to(directory))
+        target.writestr(EXPECTED, json.dumps(expected, indent=1))
+
+
+def _make(name: str, directory: Path) -> None:
+    world = World(config=keeping(keep_bytes=1, keep_seconds=None, min_free_bytes=0))
+    process = world.process()
+    _LOGS[name](process)
+    process.sync()
+    for path in world.machine.paths():
+        target = directory / path.removeprefix(f"{PATH}/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(world.machine.content(path))
+    _pack(name, directory, world.clock.wall_ns() / SECOND_NS)
+
+
+def _main() -> None:
+    if sys.argv[1:]:
+        _pack(sys.argv[1], Path(sys.argv[2]), time.time())
+        return
+    import tempfile  # noqa: PLC0415 - only whoever writes them
+
+    for name in _LOGS:
+        if not (HERE / f"{name}.zip").exists():
+            with tempfile.TemporaryDirectory() as directory:
+                _make(name, Path(directory))
+
+
+if __name__ == "__main__":
+    _main()
