@@ -94,7 +94,7 @@ CODECS = {fn.__name__: ArgumentCodec(Signature("t", fn)) for fn in (bare, any_, 
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize(("value", "told"), CHANGED, ids=repr)
+@pytest.mark.parametrize(("value", "told"), CHANGED)
 def test_an_argument_that_would_change_is_refused_with_what_to_write(
     codec: ArgumentCodec, value: Any, told: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_an_argument_that_would_change_is_refused_with_what_to_write(
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize("value", KEPT, ids=repr)
+@pytest.mark.parametrize("value", KEPT)
 def test_what_is_equal_behind_json_is_taken(codec: ArgumentCodec, value: Any) -> None:
     args, kwargs = codec.decode(codec.encode((value,), {}))
     assert (*args, *kwargs.values()) == (value,)
@@ -164,7 +164,7 @@ HINTS: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "kept", "changed"), HINTS, ids=str)
+@pytest.mark.parametrize(("hint", "kept", "changed"), HINTS)
 def test_the_open_parts_of_an_annotation_are_looked_at_alike(
     hint: Any, kept: Any, changed: Any
 ) -> None:
@@ -180,14 +180,14 @@ def test_the_open_parts_of_an_annotation_are_looked_at_alike(
         results.encode(changed)
 
 
-@pytest.mark.parametrize(("value", "told"), CHANGED, ids=repr)
+@pytest.mark.parametrize(("value", "told"), CHANGED)
 def test_a_result_that_would_change_is_refused_with_what_to_write(value: Any, told: str) -> None:
     codec = ResultCodec(Signature("t", lambda: None))
     with pytest.raises(UsageError, match=rf"^t: .*{told.replace('value: ', '-> ')}"):
         codec.encode(value)
 
 
-@pytest.mark.parametrize("value", [one for one in KEPT if one is not None], ids=repr)
+@pytest.mark.parametrize("value", [one for one in KEPT if one is not None])
 def test_a_result_that_is_equal_behind_json_is_taken(value: Any) -> None:
     codec = ResultCodec(Signature("t", lambda: None))
     assert codec.decode(codec.encode(value) or b"") == value
