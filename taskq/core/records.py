@@ -95,8 +95,8 @@ class Option(enum.IntEnum):
     HEADERS = 6
     #: bytes: part of the lane; limits hold for each
     CONCURRENCY_KEY = 7
-    #: u64, on records that end a job whose key is held until then; on EDITED, of its key in the
-    #: queue that it left
+    #: u64, on records that end a job whose key is held until then (0: the job's record does not
+    #: read back); on EDITED, of its key in the queue that it left
     KEY_HASH = 8
     #: i64, relative: the claim is over by then
     LEASE = 9

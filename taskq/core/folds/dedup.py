@@ -164,6 +164,13 @@ class Dedup:
         elif until < 0 or until == UNTIL_SETTLED:
             self._remove(page, at)
 
+    def apply_free_unread(self, job: int, now_ns: int) -> None:
+        """Do the same for a job whose key nobody can tell; looks at all that are held."""
+        for page in self._pages:
+            if job in page.jobs:
+                self.apply_free(page.hashes[page.jobs.index(job)], job, now_ns)
+                return
+
     def apply_dropped(self, hashed: int, job: int) -> None:
         """Another job took the key over, whatever this one held it for."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]

@@ -19,7 +19,7 @@ from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
 from taskq.log.format.keys import key_hash_of
-from taskq.log.format.options import encode_key_hash
+from taskq.log.format.options import UNREAD_KEY, encode_key_hash
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
 if TYPE_CHECKING:
@@ -91,12 +91,13 @@ class Ends:
         assert agenda is not None
         options = b""
         chunk = agenda.table.find(job)
-        if chunk is not None and chunk.metas[agenda.table.index] & (META_KEYED | META_FLOW):
+        meta = 0 if chunk is None else chunk.metas[agenda.table.index]
+        if meta & (META_KEYED | META_FLOW):
             try:
                 record = self._recent.record(job, agenda.location(job))
                 options = self.untie(batch, kind, record, job)
             except LogDamaged:
-                options = b""
+                options = self._free_unread(batch, job) if meta & META_KEYED else b""
             chunk = agenda.table.find(job)
         if chunk is not None and kind is Kind.DEAD:
             lane = agenda.lanes[chunk.lanes[agenda.table.index]]
@@ -123,6 +124,12 @@ class Ends:
         if self._facets.dedup is not None:
             self._facets.dedup.apply_free(hashed, job, batch.time_ns)
         return encode_key_hash(hashed)
+
+    def _free_unread(self, batch: Batch, job: int) -> bytes:
+        """Free the key of a job whose record does not read back."""
+        if self._facets.dedup is not None:
+            self._facets.dedup.apply_free_unread(job, batch.time_ns)
+        return encode_key_hash(UNREAD_KEY)
 
     # -- flows ------------------------------------------------------------------------------------
 

@@ -30,8 +30,12 @@ _LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
 
 
+#: In place of a key's hash, where the job's record does not read back: its key, whatever that is.
+UNREAD_KEY: Final = 0
+
+
 def encode_key_hash(hashed: int) -> bytes:
-    """The option that frees a key when its job ends."""
+    """Return the option that frees a key when its job ends."""
     return _NUMBERED.pack(Option.KEY_HASH, 8, hashed)
 
 

@@ -21,7 +21,7 @@ from taskq.core.folds.jobtable import (
     META_KEYED,
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
-from taskq.core.records import CARRYING_KINDS, Flag, Kind
+from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
 from taskq.core.schedules import apply_ticked
 from taskq.core.transitions import after
 from taskq.log.format import codec
@@ -30,7 +30,7 @@ from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION
 from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_unlocks
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATED, decode_rated, decode_ticked
-from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras
+from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, find_option
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -119,6 +119,8 @@ def fold_free_key(
     hashed = decode_key_hash(data, at, options_size)
     if hashed:
         dedup.apply_free(hashed, job, time_ns)
+    elif find_option(data, at, options_size, Option.KEY_HASH):
+        dedup.apply_free_unread(job, time_ns)
 
 
 def fold_other(

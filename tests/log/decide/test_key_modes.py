@@ -122,6 +122,26 @@ def test_a_step_of_the_clock_neither_ends_nor_prolongs_a_key_for_both(
     assert process.enqueue(extras=BOTH) != first
 
 
+@pytest.mark.parametrize("extras", [key(), key(window_ns=MINUTE, both=True)])
+def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
+    world: World, process: Process, extras: Extras
+) -> None:
+    """For all who know of it, also where the disk gives the record back later on."""
+    other = world.process()
+    job = process.enqueue(b"", extras)
+    other.catch_up()
+    world.clock.advance("2m")
+    path = world.segments()[0]
+    sectors = range(len(world.machine.content(path)) // 512 + 1)
+    process.catch_up()
+    process.committer.operations.context.recent.clear()
+    world.machine.unreadable = {(path, sector) for sector in sectors}
+    assert not process.claim()
+    world.machine.unreadable = set()
+    assert not holders(world)
+    assert other.enqueue(b"", extras) != job
+
+
 def test_keys_survive_a_kill_and_a_loss_of_power(world: World, process: Process) -> None:
     """Of each sort one: whoever opens the log next is told the same."""
     sorts = [key("a"), key("b", MINUTE), key("c", MINUTE, both=True)]
