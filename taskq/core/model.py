@@ -80,6 +80,8 @@ class State(enum.IntEnum):
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
 WAITING_STATES: Final = frozenset({State.SCHEDULED, State.READY})
 SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
+#: Those that go with their part of the log, once it is old enough.
+PASSING_STATES: Final = SETTLED_STATES - {State.DEAD}
 
 
 class Durability(enum.StrEnum):

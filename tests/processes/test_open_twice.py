@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -128,10 +128,10 @@ def test_exclusive_is_so_from_the_first_moment(
 ) -> None:
     """Whoever comes while it still opens is refused at once, too, and does not queue up."""
 
-    def join_slowly(path: str, name: str) -> LocalPeers:
+    def join_slowly(*given: Any) -> LocalPeers:
         with Child("answer.py", tmp_path) as other:
             assert other.expect("refused", seconds=5).startswith("LogLocked: ")
-        return LocalPeers(path, name)
+        return LocalPeers(*given)
 
     monkeypatch.setattr(storage, "LocalPeers", join_slowly)
     config = LogConfig(durability=Durability.OS, exclusive=True)
@@ -145,8 +145,8 @@ def test_an_exclusive_open_that_fails_keeps_nobody_out(
 ) -> None:
     """The lock goes with the failure."""
 
-    def fail(path: str, name: str) -> LocalPeers:
-        raise LogError(f"{path} {name}")
+    def fail(*given: Any) -> LocalPeers:
+        raise LogError(f"{given}")
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "LocalPeers", fail)

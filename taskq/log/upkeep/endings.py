@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import PASSING_STATES, SECOND_NS
 from taskq.core.records import CARRYING_KINDS, Kind
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT, SEGMENT_HEADER, STATE_AT
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: Frames that are read in one step.
 _FRAMES: Final = 32
 _CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
-_GONE_STATES: Final = frozenset({State.SUCCEEDED, State.CANCELLED, State.EXPIRED})
 _ENDS: Final = FINAL_KINDS - {int(Kind.DEAD)} | {int(Kind.PURGED)}
 
 
@@ -53,7 +52,7 @@ class _Seen:
             if kind in _ENDS:
                 self.ended_ns = _first(self.ended_ns, frame.header.time_ns)
                 return True
-            if kind in _CARRYING and data[at + STATE_AT] in _GONE_STATES:
+            if kind in _CARRYING and data[at + STATE_AT] in PASSING_STATES:
                 carried = decode_carried(data[at : at + length])
                 own_ns = own_keep_ns(carried.born)
                 if own_ns:
