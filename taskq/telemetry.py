@@ -66,7 +66,7 @@ def measure(provider: MeterProvider | None) -> None:
 
 
 def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:
-    """The span of an enqueue of these calls, if that is traced; to be entered."""
+    """Return the span of an enqueue of these calls, if that is traced; to be entered."""
     return Sending(calls, is_traced=connection.is_traced() and bool(calls))
 
 
@@ -177,7 +177,7 @@ def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
 
 
 def _attributes(operation: str, calls: Sequence[Call[Any]]) -> dict[str, str | int]:
-    """What is said of an enqueue; its queue and its task only if all calls have the same."""
+    """Return what is said of an enqueue; its queue and its task only if all calls have the same."""
     attributes: dict[str, str | int] = {
         "messaging.system": tracing.SYSTEM,
         "messaging.operation.name": operation,

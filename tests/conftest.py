@@ -113,7 +113,7 @@ def settings_of_programs(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[TaskQ]:
-    """An app on a real log, which is closed behind the test."""
+    """Yield an app on a real log, which is closed behind the test."""
     app = TaskQ(tmp_path / "data")
     yield app
     app.close_sync()

@@ -23,10 +23,10 @@ grows: Final = pytest.mark.grows
 
 
 def some(few: int, of: int) -> int:
-    """How many of so many cases to look at."""
+    """Return how many of so many cases to look at."""
     return of if run.tortures else few
 
 
 def every(nth: int) -> int:
-    """The distance of the cases to look at: each of them among the torture runs."""
+    """Return the distance of the cases to look at: each of them among the torture runs."""
     return 1 if run.tortures else nth

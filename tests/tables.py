@@ -56,14 +56,14 @@ _SIZES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as Markdown."""
+    """Return rows as Markdown."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
                    for line in lines)  # fmt: skip
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """What the ``#:`` lines above each field of a class say."""
+    """Return what the ``#:`` lines above each field of a class say."""
     source = inspect.getsource(cls).splitlines()
     (body,) = ast.parse("\n".join(source)).body
     assert isinstance(body, ast.ClassDef)
@@ -79,24 +79,24 @@ def comments_of(cls: type) -> dict[str, str]:
 
 
 def sentence(text: str) -> str:
-    """Its first letter in capitals, unless it is code."""
+    """Return its first letter in capitals, unless it is code."""
     return text[:1].upper() + text[1:]
 
 
 def span(seconds: float) -> str:
-    """A duration as one writes it."""
+    """Return a duration as one writes it."""
     if seconds < 1:
         return f"{seconds * 1_000:g}ms"
     return next(f"{seconds / size:g}{unit}" for unit, size in _UNITS if seconds % size == 0)
 
 
 def size(count: int) -> str:
-    """Bytes as one writes them."""
+    """Return bytes as one writes them."""
     return next(f"{count // unit}{name}" for name, unit in _SIZES if count % unit == 0)
 
 
 def written(value: Any) -> str:
-    """A default as code, or nothing where there is none."""
+    """Return a default as code, or nothing where there is none."""
     if value is None or value in ("", (), {}, []):
         return ""
     if isinstance(value, ByteSize):
@@ -105,7 +105,7 @@ def written(value: Any) -> str:
 
 
 def task_options() -> str:
-    """Every option of ``@task(...)`` and ``.options(...)``, with what a bare task has."""
+    """Return every option of ``@task(...)`` and ``.options(...)``, with what a bare task has."""
 
     async def bare(value: int) -> None: ...
 
@@ -135,14 +135,14 @@ def task_options() -> str:
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """The words that a setting may be, where they are few."""
+    """Return the words that a setting may be, where they are few."""
     if isinstance(annotation, type) and issubclass(annotation, enum.StrEnum):
         return tuple(annotation)
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def settings() -> str:
-    """Every setting, with its default."""
+    """Return every setting, with its default."""
     rows = []
     for name, said in comments_of(Settings).items():
         if name not in Settings.model_fields:
@@ -157,7 +157,7 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """Every command, and those within it, by what one wants to do."""
+    """Return every command, and those within it, by what one wants to do."""
     context = click.Context(command_line)
     assert {*command_line.list_commands(context)} == {*chain.from_iterable(SECTIONS.values())}
     rows = []
@@ -179,7 +179,7 @@ def _within(name: str, group: click.Group) -> Iterator[tuple[str, str]]:
 
 
 def worker_options() -> str:
-    """Every option of ``taskq worker``."""
+    """Return every option of ``taskq worker``."""
     command = command_line.get_command(click.Context(command_line), "worker")
     assert command is not None
     rows = []
@@ -195,7 +195,7 @@ def worker_options() -> str:
 
 
 def worker_keywords() -> str:
-    """Every keyword of ``app.worker(...)``."""
+    """Return every keyword of ``app.worker(...)``."""
     documented = inspect.getdoc(Worker)
     assert documented
     listed = documented.split("Args:\n")[1].split("\n\n")[0]
@@ -214,14 +214,14 @@ def worker_keywords() -> str:
 
 
 def errors() -> str:
-    """The tree of the errors."""
+    """Return the tree of the errors."""
     assert error_tree.__doc__
     tree = inspect.cleandoc(error_tree.__doc__.split("::\n", 1)[1].split('"""')[0])
     return f"```text\n{tree}\n```\n"
 
 
 def states() -> str:
-    """The life of a job."""
+    """Return the life of a job."""
     return f"```mermaid\n{diagram()}\n```\n"
 
 
@@ -237,7 +237,7 @@ MADE: Final[dict[str, Callable[[], str]]] = {
 
 
 def anew(text: str) -> str:
-    """A document with all such parts as the code has them now."""
+    """Return a document with all such parts as the code has them now."""
     return _BLOCK.sub(lambda found: found[1] + MADE[found[2]]() + found[4], text)
 
 
@@ -256,7 +256,7 @@ def homes_of_tests() -> dict[str, list[str]]:
 
 
 def mended(text: str) -> str:
-    """Those links that lead nowhere, led to where the test is now, if it is in one place."""
+    """Return those links that lead nowhere, led to where the test is now, if it is in one place."""
 
     def mend(found: re.Match[str]) -> str:
         title, place = found.groups()

@@ -88,7 +88,7 @@ class Shell:
 
 
 def matches(shown: str, expected: str) -> bool:
-    """Whether the output is what stands in the file, with its gaps."""
+    """Return whether the output is what stands in the file, with its gaps."""
     lines = shown.splitlines()
     # How many lines of the output what was read of the file may have taken so far.
     taken = {0}

@@ -87,7 +87,7 @@ def module_of(path: Path) -> str:
 
 
 def hints(tree: ast.AST) -> set[int]:
-    """The imports that only type hints need."""
+    """Return the imports that only type hints need."""
     return {
         id(inner)
         for node in ast.walk(tree)
@@ -97,7 +97,7 @@ def hints(tree: ast.AST) -> set[int]:
 
 
 def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
-    """The modules of ours that a file needs, but for hints at classes in its own folder."""
+    """Return the modules of ours that a file needs, but for hints at classes in its own folder."""
     tree, found = ast.parse(path.read_text()), set()
     only_hints = hints(tree)
     for node in ast.walk(tree):
@@ -226,7 +226,7 @@ def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:
 
 
 def texts(path: Path) -> list[ast.Constant]:
-    """The literal texts of a file, but for docstrings."""
+    """Return the literal texts of a file, but for docstrings."""
     found = nodes(path)
     docs = {
         id(node.body[0].value)
@@ -311,7 +311,7 @@ REASONS = {
 
 
 def loose_calls(path: Path) -> set[str]:
-    """The functions of a file that begin what no task group owns."""
+    """Return the functions of a file that begin what no task group owns."""
     found = set()
     scopes: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "")]
     while scopes:

@@ -114,7 +114,7 @@ async def tell(file: str) -> None:
 
 
 def loaded(program: str) -> tuple[set[str], set[str]]:
-    """The modules of taskq that a program has loaded at its end, and the packages of others.
+    """Return the modules of taskq that a program has loaded at its end, and the packages of others.
 
     Those of the standard library among them that are slow.
     """
@@ -129,7 +129,7 @@ def loaded(program: str) -> tuple[set[str], set[str]]:
 
 
 def pinned(rooms: dict[str, str]) -> set[str]:
-    """The modules of a table above, and their rooms."""
+    """Return the modules of a table above, and their rooms."""
     return {"taskq", *rooms, *(f"{room}.{one}" for room in rooms for one in rooms[room].split())}
 
 

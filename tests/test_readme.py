@@ -312,7 +312,7 @@ def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> No
 
 
 def commands_told() -> list[tuple[str, list[str]]]:
-    """What each document tells to type that begins with taskq, in words."""
+    """Return what each document tells to type that begins with taskq, in words."""
     told = []
     for document, text in TEXTS.items():
         lines = [
@@ -356,7 +356,7 @@ def test_every_command_and_option_that_is_told_is_there() -> None:
 
 
 def anchors_of(text: str) -> set[str]:
-    """The anchors that GitHub gives its headings."""
+    """Return the anchors that GitHub gives its headings."""
     titles = _HEADING.findall(_FENCE.sub("", text))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

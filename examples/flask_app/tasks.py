@@ -13,7 +13,7 @@ jobs = TaskQ(os.environ.get("WORDS_DIR", "jobs"))
 
 @jobs.task(queue="words", retry=3, keep="1d")
 def count_words(text: str) -> dict[str, int]:
-    """How often each word occurs, the three most frequent ones."""
+    """Return how often each word occurs, the three most frequent ones."""
     words = text.split()
     if not words:
         raise ValueError("there are no words in this text")

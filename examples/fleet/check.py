@@ -86,7 +86,7 @@ def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
 def _compare(
     table: str, wanted: Mapping[Any, Mapping[str, Any]], found: Mapping[Any, Mapping[str, Any]]
 ) -> Check:
-    """Each row that is wanted, with at least these columns, and no other row."""
+    """Return each row that is wanted, with at least these columns, and no other row."""
     problems = [f"{key} is missing" for key in wanted.keys() - found.keys()]
     problems += [f"{key} is not in any log" for key in found.keys() - wanted.keys()]
     for key in wanted.keys() & found.keys():

@@ -51,7 +51,7 @@ class Hour:
     run_seconds: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, float | None]:
-        """Its columns, as far as they are computed here."""
+        """Return its columns, as far as they are computed here."""
         failed = sum(self.counts[f"attempts_{name}"] for name in _FAILED)
         ran = failed + self.counts["attempts_succeeded"]
         return {
@@ -67,7 +67,7 @@ class Hour:
 
 
 def read_logs(root: Path) -> list[Log]:
-    """Every task log below the directory, folded."""
+    """Return every task log below the directory, folded."""
     found = []
     for place in find_logs(root):
         with_log = LogReader.open(place.path)
@@ -82,7 +82,7 @@ def read_logs(root: Path) -> list[Log]:
 
 
 def job_row(log: Log, view: JobView) -> dict[str, Any]:
-    """A job as the table ``jobs`` has it."""
+    """Return a job as the table ``jobs`` has it."""
     return {
         "device": log.device,
         "log_id": log.log_id,
@@ -117,7 +117,7 @@ def job_row(log: Log, view: JobView) -> dict[str, Any]:
 
 
 def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
-    """The rows of ``rollup_hour``."""
+    """Return the rows of ``rollup_hour``."""
     found: defaultdict[HourKey, Hour] = defaultdict(Hour)
     for log in logs:
         device = log.device
@@ -141,7 +141,7 @@ def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
 
 
 def failed_attempts(logs: Iterable[Log]) -> Counter[str]:
-    """How many attempts of each task failed."""
+    """Return how many attempts of each task failed."""
     return Counter(
         view.task
         for log in logs

@@ -48,7 +48,7 @@ class Device:
         self._kinds: tuple[tuple[int, Callable[[int], Call[Any]]], ...] = (*photos, *self._others())
 
     def call(self, hour: int) -> Call[Any]:
-        """What the device has to do next."""
+        """Return what the device has to do next."""
         kinds = list(self._kinds)
         weights = [weight for weight, _ in kinds]
         return self.draw.choices(kinds, weights)[0][1](hour)

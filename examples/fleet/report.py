@@ -37,7 +37,7 @@ def report(lake_path: Path, console: Console) -> None:
 
 
 def _hours(lake: Lake) -> Table:
-    """The hours of the fleet in which most happened, in order, all tasks together."""
+    """Return the hours of the fleet in which most happened, in order, all tasks together."""
     totals: dict[Any, Row] = {}
     names = ("enqueued", "succeeded", "dead", "cancelled", "expired", "attempts_ended")
     shown = (*names[:-1], "attempts", "failed")
@@ -55,7 +55,7 @@ def _hours(lake: Lake) -> Table:
 
 
 def _failures(lake: Lake) -> Table:
-    """What fails, the worst first."""
+    """Return what fails, the worst first."""
     table = _table("What fails", "task", "~what", ">attempts", ">dead", ">devices", "poison")
     rows = sorted(_rows(lake, "failures"), key=lambda row: -row["failed_attempts"])
     for row in rows[:ROWS_MAX]:
@@ -119,7 +119,7 @@ def _devices(lake: Lake) -> Table:
 
 
 def _age(row: Row) -> str:
-    """How long the oldest job had waited when the log told its last."""
+    """Return how long the oldest job had waited when the log told its last."""
     if row["oldest_waiting_at"] is None:
         return ""
     return _spoken((row["last_record_at"] - row["oldest_waiting_at"]).total_seconds())
@@ -138,7 +138,7 @@ def _rows(lake: Lake, table: str) -> list[Row]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """An empty table; a heading with ``>`` is of numbers, one with ``~`` of text to fold."""
+    """Return an empty table; a heading with ``>`` is of numbers, one with ``~`` of text to fold."""
     table = Table(
         title=title, title_justify="left", title_style="bold", header_style="dim", box=None,
         padding=(0, 2, 0, 0), pad_edge=False,

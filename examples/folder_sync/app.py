@@ -30,7 +30,7 @@ app = TaskQ()
 
 
 def key(path: str, digest: str, size: int) -> str:
-    """One job per path and content. Hashed, because a path may be longer than a key."""
+    """Return one job per path and content. Hashed, because a path may be longer than a key."""
     del size
     return hashlib.sha256(f"{digest} {path}".encode()).hexdigest()
 
@@ -56,7 +56,7 @@ async def upload(path: str, digest: str, size: int) -> None:
 
 
 async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
-    """The file's bytes, or its blocks when it is large.
+    """Return the file's bytes, or its blocks when it is large.
 
     Raises:
         Discard: the file is gone or has another size; the next scan queues what is there then.
@@ -73,7 +73,7 @@ async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
 
 
 async def blocks(source: Path) -> AsyncIterator[bytes]:
-    """A large file piece by piece, read off the event loop."""
+    """Yield a large file piece by piece, read off the event loop."""
     with await asyncio.to_thread(source.open, "rb") as file:
         while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
             yield block
@@ -81,5 +81,5 @@ async def blocks(source: Path) -> AsyncIterator[bytes]:
 
 @cache
 def client() -> httpx.AsyncClient:
-    """The worker's one client: its connections are reused from job to job."""
+    """Return the worker's one client: its connections are reused from job to job."""
     return httpx.AsyncClient(base_url=os.environ["SYNC_URL"], timeout=30, trust_env=False)

@@ -52,7 +52,7 @@ class Processes:
 
     @property
     def url(self) -> str:
-        """Where the receiver is, or will be."""
+        """Return where the receiver is, or will be."""
         return f"http://127.0.0.1:{self.address.getsockname()[1]}"
 
     def enqueue(self) -> dict[str, int]:

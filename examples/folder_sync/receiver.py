@@ -49,7 +49,7 @@ class Inbox:
         self._root = self.files.resolve()
 
     def target(self, path: str) -> Path:
-        """Where a file belongs.
+        """Return where a file belongs.
 
         Raises:
             Refused: the path leaves the tree, by its parts or through a link.
@@ -63,7 +63,7 @@ class Inbox:
         return target
 
     def part(self) -> Path:
-        """A name of its own for a file that is on its way."""
+        """Return a name of its own for a file that is on its way."""
         return self._parts / uuid.uuid4().hex
 
     def keep(self, part: Path, target: Path) -> None:
@@ -106,7 +106,7 @@ class Receiver:
         self._open = asyncio.Event()
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/files/{path:path}", self.put, methods=["PUT"]),

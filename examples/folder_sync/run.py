@@ -76,11 +76,11 @@ class Summary:
 
     @property
     def identical(self) -> bool:
-        """Whether every file arrived, byte by byte, and nothing else."""
+        """Return whether every file arrived, byte by byte, and nothing else."""
         return not self.different
 
     def lines(self) -> list[str]:
-        """The summary for people."""
+        """Return the summary for people."""
         skipped = f" ({self.skipped} skipped: links, unreadable)" if self.skipped else ""
         lines = [
             f"files: {self.files}{skipped}",

@@ -32,7 +32,7 @@ class World:
     mailed: threading.Event = field(default_factory=threading.Event)
 
     def look_up_price(self, article: str) -> int:
-        """The price in cents.
+        """Return the price in cents.
 
         Raises:
             ConnectionError: the first time.
@@ -43,7 +43,7 @@ class World:
         return 100 * len(article)
 
     def charge(self, customer: str, amount: int) -> str:
-        """A receipt.
+        """Return a receipt.
 
         Raises:
             TimeoutError: the first time.
@@ -60,7 +60,7 @@ class World:
         self.mailed.set()
 
     def once_a_day(self, what: str) -> bool:
-        """Whether it was not asked for before."""
+        """Return whether it was not asked for before."""
         is_new = what not in self.reminded
         self.reminded.add(what)
         return is_new

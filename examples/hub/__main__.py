@@ -143,7 +143,7 @@ async def _send(path: Path, line: Line) -> int:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a log that are to come: its last file is set aside in advance."""
+    """Return the bytes of a log that are to come: its last file is set aside in advance."""
     log = DeviceLog(LocalDisk(), SystemClock(), str(path))
     try:
         return log.bytes_behind(Position(log.segments[0]))
@@ -152,7 +152,7 @@ def _size(path: Path) -> int:
 
 
 def _differences(logs: Path, copies: Path) -> Iterator[str]:
-    """What the copies have otherwise than the devices: bytes, damage, jobs."""
+    """Yield what the copies have otherwise than the devices: bytes, damage, jobs."""
     for identity in sorted(logs.rglob("taskq.json")):
         path = identity.parent
         log = DeviceLog(LocalDisk(), SystemClock(), str(path))

@@ -21,7 +21,7 @@ _PATIENCE_SECONDS: Final = 120
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Return a port of this machine that nobody listens at."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -69,7 +69,7 @@ class HubProcess:
         await self.start()
 
     def size(self) -> int:
-        """Bytes of the segments that it has."""
+        """Return bytes of the segments that it has."""
         return sum(one.stat().st_size for one in (self.path / "devices").rglob("*.log"))
 
 

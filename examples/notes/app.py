@@ -60,13 +60,13 @@ class Note:
 
 
 def notes() -> Iterator[Note]:
-    """All of them."""
+    """Yield all of them."""
     for path in sorted((HOME / "notes").glob("*.json")):
         yield Note.load(path.stem)
 
 
 def photo_path(digest: str) -> Path:
-    """Where a photo is kept."""
+    """Return where a photo is kept."""
     return HOME / "photos" / digest
 
 
@@ -136,6 +136,6 @@ async def resend() -> int:
 
 
 def _sending(note: Note) -> Call[Any]:
-    """The job that sends a note; one that waits already is replaced."""
+    """Return the job that sends a note; one that waits already is replaced."""
     task = send_note.options(key=note.id, on_conflict="replace")
     return task.call(note.id, note.revision)

@@ -21,7 +21,7 @@ _PHOTO_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 def make_server(home: Path) -> Starlette:
-    """An ASGI app that keeps what it is sent below a directory."""
+    """Return an ASGI app that keeps what it is sent below a directory."""
     for folder in ("notes", "photos"):
         (home / folder).mkdir(parents=True, exist_ok=True)
 

@@ -73,7 +73,7 @@ class Looks:
         self._readers: dict[str, LogReader] = {}
 
     async def read(self, work: Callable[[LogReader], T], at: str = "") -> T:
-        """What ``work`` makes of the log, or of the log as it was at a moment.
+        """Return what ``work`` makes of the log, or of the log as it was at a moment.
 
         Raises:
             LogError: the log could not be read.
@@ -134,7 +134,7 @@ class Failure:
     jobs: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {
             "fingerprint": self.fingerprint,
             "task": self.task or None,
@@ -147,7 +147,7 @@ class Failure:
 
 
 def only_job(reader: LogReader, text: str) -> JobView:
-    """A job as the log tells it.
+    """Return a job as the log tells it.
 
     Raises:
         JobNotFound: there is none of that id.
@@ -159,7 +159,7 @@ def only_job(reader: LogReader, text: str) -> JobView:
 
 
 def job_of(reader: LogReader, text: str) -> Seen:
-    """All there is to tell of a job.
+    """Return all there is to tell of a job.
 
     Raises:
         JobNotFound: there is none of that id.
@@ -200,7 +200,7 @@ def now_of(reader: LogReader) -> dict[str, Any]:
 
 
 def failures_of(reader: LogReader) -> list[Failure]:
-    """The newest DEAD_MAX dead letters by what they share, the most frequent first."""
+    """Return the newest DEAD_MAX dead letters by what they share, the most frequent first."""
     kinds: dict[str, list[JobView]] = {}
     for job in reader.dead(DeadFilter(), DEAD_MAX):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
@@ -221,7 +221,7 @@ def failures_of(reader: LogReader) -> list[Failure]:
 
 
 def schedules_of(reader: LogReader) -> list[ScheduleView]:
-    """The schedules that the log knows."""
+    """Return the schedules that the log knows."""
     return views_of(reader.schedules(), reader.now_ns, NEXT_COUNT)
 
 
@@ -234,7 +234,7 @@ class Hurdles:
     holds: tuple[tuple[OwnerView, Hold], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {
             "limits": [one.as_dict() for one in self.limits],
             "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
@@ -242,7 +242,7 @@ class Hurdles:
 
 
 def hurdles_of(reader: LogReader) -> Hurdles:
-    """What keeps jobs back: at most HURDLES_MAX limits, those that are used first."""
+    """Return what keeps jobs back: at most HURDLES_MAX limits, those that are used first."""
     serving = [(owner, one) for owner in reader.owners() if owner.alive for one in owner.serves]
     told = {task: limit for _, one in serving for task, limit in (one.limits or {}).items()}
     limits = sorted(reader.limits(told), key=lambda one: -one.running - one.waiting)
@@ -271,7 +271,7 @@ class Graph:
 
 
 def graph_of(reader: LogReader, job: int) -> Graph | None:
-    """The flow of a job, NODES_MAX of its jobs at most; None of one that stands alone."""
+    """Return the flow of a job, NODES_MAX of its jobs at most; None of one that stands alone."""
     inputs: dict[int, tuple[int, ...]] = {}
     left = deque([job])
     while left and len(inputs) < NODES_MAX:
@@ -310,7 +310,7 @@ def graph_of(reader: LogReader, job: int) -> Graph | None:
 
 
 def log_document(reader: LogReader) -> dict[str, Any]:
-    """The log as a whole: what ``taskq stats --json`` prints."""
+    """Return the log as a whole: what ``taskq stats --json`` prints."""
     return {
         "log_id": str(reader.log_id),
         "created_at": reader.created_at.isoformat(),

@@ -166,7 +166,7 @@ class _Line:
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes of a secret.
+    """Return the bytes of a secret.
 
     Raises:
         UsageError: it is none.
@@ -185,7 +185,7 @@ def key_of(secret: str) -> bytes:
 
 
 def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, str]:
-    """The headers of a message."""
+    """Return the headers of a message."""
     return {
         "content-type": "application/json",
         "webhook-id": message_id,
@@ -195,7 +195,7 @@ def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, 
 
 
 def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) -> bool:
-    """Whether a message was signed with the key within the last minutes; for receivers.
+    """Return whether a message was signed with the key within the last minutes; for receivers.
 
     ::
 
@@ -225,7 +225,7 @@ def _signature(key: bytes, message_id: str, seconds: str, body: bytes) -> str:
 
 
 def _data(job_id: str, task: str, queue: str, attempt: int, ended_at: datetime) -> dict[str, Any]:
-    """What is told of a job; its arguments and its result may be nobody's business."""
+    """Return what is told of a job; its arguments and its result may be nobody's business."""
     told = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
     return told | {"ended_at": ended_at.isoformat()}
 
@@ -237,7 +237,7 @@ def _data_of(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _delay(text: str | None) -> float | None:
-    """Seconds until the next try, as the receiver asks; None leaves it to the policy."""
+    """Return seconds until the next try, as the receiver asks; None leaves it to the policy."""
     if text is None:
         return None
     try:

@@ -125,7 +125,7 @@ class TaskQ(LogHolder):
 
     @classmethod
     def user_data(cls, app: str, **arguments: Any) -> Self:
-        """The app of a desktop program: its log is where this user's system keeps such data.
+        """Return the app of a desktop program: its log is where this user's system keeps such data.
 
         ``~/.local/share/My App/taskq`` on Linux, ``~/Library/Application Support/My App/taskq`` on
         macOS. A setting, such as ``TASKQ_DATA_DIR``, comes after it.
@@ -145,14 +145,14 @@ class TaskQ(LogHolder):
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """What the app was made with."""
+        """Return what the app was made with."""
         from taskq.connection.settings import silent_settings  # noqa: PLC0415 - as above
 
         return silent_settings(self._directory)
 
     @property
     def name(self) -> str:
-        """What ``taskq workers`` shows."""
+        """Return what ``taskq workers`` shows."""
         return self._connection.config.name
 
     @property
@@ -448,7 +448,7 @@ class TaskQ(LogHolder):
     enqueue_flow_sync = blocking(enqueue_flow)
 
     async def flow(self, flow_id: str) -> FlowHandle[Any]:
-        """The handle of a flow enqueued earlier, or elsewhere.
+        """Return the handle of a flow enqueued earlier, or elsewhere.
 
         Raises:
             UsageError: the text is no flow's id.
@@ -488,11 +488,11 @@ class TaskQ(LogHolder):
         return [self._connection] if self._router is None else self._router.connections()
 
     def logs(self) -> list[TaskQ]:
-        """The app over each of its logs: itself, unless it has shards."""
+        """Return the app over each of its logs: itself, unless it has shards."""
         return [self] if self._router is None else self._router.logs()
 
     def store(self) -> Store:
-        """The open log of this app; opens it, which may block on the disk."""
+        """Return the open log of this app; opens it, which may block on the disk."""
         return self._connection.store()
 
     async def open(self) -> Self:
@@ -553,7 +553,7 @@ class TaskQ(LogHolder):
     def worker_thread(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
     ) -> AbstractContextManager[Any]:
-        """A ``worker`` on a thread of its own: ``with app.worker_thread(): ...``.
+        """Return a ``worker`` on a thread of its own: ``with app.worker_thread(): ...``.
 
         It claims once the block is entered, and has drained once the block is left. It takes no
         signals. What made it stop early is raised when the block is left.

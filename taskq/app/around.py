@@ -59,7 +59,7 @@ class Around:
         self._takes_subject = bool(self._signature.names)
 
     def resources(self, entered: Resources) -> dict[str, Any]:
-        """What it takes of what lifespans have yielded, by parameter.
+        """Return what it takes of what lifespans have yielded, by parameter.
 
         Raises:
             UsageError: that is not there.

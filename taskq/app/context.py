@@ -152,7 +152,7 @@ class JobContext:
 
     @property
     def attempts_max(self) -> int:
-        """How often the job may run; 0 for no limit."""
+        """Return how often the job may run; 0 for no limit."""
         return self.delivery.attempts_max
 
     @property
@@ -295,7 +295,7 @@ for _word in CONTEXTS:
 
 
 def current_job() -> JobContext:
-    """The job that this code runs for.
+    """Return the job that this code runs for.
 
     Raises:
         UsageError: called outside a running task.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def limit_of(name: str, choices: TaskChoices) -> Limit | None:
-    """What ``@task(concurrency=, rate=)`` says; None if it says nothing.
+    """Return what ``@task(concurrency=, rate=)`` says; None if it says nothing.
 
     Raises:
         UsageError: one of them is out of its range, or a key is given with none of the two.
@@ -66,7 +66,7 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
 
 
 def limits_of(tasks: Mapping[str, Task[..., object]]) -> dict[str, Limit] | None:
-    """The limits of an app's tasks by all of their names; None if there is none."""
+    """Return the limits of an app's tasks by all of their names; None if there is none."""
     return {name: task.limit for name, task in tasks.items() if task.limit is not None} or None
 
 
@@ -150,7 +150,7 @@ class TaskDecorator(Protocol):
 
 
 def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
-    """The function as a task, not registered yet.
+    """Return the function as a task, not registered yet.
 
     Raises:
         UsageError: the function or a choice is wrong.

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @functools.cache
 def default_app() -> TaskQ:
-    """The app of tasks that name none, configured by the settings alone."""
+    """Return the app of tasks that name none, configured by the settings alone."""
     return TaskQ()
 
 

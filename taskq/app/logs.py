@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
-    """The same app over the log of another directory: same tasks, hooks and schedules.
+    """Return the same app over the log of another directory: same tasks, hooks and schedules.
 
     What it enqueues goes there; so does what a job enqueues that one of its workers runs.
     """
@@ -64,11 +64,11 @@ class ByJob:
         self._app = app
 
     def logs(self) -> list[TaskQ]:
-        """The app itself; for code of a job or a hook, over the log of that."""
+        """Return the app itself; for code of a job or a hook, over the log of that."""
         return [self.here()]
 
     def here(self) -> TaskQ:
-        """The app over the log that a transaction is of, begun here and now."""
+        """Return the app over the log that a transaction is of, begun here and now."""
         return own_log(self._app) or self._app
 
     def connections(self) -> list[Connection]:
@@ -107,7 +107,7 @@ class ByKey:
         tracing.take_the_long_way()
 
     def logs(self) -> list[TaskQ]:
-        """The app over each of its logs.
+        """Return the app over each of its logs.
 
         Raises:
             UsageError: the directory has other shards.
@@ -190,7 +190,7 @@ class ByKey:
         return [jobs[number] for number in range(len(calls))]
 
     def _free(self, logs: list[TaskQ]) -> int:
-        """Where a call goes that nothing binds."""
+        """Return where a call goes that nothing binds."""
         own = own_log(self._app)
         return logs.index(own) if own in logs else os.getpid() % len(logs)
 

@@ -149,7 +149,7 @@ class Schedule:
         return call
 
     def is_new_form_of(self, known: Schedule) -> bool:
-        """Whether the cell, module or function that declared ``known`` has run again."""
+        """Return whether the cell, module or function that declared ``known`` has run again."""
         if self.origin.is_rerun_of(known.origin):
             return True
         ours, theirs = self.source, known.source
@@ -158,14 +158,14 @@ class Schedule:
         return ours.origin.is_line_of(theirs.origin)
 
     def call_at(self, moment_ns: int) -> Call[Any]:
-        """What the tick of that moment enqueues."""
+        """Return what the tick of that moment enqueues."""
         from taskq.schedules.times import moment_in  # noqa: PLC0415 - as above
 
         at = moment_in(self.rule.zone, moment_ns).isoformat()
         return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
 
     def enrolment(self) -> Enrolment:
-        """What the log keeps of it.
+        """Return what the log keeps of it.
 
         Raises:
             UsageError: as ``call``, or its names are too long.
@@ -262,7 +262,7 @@ def schedule_of(
     every: Duration | None,
     tz: object,
 ) -> Schedule:
-    """A schedule of a call.
+    """Return a schedule of a call.
 
     Raises:
         UsageError: neither or both of cron and every are given, or one is wrong.
@@ -277,7 +277,7 @@ def schedule_of(
 
 
 def rule_of(cron: str | None, every: Duration | None, tz: object = "UTC") -> Rule:
-    """The moments of a schedule, by one of the two.
+    """Return the moments of a schedule, by one of the two.
 
     Raises:
         UsageError: it is wrong.

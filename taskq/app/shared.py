@@ -60,7 +60,7 @@ class LogHolder:
         return [self._connection]
 
     def logs(self) -> Sequence[LogHolder]:
-        """The holder of each of its logs: itself, where it has one."""
+        """Return the holder of each of its logs: itself, where it has one."""
         return [self]
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -241,7 +241,7 @@ class LogHolder:
     stats_sync = blocking(stats)
 
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
-        """The next ready jobs in the order of their claims, without claiming them.
+        """Return the next ready jobs in the order of their claims, without claiming them.
 
         What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
         """
@@ -255,7 +255,7 @@ class LogHolder:
     peek_sync = blocking(peek)
 
     async def why(self, job: JobId) -> Reason:
-        """The one reason why a job is not running, as a code and a sentence.
+        """Return the one reason why a job is not running, as a code and a sentence.
 
         ``job`` is a handle, an id, or the number at its end; the beginning of a number will do
         where only one of the newest thousand jobs begins so.
@@ -279,7 +279,7 @@ class LogHolder:
     why_sync = blocking(why)
 
     async def timeline(self, job: JobId) -> tuple[JobEvent, ...]:
-        """Everything that happened to a job, oldest first, and which process did it.
+        """Return everything that happened to a job, oldest first, and which process did it.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -299,7 +299,7 @@ class LogHolder:
     timeline_sync = blocking(timeline)
 
     async def attempts(self, job: JobId) -> tuple[AttemptView, ...]:
-        """The attempts of a job, oldest first: when, by which process, and what went wrong.
+        """Return the attempts of a job, oldest first: when, by which process, and what went wrong.
 
         Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
         before that.
@@ -381,7 +381,7 @@ class LogHolder:
         return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
 
     async def readers(self) -> list[ReaderView]:
-        """The named readers, in the order of their names, and how far behind each is."""
+        """Return the named readers, in the order of their names, and how far behind each is."""
         from taskq.reading.named import reader_views  # noqa: PLC0415
 
         port = await self._connection.port()
@@ -535,7 +535,7 @@ class LogHolder:
         return any([await port.pause(queue, paused=paused) for port in ports])
 
     def _of(self, job: JobId) -> LogHolder:
-        """The holder of the log that a job is in."""
+        """Return the holder of the log that a job is in."""
         del job
         return self
 

@@ -37,7 +37,7 @@ class TaskLog(LogHolder):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Unpack[LogOptions]) -> TaskLog:
-        """The log of a directory, which is made when it is missing; enter it or await it.
+        """Return the log of a directory, which is made when it is missing; enter it or await it.
 
         Args:
             path: the directory.
@@ -249,7 +249,7 @@ class TaskLog(LogHolder):
     cancel_sync = blocking(cancel)
 
     async def cancel_asked(self, delivery: Delivery) -> bool:
-        """Whether somebody wants the job of this delivery cancelled: give it back then.
+        """Return whether somebody wants the job of this delivery cancelled: give it back then.
 
         Raises:
             LogClosed: the log is closed here.
@@ -260,7 +260,7 @@ class TaskLog(LogHolder):
     cancel_asked_sync = blocking(cancel_asked)
 
     async def get(self, job_id: str) -> JobView:
-        """Everything the log says of a job.
+        """Return everything the log says of a job.
 
         Raises:
             JobNotFound: the log has no such job.

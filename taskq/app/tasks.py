@@ -84,7 +84,7 @@ class Enqueuer(Generic[P, R]):
             raise no_attribute(self, "a task", name, TASKS, task.rpartition(".")[2])
 
     def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
-        """The same task with other options, for one call or many.
+        """Return the same task with other options, for one call or many.
 
         Raises:
             UsageError: an option is unknown, wrong, or contradicts another.
@@ -94,7 +94,7 @@ class Enqueuer(Generic[P, R]):
         return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """A checked and encoded call, to enqueue later or with others.
+        """Return a checked and encoded call, to enqueue later or with others.
 
         Raises:
             InvalidCall: the arguments do not fit the task's signature.
@@ -381,7 +381,7 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """How the function takes its arguments."""
+        """Return how the function takes its arguments."""
         return Signature(self.name, self.fn)
 
     @functools.cached_property
@@ -409,7 +409,7 @@ class Task(Enqueuer[P, R]):
         return ResultCodec(self.signature)
 
     def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
-        """What is kept of a returned value; None for a None and for store_result=False.
+        """Return what is kept of a returned value; None for a None and for store_result=False.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON.
@@ -419,7 +419,7 @@ class Task(Enqueuer[P, R]):
 
     @property
     def packs_results(self) -> bool:
-        """Whether any of its results may be compressed, or go to a file."""
+        """Return whether any of its results may be compressed, or go to a file."""
         chosen = self._chosen
         packs = chosen.compress not in {None, "none"} or bool(chosen.spill)
         return self.store_result and (packs or not self._connection.config.is_plain)
@@ -430,7 +430,7 @@ class Task(Enqueuer[P, R]):
         return self._connection.config.packing(queue, chosen.compress, chosen.spill)
 
     def decode_result(self, body: bytes) -> R:
-        """The returned value, as the return annotation has it.
+        """Return the returned value, as the return annotation has it.
 
         Raises:
             UsageError: it was written by code that returned another type.

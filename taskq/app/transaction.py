@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlement:
-    """The attempt failed: due again later, or dead after the last one.
+    """Return the attempt failed: due again later, or dead after the last one.
 
     Args:
         delivery: what ``claim`` returned.
@@ -99,7 +99,7 @@ class PendingPut:
 
     @property
     def duplicate(self) -> bool:
-        """Whether the key was taken.
+        """Return whether the key was taken.
 
         Raises:
             JobNotYetEnqueued: as ``id``.
@@ -121,7 +121,7 @@ class PendingCancel:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was withdrawn, or its end asked for; False when it was settled already.
+        """Return whether it was withdrawn, or its end asked for; False when it was settled already.
 
         Raises:
             UsageError: the transaction is not on disk yet.
@@ -208,7 +208,7 @@ class _Transaction(ABC, Generic[P]):
         self._is_open = True
 
     def _leave(self, kind: type[BaseException] | None) -> bool:
-        """Whether there is anything to be carried out."""
+        """Return whether there is anything to be carried out."""
         self._is_open, self._is_over = False, True
         return kind is None and bool(self._jobs or self._cancels or self._results)
 

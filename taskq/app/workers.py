@@ -68,7 +68,7 @@ class AppWorker(Protocol):
 
     @property
     def running(self) -> int:
-        """How many jobs run now."""
+        """Return how many jobs run now."""
         ...
 
     async def start(self) -> None:

@@ -68,7 +68,7 @@ class ArgumentCodec:
             self.encode, self.decode = self._encode, self._decode
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's values by parameter name, as their annotations have them.
+        """Return the call's values by parameter name, as their annotations have them.
 
         Raises:
             InvalidCall: the arguments do not fit the signature.
@@ -86,7 +86,7 @@ class ArgumentCodec:
         return checked
 
     def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
-        """The payload of validated values.
+        """Return the payload of validated values.
 
         Raises:
             InvalidCall: a value has no form in JSON, or one that cannot be read.

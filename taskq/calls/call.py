@@ -124,7 +124,7 @@ class Options:
     spill: bool | None = None
 
     def changed(self, changes: OptionChanges) -> Options:
-        """The options with these changes.
+        """Return the options with these changes.
 
         Raises:
             UsageError: an option is unknown, wrong, or contradicts another.
@@ -156,7 +156,7 @@ class Options:
         return options
 
     def spec(self, task: str, flags: Flag) -> EnqueueSpec:
-        """The part of an enqueue that the log wants encoded once.
+        """Return the part of an enqueue that the log wants encoded once.
 
         Raises:
             UsageError: queue, priority or attempts is out of its range.
@@ -164,7 +164,7 @@ class Options:
         return spec_of(self.queue, task, self.priority, self.attempts, flags)
 
     def fixed_extras(self, task: str) -> Extras | None:
-        """The rarer part of options whose key, if any, is text or bytes.
+        """Return the rarer part of options whose key, if any, is text or bytes.
 
         Raises:
             UsageError: the key is none of the two, or too long.
@@ -182,7 +182,7 @@ class Options:
         return b"" if key is None or callable(key) else concurrency_key_bytes(task, key)
 
     def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> Extras | None:
-        """The rarer part with these keys; None when there is nothing of it."""
+        """Return the rarer part with these keys; None when there is nothing of it."""
         if key is None and not (
             self.due_ns or self.expires_ns or self.headers or self.keep_ns or concurrency_key
         ):
@@ -207,7 +207,7 @@ _kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
 
 
 def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) -> EnqueueSpec:
-    """A spec, from a small cache: making one costs more than encoding a job.
+    """Return a spec, from a small cache: making one costs more than encoding a job.
 
     Raises:
         UsageError: a value is wrong.
@@ -253,7 +253,7 @@ class Call(Runnable[R_co]):
             raise no_attribute(self, "a call", name, CALLS, "call")
 
     def options(self, **changes: Unpack[OptionChanges]) -> Call[R_co]:
-        """A new call with these options changed; a key is kept unless another is given.
+        """Return a new call with these options changed; a key is kept unless another is given.
 
         Raises:
             UsageError: an option is wrong, or a key is a function: its arguments are encoded.
@@ -280,7 +280,7 @@ class Call(Runnable[R_co]):
 def make_call(
     name: str, task: TaskPort[Any] | None, body: bytes, flags: Flag, chosen: Options
 ) -> Call[Any]:
-    """A call whose key, if any, is text or bytes.
+    """Return a call whose key, if any, is text or bytes.
 
     Raises:
         UsageError: an option is out of its range.
@@ -298,7 +298,7 @@ def make_call(
 
 
 def checked_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
-    """What ``enqueue_many`` was given, as a list; raises UsageError if one is no call."""
+    """Return what ``enqueue_many`` was given, as a list; raises UsageError if one is no call."""
     given = list(calls)
     for call in given:
         if not isinstance(call, Call):
@@ -307,7 +307,7 @@ def checked_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
 
 
 def key_bytes(task: str, key: object, what: str = "key") -> bytes:
-    """A dedup key, or ``what`` it is else, as the log takes it.
+    """Return a dedup key, or ``what`` it is else, as the log takes it.
 
     Raises:
         UsageError: it is no text or bytes, or is not 1 to KEY_BYTES_MAX bytes long.
@@ -339,7 +339,7 @@ def check_unlimited(task: str, changes: OptionChanges) -> None:
 
 
 def concurrency_key_bytes(task: str, key: object) -> bytes:
-    """A concurrency key as the log takes it; b"" for None.
+    """Return a concurrency key as the log takes it; b"" for None.
 
     Raises:
         UsageError: it is no text, bytes or whole number, or not 1 to KEY_BYTES_MAX bytes long.
@@ -350,7 +350,7 @@ def concurrency_key_bytes(task: str, key: object) -> bytes:
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers, with text for names and values.
+    """Return the headers, with text for names and values.
 
     Raises:
         UsageError: a name or value is no text.
@@ -416,7 +416,7 @@ def _keep_ns(keep: Duration | None) -> int:
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:
-    """How keys are held. Who takes a task's key away takes away what was said of it, too."""
+    """Return how keys are held. Who takes a task's key away takes away what was said of it, too."""
     values: dict[str, Any] = {}
     if "key" in changes and changes["key"] is None:
         values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}

@@ -296,7 +296,7 @@ def no_app() -> UsageError:
 def no_attribute(
     thing: object, kind: str, name: str, instead: Mapping[str, str], called: str
 ) -> AttributeError:
-    """The error of an attribute that is not there.
+    """Return the error of an attribute that is not there.
 
     Args:
         thing: what was asked for it.

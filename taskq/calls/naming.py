@@ -91,7 +91,7 @@ def check_importable(fn: Callable[..., Any]) -> None:
 
 
 def checked_modules(include: Iterable[str]) -> list[str]:
-    """The names of modules to be imported later.
+    """Return the names of modules to be imported later.
 
     Raises:
         UsageError: a text in place of a list, or a name that no module can have.
@@ -113,7 +113,7 @@ def _may_be_module(name: object) -> bool:
 
 
 def main_module_name() -> str:
-    """The name by which another process imports what runs here as ``__main__``."""
+    """Return the name by which another process imports what runs here as ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:

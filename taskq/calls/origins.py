@@ -40,7 +40,7 @@ class Origin(NamedTuple):
     code: weakref.ref[CodeType]
 
     def is_rerun_of(self, known: Origin) -> bool:
-        """Whether the same function or code of the same module was run anew since.
+        """Return whether the same function or code of the same module was run anew since.
 
         Two of one name that one run declares are two: the second one is a mistake.
         """
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(fn: Callable[..., Any]) -> Origin:
-    """Where a function stands, and what declares it now."""
+    """Return where a function stands, and what declares it now."""
     here = origin_here()
     inner = inspect.unwrap(fn)
     code: CodeType | None = getattr(inner, "__code__", None)
@@ -70,7 +70,7 @@ def origin_of(fn: Callable[..., Any]) -> Origin:
 
 
 def origin_here() -> Origin:
-    """The user's own line that is being run."""
+    """Return the user's own line that is being run."""
     frame = sys._getframe()
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back

@@ -29,7 +29,7 @@ class TaskPort(Protocol[R_co]):
 
     @property
     def app(self) -> AppPort[Any]:
-        """Where its jobs go."""
+        """Return where its jobs go."""
         ...
 
     @property

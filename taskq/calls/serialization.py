@@ -54,7 +54,7 @@ FLAT_BYTES_MAX: Final = 2 * DEPTH_MAX
 
 
 def is_deep(body: bytes) -> bool:
-    """Whether JSON that was written here is nested deeper than it can be read."""
+    """Return whether JSON that was written here is nested deeper than it can be read."""
     if len(body) <= FLAT_BYTES_MAX or body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return False
     from pydantic_core import from_json  # noqa: PLC0415 - see the module's docstring
@@ -67,7 +67,7 @@ def is_deep(body: bytes) -> bool:
 
 
 def json_config() -> ConfigDict:
-    """How values without a configuration of their own are written."""
+    """Return how values without a configuration of their own are written."""
     return {
         "extra": "forbid",
         "ser_json_bytes": "base64",
@@ -79,7 +79,7 @@ def json_config() -> ConfigDict:
 def compiled(
     annotation: Any, config: ConfigDict | None = None
 ) -> tuple[SchemaValidator, SchemaSerializer]:
-    """A validator and a serializer of one type.
+    """Return a validator and a serializer of one type.
 
     Raises:
         TypeError: pydantic knows no way to read or write the type.
@@ -223,7 +223,7 @@ class ResultCodec:
         self._look = looks_into(annotation)
 
     def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
-        """The result as JSON, None for a None.
+        """Return the result as JSON, None for a None.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON.
@@ -247,7 +247,7 @@ class ResultCodec:
         return body
 
     def decode(self, body: bytes) -> Any:
-        """The result as the return annotation has it.
+        """Return the result as the return annotation has it.
 
         Raises:
             UsageError: it was written by code that returned another type.
@@ -289,7 +289,7 @@ class ResultCodec:
 def encode_loose(
     task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX
 ) -> bytes:
-    """The payload of a call whose signature is not known here.
+    """Return the payload of a call whose signature is not known here.
 
     Raises:
         InvalidCall: a value has no form in JSON.
@@ -321,14 +321,14 @@ def check_size(what: str, body: bytes, limit: int) -> None:
 
 
 def decode_loose(body: bytes) -> Any:
-    """A result whose annotation is not known here, as plain JSON values."""
+    """Return a result whose annotation is not known here, as plain JSON values."""
     from pydantic_core import from_json  # noqa: PLC0415
 
     return from_json(body)
 
 
 def encode_reason(reason: str) -> bytes:
-    """A reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
+    """Return a reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
     encoded = reason.encode("utf-8", "replace")
     if len(encoded) <= REASON_BYTES_MAX:
         return encoded
@@ -344,7 +344,7 @@ def shown(value: object) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What pydantic says, without its links and its many lines."""
+    """Return what pydantic says, without its links and its many lines."""
     details = getattr(error, "errors", None)
     if details is None:
         return str(error).split("\n", 1)[0]

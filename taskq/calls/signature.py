@@ -64,7 +64,7 @@ Inject: TypeAlias = Annotated[T, _MARK]
 
 
 def injected() -> Any:
-    """The default of an injected parameter, so that type checkers let calls leave it out."""
+    """Return the default of an injected parameter, so that type checkers let calls leave it out."""
     return _NOT_GIVEN
 
 
@@ -97,7 +97,7 @@ class Resources:
             self._values.append(value)
 
     def arguments(self, task: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The resource of each parameter.
+        """Return the resource of each parameter.
 
         Args:
             task: whose parameters they are, for errors.
@@ -128,7 +128,7 @@ class Resources:
 
 
 def _members(wanted: Any) -> tuple[Any, ...]:
-    """The classes that will do, of a class, a generic one or a union."""
+    """Return the classes that will do, of a class, a generic one or a union."""
     origin = typing.get_origin(wanted)
     if origin in {typing.Union, types.UnionType}:
         return tuple(kind for member in typing.get_args(wanted) for kind in _members(member))
@@ -188,7 +188,7 @@ class Signature:
         )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's values by name; types and missing ones are not looked at.
+        """Return the call's values by name; types and missing ones are not looked at.
 
         Raises:
             InvalidCall: an argument has no parameter, or a parameter two arguments.
@@ -278,7 +278,7 @@ class Signature:
         return values
 
     def hints(self) -> dict[str, Any]:
-        """The resolved annotation of each parameter, ``Any`` where there is none.
+        """Return the resolved annotation of each parameter, ``Any`` where there is none.
 
         Raises:
             UsageError: an annotation names what does not exist.
@@ -289,7 +289,7 @@ class Signature:
         return {name: self._resolved[name] for name in self.signature.parameters}
 
     def resolve(self, what: str, annotation: Any) -> Any:
-        """The annotation with its names looked up where the function was written.
+        """Return the annotation with its names looked up where the function was written.
 
         Raises:
             UsageError: a name is not found.
@@ -388,7 +388,7 @@ def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def _by_name_alone(parameter: inspect.Parameter, *, rest: bool) -> bool:
-    """Whether nothing that is passed by place can end up in it."""
+    """Return whether nothing that is passed by place can end up in it."""
     if parameter.kind is _Kind.POSITIONAL_OR_KEYWORD:
         return not rest
     return parameter.kind is _Kind.KEYWORD_ONLY

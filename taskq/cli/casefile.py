@@ -107,7 +107,7 @@ def unpacked(file: Path) -> Path | None:
 
 
 def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipInfo]:
-    """The files of the log in a case, looked at before anything is unpacked.
+    """Return the files of the log in a case, looked at before anything is unpacked.
 
     Raises:
         Failure: they are none, too large for their place, or packed in a way that no case is.
@@ -175,7 +175,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _told(*words: str) -> Any:
-    """The document that a command prints; where it fails, why."""
+    """Return the document that a command prints; where it fails, why."""
     from taskq.cli.main import main  # noqa: PLC0415 - it imports the commands, and so this
 
     out, errors = io.StringIO(), io.StringIO()
@@ -189,7 +189,7 @@ def _told(*words: str) -> Any:
 
 
 def _identity(reader: LogReader) -> bytes:
-    """What makes the excerpt a log that nobody writes to."""
+    """Return what makes the excerpt a log that nobody writes to."""
     from taskq.log.segments.identity import BACKUP, encode_identity  # noqa: PLC0415 - as above
 
     identity = reader.journal.identity

@@ -153,7 +153,7 @@ def _short(error: click.UsageError) -> WrongUsage:
 
 
 def _near(error: click.NoSuchOption) -> str:
-    """The options that may have been meant, of those that help tells of."""
+    """Return the options that may have been meant, of those that help tells of."""
     shown = error.ctx.command.params if error.ctx else ()
     known = {name for one in shown if not getattr(one, "hidden", False) for name in one.opts}
     near = [name for name in error.possibilities or () if name in known]

@@ -30,7 +30,7 @@ class LazyGroup(click.Group):
     table: Mapping[str, tuple[str, str]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name, in the order of the table."""
+        """Return every command's name, in the order of the table."""
         del ctx
         return list(self.table)
 
@@ -73,11 +73,11 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:<{width}}", self.line(name)) for name in names])
 
     def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """The commands as help groups them: title -> names."""
+        """Return the commands as help groups them: title -> names."""
         return {"Commands": self.list_commands(ctx)}
 
     def line(self, name: str) -> str:
-        """What help says of a command."""
+        """Return what help says of a command."""
         return self.table[name][1]
 
 
@@ -177,7 +177,7 @@ class Commands(LazyGroup):
         return {point.name: point for point in reversed(list(entry_points(group="taskq.commands")))}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name, the built-in ones first."""
+        """Return every command's name, the built-in ones first."""
         del ctx
         return [*BUILT_IN, *sorted(set(self.brought_in) - set(BUILT_IN))]
 
@@ -207,7 +207,7 @@ class Commands(LazyGroup):
             raise
 
     def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """What there is, by what one wants to do."""
+        """Return what there is, by what one wants to do."""
         known = self.list_commands(ctx)
         here = {
             title: [name for name in names if name in known] for title, names in SECTIONS.items()
@@ -217,7 +217,7 @@ class Commands(LazyGroup):
         return {title: names for title, names in here.items() if names}
 
     def line(self, name: str) -> str:
-        """What help says of a command."""
+        """Return what help says of a command."""
         if name in BUILT_IN:
             return super().line(name)
         return f"(from {_package(self.brought_in[name])})"

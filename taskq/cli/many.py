@@ -47,7 +47,7 @@ def limit_option(command: F) -> F:
 
 
 def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
-    """What the work gives on the log of a directory, or on its shards; it must be there."""
+    """Return what the work gives on the log of a directory, or on its shards; it must be there."""
 
     async def run() -> Answer:
         async with _app_of(data_dir) as app:  # the app may keep more than we know of
@@ -83,7 +83,7 @@ def sweep(
     dry_run: bool,
     yes: bool,
 ) -> Swept:
-    """What ``act`` does, once a person has agreed to the number of jobs.
+    """Return what ``act`` does, once a person has agreed to the number of jobs.
 
     Args:
         data_dir: of the log.
@@ -106,7 +106,7 @@ def sweep(
 
 
 def _is_asked() -> bool:
-    """Whether a person sits at the terminal."""
+    """Return whether a person sits at the terminal."""
     return sys.stdin.isatty()
 
 
@@ -144,7 +144,7 @@ def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
 
 
 def errors_json(refused: Mapping[str, TaskqError]) -> list[dict[str, str]]:
-    """The reasons, for programs."""
+    """Return the reasons, for programs."""
     return [{"id": job_id, "error": str(error)} for job_id, error in refused.items()]
 
 

@@ -118,7 +118,7 @@ def at_option(command: F) -> F:
 
 
 def moment(text: str | None) -> Moment | None:
-    """The moment that ``--at`` names, None for now.
+    """Return the moment that ``--at`` names, None for now.
 
     Raises:
         UsageError: it names none.
@@ -129,7 +129,7 @@ def moment(text: str | None) -> Moment | None:
 
 
 def moment_of(name: str, text: str | None) -> str | datetime | None:
-    """A span back from now as it is, a time as a datetime; without a zone it is local.
+    """Return a span back from now as it is, a time as a datetime; without a zone it is local.
 
     Raises:
         WrongUsage: it is neither.
@@ -153,7 +153,7 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
 
 
 def resolve(data_dir: Path | None) -> Path:
-    """The directory that was named, or the one of the settings."""
+    """Return the directory that was named, or the one of the settings."""
     if data_dir is not None:
         return data_dir
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
@@ -162,7 +162,7 @@ def resolve(data_dir: Path | None) -> Path:
 
 
 def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
-    """A reader of the directory, or of a case file, now or at a moment of the past.
+    """Return a reader of the directory, or of a case file, now or at a moment of the past.
 
     It takes no lock and writes nothing.
 
@@ -230,7 +230,7 @@ def _offer(path: Path) -> str:
 
 
 def _nearby(path: Path) -> list[Path]:
-    """The logs above, in and beside a path and in the working directory, sorted.
+    """Return the logs above, in and beside a path and in the working directory, sorted.
 
     Also those a folder further up or down that have the name which was looked for.
     """
@@ -249,12 +249,12 @@ def _nearby(path: Path) -> list[Path]:
 
 
 def _is_gone() -> bool:
-    """Whether the working directory was removed."""
+    """Return whether the working directory was removed."""
     return not Path().stat().st_nlink
 
 
 def span(text: str) -> float | str:
-    """A bare number as seconds, since on a command line all is text; other text as it is."""
+    """Return a bare number as seconds, since on a command line all is text; other text as it is."""
     try:
         return float(text)
     except ValueError:

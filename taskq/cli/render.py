@@ -41,12 +41,12 @@ _STATE_STYLES: Final = {
 
 
 def duration(nanoseconds: int) -> str:
-    """A length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
+    """Return a length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
     return spoken(nanoseconds)
 
 
 def when(moment_ns: int, now_ns: int) -> str:
-    """A moment as people say it: ``3m ago``, ``in 2h``; empty for never."""
+    """Return a moment as people say it: ``3m ago``, ``in 2h``; empty for never."""
     if not moment_ns:
         return ""
     text = duration(moment_ns - now_ns)
@@ -54,7 +54,7 @@ def when(moment_ns: int, now_ns: int) -> str:
 
 
 def due(due_ns: int, now_ns: int) -> str:
-    """What a job waits for: ``due in 2h``, or other jobs where no moment was given."""
+    """Return what a job waits for: ``due in 2h``, or other jobs where no moment was given."""
     return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for inputs"
 
 
@@ -79,7 +79,7 @@ def body_text(body: bytes) -> str:
 
 
 def progress(told: Told | None, now_ns: int) -> str:
-    """How far a job is, for people; "" where it did not tell."""
+    """Return how far a job is, for people; "" where it did not tell."""
     if told is None:
         return ""
     words = [f"{told.fraction:.0%}", told.message, f"({when(told.at_ns, now_ns)})"]
@@ -87,14 +87,14 @@ def progress(told: Told | None, now_ns: int) -> str:
 
 
 def progress_json(told: Told | None) -> dict[str, Any] | None:
-    """The same for programs."""
+    """Return the same for programs."""
     if told is None:
         return None
     return {"fraction": told.fraction, "message": told.message, "at": moment(told.at_ns)}
 
 
 def process(owner_number: int, pid: int, name: str) -> str:
-    """A process for people: pid and name if they are known, else its number."""
+    """Return a process for people: pid and name if they are known, else its number."""
     if pid:
         return f"{pid} {name}".strip()
     return owner(owner_number) if owner_number else ""
@@ -106,7 +106,7 @@ def print_json(document: object) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether a person reads what is printed, in lines of a width of its own."""
+    """Return whether a person reads what is printed, in lines of a width of its own."""
     return sys.stdout.isatty()
 
 
@@ -146,7 +146,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _fit(columns: Sequence[str], widths: list[int], inside: Sequence[int], limit: int) -> list[int]:
-    """Which columns are shown; those that may be cut are, so that all fit if they can."""
+    """Return which columns are shown; those that may be cut are, so that all fit if they can."""
     shown = list(range(len(columns)))
     cut = [i for i in shown if "~" in columns[i]]
     headings = {i: max(inside[i], _HEADING_WIDTH) for i in cut if columns[i].startswith(">")}
@@ -185,7 +185,7 @@ def cell_width(*texts: str) -> int:
 
 
 def cut_line(text: str) -> str:
-    """One line that fits the terminal; whole in a pipe."""
+    """Return one line that fits the terminal; whole in a pipe."""
     if not on_terminal():
         return text
     from rich.cells import set_cell_size  # noqa: PLC0415 - as above
@@ -204,7 +204,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def precise(nanoseconds: int) -> str:
-    """How long something took, with the digits that matter: ``12ms``, ``3.4s``, ``5m``."""
+    """Return how long something took, with the digits that matter: ``12ms``, ``3.4s``, ``5m``."""
     milliseconds = max(nanoseconds, 0) / 1e6
     if milliseconds < 10:  # noqa: PLR2004
         return f"{milliseconds:.1f}ms"
@@ -216,7 +216,7 @@ def precise(nanoseconds: int) -> str:
 
 
 def size(count: int) -> str:
-    """A count of bytes in binary units: ``512 B``, ``3.4 MiB``."""
+    """Return a count of bytes in binary units: ``512 B``, ``3.4 MiB``."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1_024:  # noqa: PLR2004
@@ -238,7 +238,7 @@ def flow_facts(ties: Takes | None, tag: str) -> list[tuple[str, str]]:
 
 
 def flow_json(ties: Takes | None, tag: str) -> dict[str, Any]:
-    """The same for programs, with all ids."""
+    """Return the same for programs, with all ids."""
     inputs, unlocks = (ties.inputs, ties.unlocks) if ties is not None else ((), ())
     return {
         "inputs": [f"{tag}-{job}" for job in inputs],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def logs_below(root: Path) -> list[Path]:
-    """The logs of a root of shards; of another directory itself."""
+    """Return the logs of a root of shards; of another directory itself."""
     if not (root / "shards.json").is_file():
         return [root]
     from taskq.shards.layout import read_layout  # noqa: PLC0415 - few have shards

@@ -53,11 +53,11 @@ class Condition(ABC):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Return what people call it."""
         return type(self).__name__
 
     def bound(self, data_dir: Path) -> Condition:  # noqa: ARG002 - for those that need it
-        """The condition as it is for an app with this data directory."""
+        """Return the condition as it is for an app with this data directory."""
         return self
 
     @abstractmethod
@@ -137,7 +137,7 @@ def condition(
 def checked_conditions(
     task: str, requires: object, option: str = "requires"
 ) -> tuple[Condition, ...]:
-    """What ``requires=`` says, each condition once.
+    """Return what ``requires=`` says, each condition once.
 
     Args:
         task: how an error names the task.
@@ -167,7 +167,7 @@ def checked_conditions(
 
 
 async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None = None) -> T:
-    """What the call returns, from a daemon thread of its own: it may block, and even hang.
+    """Return what the call returns, from a daemon thread of its own: it may block, and even hang.
 
     Whoever waits may be cancelled; the thread then ends with its call.
 
@@ -228,7 +228,7 @@ def _takes_nothing(check: Callable[..., object]) -> bool:
 
 
 def _gives_condition(check: Callable[..., object]) -> bool:
-    """Whether the brackets were forgotten, as in ``requires=[on_power]``."""
+    """Return whether the brackets were forgotten, as in ``requires=[on_power]``."""
     annotations: dict[str, object] = getattr(check, "__annotations__", {})
     return annotations.get("return") in (Condition, Condition.__name__)
 

@@ -42,7 +42,7 @@ _CAUSES_MAX: Final = 5
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, says that the network failed."""
+    """Return whether an error, or one that it was raised from, says that the network failed."""
     current: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if current is None:

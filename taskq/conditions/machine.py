@@ -32,7 +32,7 @@ class DiskFree(Condition):
         return f"disk_free({_spoken(self.free_bytes)}{where})"
 
     def bound(self, data_dir: Path) -> Condition:
-        """The same, on the disk of the data directory unless a path was given."""
+        """Return the same, on the disk of the data directory unless a path was given."""
         return self if self.path else replace(self, path=str(data_dir))
 
     async def problem(self) -> str:
@@ -112,7 +112,7 @@ def read_supplies(directory: Path) -> list[Supply] | None:
 
 
 def is_on_power(supplies: Iterable[Supply]) -> bool:
-    """Whether power comes from outside, or the machine has no battery of its own."""
+    """Return whether power comes from outside, or the machine has no battery of its own."""
     own = [one for one in supplies if one.scope != "Device"]
     if any(one.kind != "Battery" and one.online == "1" for one in own):
         return True

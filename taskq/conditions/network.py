@@ -105,7 +105,7 @@ def unmetered() -> Condition:
 
 
 async def metered_line() -> str:
-    """What of the network is metered; "" for nothing, and where there is no telling."""
+    """Return what of the network is metered; "" for nothing, and where there is no telling."""
     return metered_devices(await _ask_network_manager() or "")
 
 
@@ -123,7 +123,7 @@ def has_route(host: str) -> bool:
 
 
 def is_anywhere_routed() -> bool:
-    """Whether the kernel would send a packet to the world at large."""
+    """Return whether the kernel would send a packet to the world at large."""
     return any(_is_routed(*one) for one in _ANYWHERE)
 
 
@@ -169,7 +169,7 @@ def _is_routed(family: socket.AddressFamily, address: str) -> bool:
 
 
 def _has_routes() -> bool:
-    """Whether there is any network at all, such as one without a way out of it (Linux)."""
+    """Return whether there is any network at all, such as one without a way out of it (Linux)."""
     try:
         with _ROUTES.open(encoding="ascii") as routes:
             next(routes, "")
@@ -244,7 +244,7 @@ def _told(error: BaseException) -> str:
 
 
 async def _ask_network_manager() -> str | None:
-    """The devices in nmcli's terse form; None if it cannot tell."""
+    """Return the devices in nmcli's terse form; None if it cannot tell."""
     program = shutil.which("nmcli")
     if program is None:
         return None

@@ -88,7 +88,7 @@ class Connection:
         return self._tag
 
     def is_traced(self) -> bool:
-        """Whether enqueues are traced or measured, or may go to another log."""
+        """Return whether enqueues are traced or measured, or may go to another log."""
         if self.current is None:
             tracing.look()
         return tracing.is_traced or self.is_routed
@@ -107,7 +107,7 @@ class Connection:
             self.packer = Packer(self.path, self.config)
 
     def store(self) -> Store:
-        """The open store; opens it here, which may block on the disk and on the writer lock.
+        """Return the open store; opens it here, which may block on the disk and on the writer lock.
 
         Raises:
             LogClosed: after ``close``, until ``open``.
@@ -118,7 +118,7 @@ class Connection:
             return self._store_locked()
 
     async def opened(self) -> Store:
-        """The open store; opens it on a thread, once for all that wait for it."""
+        """Return the open store; opens it on a thread, once for all that wait for it."""
         store = self.current
         if store is not None and store.usable:
             return store
@@ -129,7 +129,7 @@ class Connection:
         return await asyncio.wrap_future(self._open_on_thread())
 
     async def port(self) -> LoopPort:
-        """The running loop's way to the store, with room for a request."""
+        """Return the running loop's way to the store, with room for a request."""
         store = self.current
         if store is None or not store.usable:
             store = await self.opened()
@@ -176,7 +176,7 @@ class Connection:
         return self._thread_port().enqueue(spec, body, extras).result()
 
     async def pack(self, given: Loose) -> Item:
-        """The job as the ports take it, its payload packed.
+        """Return the job as the ports take it, its payload packed.
 
         Raises:
             PayloadTooLarge: it is over its limit.
@@ -345,7 +345,7 @@ def _check_size(items: list[Item]) -> None:
 
 
 def split_job_id(job: JobId) -> tuple[str, int]:
-    """The log's tag, "" where a number alone was given, and the job's lsn.
+    """Return the log's tag, "" where a number alone was given, and the job's lsn.
 
     Raises:
         InvalidJobId: the text is no job id.

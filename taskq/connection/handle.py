@@ -131,7 +131,7 @@ class JobHandle(Generic[R]):
     result_sync = blocking(result)
 
     async def view(self) -> JobView:
-        """Everything the log says of the job.
+        """Return everything the log says of the job.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -142,7 +142,7 @@ class JobHandle(Generic[R]):
     view_sync = blocking(view)
 
     async def status(self) -> State:
-        """Where the job is in its life, now."""
+        """Return where the job is in its life, now."""
         return (await self._view()).state
 
     status_sync = blocking(status)
@@ -165,7 +165,7 @@ class JobHandle(Generic[R]):
     cancel_sync = blocking(cancel)
 
     async def why(self) -> Reason:
-        """The one reason why the job is not running, as a code and a sentence.
+        """Return the one reason why the job is not running, as a code and a sentence.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -175,7 +175,7 @@ class JobHandle(Generic[R]):
     why_sync = blocking(why)
 
     async def attempts(self) -> tuple[AttemptView, ...]:
-        """Its attempts, oldest first: when, by which process, and what went wrong.
+        """Return its attempts, oldest first: when, by which process, and what went wrong.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -197,7 +197,7 @@ class JobHandle(Generic[R]):
     requeue_sync = blocking(requeue)
 
     async def progress(self) -> Progress | None:
-        """How far the job is, as it told last; None if it does not run, or told nothing yet.
+        """Return how far the job is, as it told last; None if it does not run, or told nothing yet.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -261,7 +261,7 @@ class JobHandle(Generic[R]):
             raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled", "", path) from None
 
     def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
-        """What to raise when it is not settled in time. Reads the log."""
+        """Return what to raise when it is not settled in time. Reads the log."""
         from taskq.log.read.reader import explain  # noqa: PLC0415 - most are in time
 
         connection = self._app._connection
@@ -321,7 +321,7 @@ class PendingJob(Generic[R]):
 
     @property
     def duplicate(self) -> bool:
-        """Whether the key was taken.
+        """Return whether the key was taken.
 
         Raises:
             JobNotYetEnqueued: as ``handle``.
@@ -335,14 +335,14 @@ class PendingJob(Generic[R]):
 def make_handle(
     app: AppPort[Connection], task: TaskPort[R] | None, tag: str, answer: int | Duplicate
 ) -> JobHandle[R]:
-    """The handle of an enqueue's answer."""
+    """Return the handle of an enqueue's answer."""
     if isinstance(answer, int):
         return JobHandle(app, task, tag, answer)
     return JobHandle(app, task, tag, answer.lsn, duplicate=True)
 
 
 def _progress_of(journal: Journal, job: int) -> Progress | None:
-    """What a running job told last; None if it does not run, or told nothing.
+    """Return what a running job told last; None if it does not run, or told nothing.
 
     Raises:
         JobNotFound: there is no such job in this log.

@@ -117,7 +117,7 @@ _SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
 
 
 def log_config(options: LogOptions) -> LogConfig:
-    """The options in the log's words.
+    """Return the options in the log's words.
 
     Raises:
         UsageError: one is unknown or wrong.
@@ -139,7 +139,7 @@ def log_config(options: LogOptions) -> LogConfig:
 
 
 def numbers_checked(options: LogOptions) -> dict[str, Any]:
-    """The options, whose numbers may be text as in settings: nothing else stands for one.
+    """Return the options, whose numbers may be text as in settings: nothing else stands for one.
 
     Raises:
         UsageError: something else does.

@@ -55,7 +55,7 @@ class Packer:
     # -- into the log -----------------------------------------------------------------------------
 
     def plain_item(self, call: Call[Any]) -> Item | None:
-        """The call as the ports take it, or None if its payload must be packed first."""
+        """Return the call as the ports take it, or None if its payload must be packed first."""
         chosen = call.chosen
         if self.config.packing(chosen.queue, chosen.compress, chosen.spill) is not None:
             return None
@@ -64,7 +64,7 @@ class Packer:
         return call.spec, call.body, call.extras
 
     def plain_items(self, calls: list[Call[R]]) -> list[Item] | None:
-        """The calls as the ports take them, or None if any payload must be packed first."""
+        """Return the calls as the ports take them, or None if any payload must be packed first."""
         items: list[Item] = []
         for call in calls:
             item = self.plain_item(call)
@@ -74,7 +74,7 @@ class Packer:
         return items
 
     def loose(self, call: Call[Any]) -> Loose:
-        """The call as ``items`` takes it.
+        """Return the call as ``items`` takes it.
 
         Raises:
             PayloadTooLarge: its payload is over the limit.
@@ -84,7 +84,7 @@ class Packer:
         return (call.spec, call.body, call.extras), packing, what
 
     def items_sync(self, given: Iterable[Loose]) -> list[Item]:
-        """The jobs as the ports take them, their payloads packed here and now.
+        """Return the jobs as the ports take them, their payloads packed here and now.
 
         Raises:
             PayloadTooLarge: one is over its limit.
@@ -111,7 +111,7 @@ class Packer:
     # -- out of it --------------------------------------------------------------------------------
 
     async def unpacked(self, stored: bytes, flags: int, what: str) -> bytes:
-        """A body as it was given; raises what ``BodyStore.unpack`` does."""
+        """Return a body as it was given; raises what ``BodyStore.unpack`` does."""
         if not flags:
             return stored
         if self.bodies.is_quick(stored, flags):
@@ -119,7 +119,7 @@ class Packer:
         return await off_loop(self.bodies.unpack, stored, flags, what)
 
     async def payload(self, delivery: Delivery) -> bytes:
-        """A job's payload as it was given; raises what ``BodyStore.unpack`` does."""
+        """Return a job's payload as it was given; raises what ``BodyStore.unpack`` does."""
         what = f"the payload of job {delivery.job_id}"
         return await self.unpacked(delivery.stored_payload, delivery.payload_flags, what)
 
@@ -130,13 +130,13 @@ class Packer:
         return await off_loop(self.bodies.open_view, view)
 
     async def listed(self, views: list[JobView]) -> list[JobView]:
-        """The views as lists show them; see ``BodyStore.list_views``."""
+        """Return the views as lists show them; see ``BodyStore.list_views``."""
         if not any(view.payload_flags or view.result_flags for view in views):
             return views
         return await off_loop(self.bodies.list_views, views)
 
     def deliveries(self, claimed: list[Delivery]) -> list[Delivery]:
-        """The deliveries, with payloads that can be read wherever they are."""
+        """Return the deliveries, with payloads that can be read wherever they are."""
         if not any(one.payload_flags for one in claimed):
             return claimed
         return [self._readable(one) if one.payload_flags else one for one in claimed]
@@ -170,7 +170,7 @@ class PackedDelivery(Delivery):
 
 
 def loose_put(job: Put, packer: Packer) -> Loose:
-    """The job, checked, as ``Connection.pack`` takes it.
+    """Return the job, checked, as ``Connection.pack`` takes it.
 
     Raises:
         UsageError: an option is wrong.

@@ -28,7 +28,7 @@ LOG_FORMAT_DEFAULT: Final = "text"
 
 
 def of_program(name: str) -> Path:
-    """Where this user's system keeps the data of a desktop program of that name.
+    """Return where this user's system keeps the data of a desktop program of that name.
 
     Raises:
         UsageError: the name is empty or a path.
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 def places_of(data_dir: str | os.PathLike[str] | None, default: Path | None = None) -> list[Place]:
-    """The files that may hold settings, the first wins: of the log, from here, of the user.
+    """Return the files that may hold settings, the first wins: of the log, from here, of the user.
 
     Args:
         data_dir: the log's directory as somebody named it, in code, -d or the environment: where
@@ -104,7 +104,7 @@ def read_place(path: Path) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether what is no UTF-8 has settings in it all the same."""
+    """Return whether what is no UTF-8 has settings in it all the same."""
     try:
         return path.name == DOTENV and PREFIX.encode() in path.read_bytes().upper()
     except OSError:

@@ -155,7 +155,7 @@ class QueueSettings(BaseModel):
         }
 
     def policy(self) -> QueuePolicy:
-        """The same in the log's words.
+        """Return the same in the log's words.
 
         Raises:
             UsageError: a way to compress is not installed.
@@ -298,13 +298,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its caller names it
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The places, first wins."""
+        """Return the places, first wins."""
         named = init_settings().get("data_dir", env_settings().get("data_dir"))
         tables = [InitSettingsSource(settings_cls, said) for _, said in _said(named)]
         return init_settings, env_settings, *tables
 
     def log_config(self) -> LogConfig:
-        """The log's share of the settings.
+        """Return the log's share of the settings.
 
         Raises:
             UsageError: a limit is out of its range.
@@ -439,7 +439,7 @@ def _warn(problem: str) -> None:
 
 
 def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The files that settings come from, those that set nothing left out; absolute paths.
+    """Return the files that settings come from, those that set nothing left out; absolute paths.
 
     Args:
         data_dir: the log's directory, if code or a command line names it.
@@ -448,12 +448,12 @@ def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]
 
 
 def silent_settings(data_dir: Path) -> Settings:
-    """The settings where nobody says anything but the directory, whatever is said by now."""
+    """Return the settings where nobody says anything but the directory, whatever is said by now."""
     return Settings.model_construct(data_dir=data_dir)
 
 
 def load_settings(base: Settings | None, **given: Any) -> Settings:
-    """The settings, with what is given and not None in place of theirs.
+    """Return the settings, with what is given and not None in place of theirs.
 
     Raises:
         UsageError: a setting is wrong; the message names it and its variable.

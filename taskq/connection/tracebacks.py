@@ -41,7 +41,7 @@ def end_at_caller(error: UsageError) -> None:
 
 
 def caller() -> FrameType:
-    """The innermost line being run that is the program's; the outermost of all if none is.
+    """Return the innermost line being run that is the program's; the outermost of all if none is.
 
     A call of the kind ``…_sync`` may run on a thread where the program has none.
     """
@@ -52,7 +52,7 @@ def caller() -> FrameType:
 
 
 def _is_of_program(names: Mapping[str, object]) -> bool:
-    """Whether code with these globals is neither ours nor of the standard library."""
+    """Return whether code with these globals is neither ours nor of the standard library."""
     package = _package(names)
     return package not in _OURS and package not in sys.stdlib_module_names
 

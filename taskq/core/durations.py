@@ -28,7 +28,7 @@ _FORMS: Final = 'give seconds, a timedelta, or text such as "250ms", "30s", "5m"
 
 
 def nanoseconds(value: Duration, what: str = "duration") -> int:
-    """The span in nanoseconds, 0 or more.
+    """Return the span in nanoseconds, 0 or more.
 
     Args:
         value: seconds, a timedelta or text with a unit.
@@ -55,7 +55,7 @@ def nanoseconds(value: Duration, what: str = "duration") -> int:
 
 
 def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
-    """The span in nanoseconds, above 0.
+    """Return the span in nanoseconds, above 0.
 
     Raises:
         UsageError: as ``nanoseconds``, or it is 0.
@@ -67,7 +67,7 @@ def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
-    """The span in seconds, 0 or more.
+    """Return the span in seconds, 0 or more.
 
     Raises:
         UsageError: as ``nanoseconds``.
@@ -76,7 +76,7 @@ def seconds(value: Duration, what: str = "duration") -> float:
 
 
 def moment_ns(value: datetime, what: str = "moment") -> int:
-    """Nanoseconds of wall time since 1970.
+    """Return nanoseconds of wall time since 1970.
 
     Raises:
         UsageError: no datetime, one without a time zone, or one outside 1970 to 2116.
@@ -103,7 +103,7 @@ def utc_moment(at_ns: int) -> datetime:
 
 
 def spoken(span_ns: int) -> str:
-    """A length of time in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
+    """Return a length of time in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
 
     Its sign is lost. What is a moment short of two hours is ``2h``.
     """
@@ -125,7 +125,7 @@ def _text_ns(text: str, what: str) -> int:
 
 
 def _other_ns(value: object, what: str) -> int:
-    """A span in a number of another library."""
+    """Return a span in a number of another library."""
     if isinstance(value, SupportsFloat) and not isinstance(value, bool | float | int):
         number = float(value)
         if abs(number) <= TIME_NS_MAX:
@@ -138,7 +138,7 @@ def _shown(value: object) -> str:
 
 
 def seconds_or_never(value: Duration | None, what: str) -> float | None:
-    """A duration in seconds; None for "never" or None.
+    """Return a duration in seconds; None for "never" or None.
 
     Raises:
         UsageError: it is neither.

@@ -44,13 +44,13 @@ _REMEDIES: Final = {
 
 
 def remedy(error: OSError) -> str:
-    """What to do about what the operating system says, as a sentence without its end."""
+    """Return what to do about what the operating system says, as a sentence without its end."""
     advice = _REMEDIES.get(error.errno or 0, "check the disk and the path, then try again")
     return advice[0].upper() + advice[1:]
 
 
 def refusal(path: str, error: OSError) -> LogError:
-    """The error for what the disk refused, other than an append: what, where, what next."""
+    """Return the error for what the disk refused, other than an append: what, where, what next."""
     return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error)}")
 
 

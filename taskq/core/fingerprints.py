@@ -98,7 +98,7 @@ FAILED: Final = frozenset({"retried", "dead", "lost"})
 
 
 def pattern_of(reason: str) -> str:
-    """A reason's first line with placeholders for all that differs between jobs.
+    """Return a reason's first line with placeholders for all that differs between jobs.
 
     Strings in quotes, URLs, e-mail addresses, UUIDs, times, paths, network addresses, hex numbers,
     long ids and numbers go; the class of the exception and the words of its message stay.
@@ -113,7 +113,7 @@ def pattern_of(reason: str) -> str:
 
 
 def fingerprint(task: str | None, pattern: str) -> str:
-    """A short name of one kind of failure: of a task and a normalised reason."""
+    """Return a short name of one kind of failure: of a task and a normalised reason."""
     text = f"{task or ''}\n{pattern}"
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
 
@@ -134,5 +134,5 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
 
 
 def literals(pattern: str) -> list[str]:
-    """What all reasons of a pattern hold, in this order; they begin with the first of it."""
+    """Return what all reasons of a pattern hold, in this order; they begin with the first of it."""
     return _PLACEHOLDER.split(pattern)

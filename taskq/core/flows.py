@@ -70,7 +70,7 @@ class FlowPart:
 
     @property
     def needs(self) -> int:
-        """How many jobs it waits for."""
+        """Return how many jobs it waits for."""
         return sum(count for _, count in self.inputs)
 
     @property
@@ -90,7 +90,7 @@ class Awaited:
 
 
 def needs_of(count: int, policy: int, *, doomed: bool = False) -> int:
-    """A held job's count of inputs, its policy and its doom in one number."""
+    """Return a held job's count of inputs, its policy and its doom in one number."""
     needs = count & _COUNT_MASK | (policy & _POLICY_MASK) << _POLICY_SHIFT
     return needs | _DOOMED if doomed else needs
 
@@ -187,7 +187,7 @@ ONE: Final = _RUN.pack(_VALUES, 1)
 
 
 def list_of(shapes: Iterable[bytes]) -> bytes:
-    """The shape of a list whose items have these shapes."""
+    """Return the shape of a list whose items have these shapes."""
     parts: list[bytes] = [bytes((_OPEN,))]
     single = 0
     for shape in shapes:
@@ -204,12 +204,12 @@ def list_of(shapes: Iterable[bytes]) -> bytes:
 
 
 def skipping(count: int) -> bytes:
-    """What stands before the shape of what follows so many results that nobody takes."""
+    """Return what stands before the shape of what follows so many results that nobody takes."""
     return _RUN.pack(_SKIP, count)
 
 
 def depth(shape: bytes) -> int:
-    """How deep its lists nest."""
+    """Return how deep its lists nest."""
     deepest = level = 0
     for token, _ in _tokens(shape):
         level += (token == _OPEN) - (token == _CLOSE)
@@ -218,7 +218,7 @@ def depth(shape: bytes) -> int:
 
 
 def nested(shape: bytes, values: Iterable[T]) -> Any:
-    """The values, nested.
+    """Return the values, nested.
 
     Raises:
         FormatError: the shape is none, or does not fit the number of values.

@@ -58,7 +58,7 @@ class State(enum.IntEnum):
     EXPIRED = 7
 
     def __str__(self) -> str:
-        """Its name, as people and ``--json`` have it."""
+        """Return its name, as people and ``--json`` have it."""
         return self.name.lower()
 
     def __format__(self, how: str) -> str:

@@ -24,7 +24,7 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """The value, which may be walked and written again without a look at its depth.
+    """Return the value, which may be walked and written again without a look at its depth.
 
     Args:
         data: of a size that the caller has bounded.
@@ -45,12 +45,12 @@ def parse_json(
 
 
 def too_deep() -> ValueError:
-    """What to raise for a document that is nested too deeply."""
+    """Return what to raise for a document that is nested too deeply."""
     return ValueError(f"nested more than {DEPTH_MAX} deep")
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether lists and objects stand within one another deeper than DEPTH_MAX."""
+    """Return whether lists and objects stand within one another deeper than DEPTH_MAX."""
     level = [value]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
@@ -69,7 +69,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def whole(value: Any, what: str) -> int:
-    """The number as an int, of whichever library it is; no other kind of number will do.
+    """Return the number as an int, of whichever library it is; no other kind of number will do.
 
     Args:
         value: what was given.
@@ -105,7 +105,7 @@ _BYTES_MAX: Final = 2**63 - 1
 
 
 def size_bytes(value: Size, what: str = "size") -> int:
-    """The size in bytes, above 0.
+    """Return the size in bytes, above 0.
 
     Args:
         value: bytes, or text with a unit.
@@ -159,7 +159,7 @@ def rather(name: str, known: Iterable[str], what: str) -> str:
 
 
 def check_name(what: str, name: str) -> bytes:
-    """The name in UTF-8, or a UsageError that says what is wrong with it."""
+    """Return the name in UTF-8, or a UsageError that says what is wrong with it."""
     if not isinstance(name, str):
         raise UsageError(f"{what} is {name!r:.60}, it must be text")
     encoded = name.encode("utf-8", "surrogatepass")
@@ -173,7 +173,7 @@ def check_name(what: str, name: str) -> bytes:
 
 
 def checked_queues(names: Iterable[str]) -> frozenset[str]:
-    """The names of queues to read from.
+    """Return the names of queues to read from.
 
     Raises:
         UsageError: it is no list of names, or one of them cannot be a queue's.
@@ -193,7 +193,7 @@ _DIGITS_MAX: Final = 19
 
 
 def split_id(text: object, example: str = "1a2b3c4d-17") -> tuple[str, int]:
-    """The log's tag, "" where a number alone was given, and the job's lsn.
+    """Return the log's tag, "" where a number alone was given, and the job's lsn.
 
     Raises:
         InvalidJobId: it is neither an id nor a number.

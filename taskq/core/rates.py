@@ -67,12 +67,12 @@ class Rate:
 
     @property
     def patience_ns(self) -> int:
-        """How long to wait at least before looking again."""
+        """Return how long to wait at least before looking again."""
         return min(self.window_ns // _PATIENCE, _PATIENCE_NS_MAX)
 
 
 def rate_of(text: object) -> Rate:
-    """A rate as people write it: "10/s", "100/min", "1000/h", "5/30s".
+    """Return a rate as people write it: "10/s", "100/min", "1000/h", "5/30s".
 
     Raises:
         UsageError: it is none, or out of range.
@@ -140,12 +140,12 @@ class Times:
             self._drop()
 
     def room(self, moment: int, rate: Rate) -> int:
-        """How many claims the rate allows now."""
+        """Return how many claims the rate allows now."""
         self.forget(moment)
         return max(rate.count - sum(self._counts[self._since(moment, rate) :]), 0)
 
     def free_at(self, moment: int, rate: Rate) -> int:
-        """The moment from which on the rate allows a claim, if none is made before."""
+        """Return the moment from which on the rate allows a claim, if none is made before."""
         at = self._since(moment, rate)
         over = sum(self._counts[at:]) - rate.count + 1
         free = moment
@@ -157,7 +157,7 @@ class Times:
 
     @property
     def entries(self) -> int:
-        """How many ``pairs`` there are."""
+        """Return how many ``pairs`` there are."""
         return len(self._moments) - self._head
 
     def pairs(self) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ class Signal(Exception):
 
 
 def _until_ns(delay: Duration, what: str) -> int:
-    """The delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
+    """Return the delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     is_over = isinstance(seconds, int | float) and seconds < 0
     return 0 if is_over else nanoseconds(delay, what)
@@ -115,7 +115,7 @@ class RetryRules(TypedDict, total=False):
 def wish_of(
     decider: Decider, error: BaseException, attempt: int
 ) -> Retry | Snooze | Discard | None:
-    """What the function says of an error.
+    """Return what the function says of an error.
 
     Raises:
         UsageError: it gave neither a signal nor None.
@@ -228,7 +228,7 @@ class RetryPolicy:
             )
 
     def delay_seconds(self, attempt: int, draw: float) -> float:
-        """How long to wait after the given attempt (1 is the first) failed."""
+        """Return how long to wait after the given attempt (1 is the first) failed."""
         delay = self._full_delay_seconds(max(attempt, 1))
         if self.jitter is Jitter.FULL:
             return draw * delay
@@ -239,7 +239,7 @@ class RetryPolicy:
     def decide(
         self, attempt: int, error: BaseException, draw: float, attempts_max: int | None = None
     ) -> Decision:
-        """What to do with a job whose attempt failed with this error.
+        """Return what to do with a job whose attempt failed with this error.
 
         Args:
             attempt: number of the attempt that failed; 1 is the first.
@@ -263,24 +263,24 @@ class RetryPolicy:
         return RetryAfter(own.delay_seconds(attempt, draw))
 
     def bounded_ns(self, delay_ns: int) -> int:
-        """A delay that a signal asks for, in nanoseconds, cut to what it may ask for.
+        """Return a delay that a signal asks for, in nanoseconds, cut to what it may ask for.
 
         Such delays often come from elsewhere, a server's Retry-After for example.
         """
         return min(delay_ns, round(self.asked_seconds_max * SECOND_NS))
 
     def is_too_old(self, age_ns: int, delay_ns: int) -> bool:
-        """Whether a job of this age would be over ``max_age`` when the delay is over."""
+        """Return whether a job of this age would be over ``max_age`` when the delay is over."""
         limit = self.max_age_seconds
         return limit is not None and max(age_ns, 0) + delay_ns >= round(limit * SECOND_NS)
 
     def names(self, error: BaseException) -> bool:
-        """Whether the rules speak of such an error, be it to retry it or not."""
+        """Return whether the rules speak of such an error, be it to retry it or not."""
         kinds = tuple(kind for kind, _ in self.per_error)
         return isinstance(error, (self.retry_on, self.give_up_on, kinds))
 
     def wish(self, error: BaseException, attempt: int) -> Retry | Snooze | Discard | None:
-        """What ``decider`` says of an error; None leaves it to the other rules.
+        """Return what ``decider`` says of an error; None leaves it to the other rules.
 
         Raises:
             UsageError: it said something else.
@@ -289,7 +289,7 @@ class RetryPolicy:
         return None if self.decider is None else wish_of(self.decider, error, attempt)
 
     def _own_policy(self, error: BaseException) -> RetryPolicy:
-        """The policy for such an error: one of ``per_error``, or this one."""
+        """Return the policy for such an error: one of ``per_error``, or this one."""
         return next((own for kind, own in self.per_error if isinstance(error, kind)), self)
 
     def _is_retried(self, error: BaseException, own: RetryPolicy) -> bool:
@@ -318,7 +318,7 @@ def fixed(
     jitter: Literal["none", "equal", "full"] = "none",
     **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
-    """The same delay after every attempt.
+    """Return the same delay after every attempt.
 
     Args:
         attempts: how often a job may run; 0 for no limit.
@@ -404,7 +404,7 @@ def exponential(
 
 
 def never() -> RetryPolicy:
-    """One attempt: its claim is on disk before the task runs, so it never runs twice."""
+    """Return one attempt: its claim is on disk before the task runs, so it never runs twice."""
     return RetryPolicy(attempts=1, shape=Shape.FIXED, base_seconds=0.0, cap_seconds=0.0)
 
 
@@ -413,7 +413,7 @@ DEFAULT: Final = RetryPolicy()
 
 
 def policy_of(value: RetryPolicy | int) -> RetryPolicy:
-    """The policy itself, or the default one with so many attempts.
+    """Return the policy itself, or the default one with so many attempts.
 
     Raises:
         UsageError: neither of the two, or a number that is not 1 to 65 535.

@@ -36,12 +36,12 @@ BY_TIME: Final[dict[State, State]] = {State.SCHEDULED: State.READY}
 
 
 def legal(state: State, kind: Kind) -> bool:
-    """Whether ``decide`` may write ``kind`` for a job in ``state``."""
+    """Return whether ``decide`` may write ``kind`` for a job in ``state``."""
     return (state, kind) in TRANSITIONS
 
 
 def after(state: State, kind: Kind, *, waits: bool = False) -> State:
-    """The state after ``kind``; ``waits`` tells that the record carries a due time.
+    """Return the state after ``kind``; ``waits`` tells that the record carries a due time.
 
     A fold meets records whose forerunner was damaged, so an illegal pair is no error here: what the
     record says happened, happened.
@@ -54,7 +54,7 @@ def after(state: State, kind: Kind, *, waits: bool = False) -> State:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the guide."""
+    """Return the table as a Mermaid state diagram, for the guide."""
     lines = ["stateDiagram-v2"]
     for (before, kind), states in TRANSITIONS.items():
         lines += [

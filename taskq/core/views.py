@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def moment(moment_ns: int) -> str | None:
-    """A moment in ISO 8601, UTC, to the microsecond; None for never."""
+    """Return a moment in ISO 8601, UTC, to the microsecond; None for never."""
     if not 0 < moment_ns < TIME_NS_MAX:
         return None
     return utc_moment(moment_ns).isoformat()
@@ -31,7 +31,7 @@ def owner(number: int) -> str:
 
 
 def body_document(body: bytes | None) -> dict[str, Any] | None:
-    """A payload or result: ``encoding`` says whether ``data`` is JSON, text or base64."""
+    """Return a payload or result: ``encoding`` says whether ``data`` is JSON, text or base64."""
     if body is None:
         return None
     try:
@@ -45,7 +45,7 @@ def body_document(body: bytes | None) -> dict[str, Any] | None:
 
 
 def job_head(job: JobView) -> dict[str, Any]:
-    """One job's facts without its bodies and attempts: an entry of ``ls --json``."""
+    """Return one job's facts without its bodies and attempts: an entry of ``ls --json``."""
     return {
         "id": job.job_id,
         "state": str(job.state),
@@ -65,7 +65,7 @@ def job_head(job: JobView) -> dict[str, Any]:
 
 
 def job_document(job: JobView) -> dict[str, Any]:
-    """All that a view says of a job."""
+    """Return all that a view says of a job."""
     return {
         **job_head(job),
         "payload": body_document(job.payload),
@@ -76,7 +76,7 @@ def job_document(job: JobView) -> dict[str, Any]:
 
 
 def attempt_document(attempt: AttemptView) -> dict[str, Any]:
-    """One delivery of a job."""
+    """Return one delivery of a job."""
     return {
         "number": attempt.number,
         "owner": owner(attempt.owner),
@@ -92,7 +92,7 @@ def attempt_document(attempt: AttemptView) -> dict[str, Any]:
 
 
 def process_document(attempt: AttemptView) -> dict[str, str | int | None]:
-    """The process that made an attempt, where somebody asked who that was."""
+    """Return the process that made an attempt, where somebody asked who that was."""
     return {
         "pid": attempt.pid or None,
         "worker": attempt.worker or None,
@@ -149,12 +149,12 @@ class AttemptView:
 
     @property
     def message(self) -> str:
-        """What the error said, on one line."""
+        """Return what the error said, on one line."""
         return self._failure[1]
 
     @property
     def lines(self) -> str:
-        """What it logged, the latest of it; "" unless its task has ``keep_log``."""
+        """Return what it logged, the latest of it; "" unless its task has ``keep_log``."""
         if not self.stored_lines:
             return ""
         import zlib  # noqa: PLC0415 - few tasks keep any
@@ -166,12 +166,12 @@ class AttemptView:
             return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return attempt_document(self) | process_document(self)
 
     @property
     def fingerprint(self) -> str:
-        """What this failure has in common with others of its kind; "" unless it failed.
+        """Return what this failure has in common with others of its kind; "" unless it failed.
 
         Sixteen hex digits of task, class and message, numbers, ids, addresses and the like left
         out: the same as in the pipeline's table ``failures``.
@@ -257,7 +257,7 @@ class JobView:
         return values if isinstance(values, dict) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
+        """Return the same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
         return job_document(self)
 
 
@@ -287,7 +287,7 @@ class QueueStats:
     throughput_per_second: float | None = None
 
     def __add__(self, more: QueueStats) -> QueueStats:
-        """Those of a queue in two logs; paused if it is in either."""
+        """Return those of a queue in two logs; paused if it is in either."""
         waits = (self.oldest_ready_seconds, more.oldest_ready_seconds)
         rates = (self.throughput_per_second, more.throughput_per_second)
         told = [rate for rate in rates if rate is not None]
@@ -370,7 +370,7 @@ class LogStats:
     uploads: int = 0
 
     def __add__(self, more: LogStats) -> LogStats:
-        """Those of two logs together; ``next_lsn`` is of the longer one."""
+        """Return those of two logs together; ``next_lsn`` is of the longer one."""
         queues = {one.queue: one for one in self.queues}
         for one in more.queues:
             queues[one.queue] = queues[one.queue] + one if one.queue in queues else one
@@ -383,7 +383,7 @@ class LogStats:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON, but for the engine."""
+        """Return the same as a document of JSON, but for the engine."""
         return {
             "segments": self.segments,
             "size_bytes": self.size,
@@ -407,7 +407,7 @@ class Hold:
     since_ns: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {
             "kind": "breaker" if self.is_breaker else "condition",
             "text": self.text,
@@ -429,7 +429,7 @@ class Serving:
     limits: Mapping[str, Limit] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What it claims as a document of JSON."""
+        """Return what it claims as a document of JSON."""
         return {
             "queues": None if self.queues is None else sorted(self.queues),
             "tasks": None if self.tasks is None else sorted(self.tasks),
@@ -446,7 +446,7 @@ class SegmentView:
     begun_ns: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {"segment": self.name, "size_bytes": self.size, "begun_at": moment(self.begun_ns)}
 
 
@@ -468,7 +468,7 @@ class LimitView:
     waiting: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return asdict(self) | {"key": self.key.decode(errors="backslashreplace")}
 
 
@@ -488,7 +488,7 @@ class OwnerView:
     serves: tuple[Serving, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {
             "owner": owner(self.owner),
             "pid": self.pid,

@@ -141,7 +141,7 @@ class Facts:
 
 
 def why(facts: Facts) -> Reason:
-    """The one reason, the most lasting first."""
+    """Return the one reason, the most lasting first."""
     return (
         _settled(facts)
         or _running(facts)
@@ -155,7 +155,7 @@ def why(facts: Facts) -> Reason:
 
 
 def serves(serving: Serving, queue: str, task: str) -> bool:
-    """Whether such a claim would take a job of this queue and task ("" for none)."""
+    """Return whether such a claim would take a job of this queue and task ("" for none)."""
     return (serving.queues is None or queue in serving.queues) and (
         serving.tasks is None or task in serving.tasks
     )
@@ -260,7 +260,7 @@ def _unserved(facts: Facts) -> Reason | None:
 
 
 def _kept_back(facts: Facts) -> Reason | None:
-    """What each worker that could run it waits for; one of them is named."""
+    """Return what each worker that could run it waits for; one of them is named."""
     job, found = facts.job, None
     for worker in facts.workers:
         for serving in worker.serves:
@@ -408,7 +408,7 @@ class UsedUp:
     next_ns: int = 0
 
     def text(self, tag: str, now_ns: int) -> str:
-        """One sentence for people; ``tag`` is that of the log's job ids."""
+        """Return one sentence for people; ``tag`` is that of the log's job ids."""
         whose = self.task
         if self.key:
             whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
@@ -425,7 +425,7 @@ class UsedUp:
 
 
 def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | None:
-    """Which limit keeps a ready job from running; None if none does."""
+    """Return which limit keeps a ready job from running; None if none does."""
     chunk = agenda.table.find(lsn)
     if chunk is None:
         return None
@@ -490,7 +490,7 @@ class Strays(NamedTuple):
     by_queue: Mapping[str, int]
 
     def told(self) -> list[str]:
-        """A sentence for each kind that there is, and what to do."""
+        """Return a sentence for each kind that there is, and what to do."""
         sentences = []
         if self.by_task:
             sentences.append(
@@ -507,7 +507,7 @@ class Strays(NamedTuple):
 
 
 def ready_jobs(agenda: Agenda) -> dict[tuple[str, str], int]:
-    """How many jobs of each (queue, task) may be claimed now; none of a paused queue.
+    """Return how many jobs of each (queue, task) may be claimed now; none of a paused queue.
 
     Those that were put as bytes are left out: who claims such jobs tells nobody.
     """
@@ -519,7 +519,7 @@ def ready_jobs(agenda: Agenda) -> dict[tuple[str, str], int]:
 
 
 def strays_of(ready: Mapping[tuple[str, str], int], servings: Iterable[Serving]) -> Strays:
-    """Those among the ready jobs that none of the workers would take."""
+    """Return those among the ready jobs that none of the workers would take."""
     servings = list(servings)
     by_task: Counter[str] = Counter()
     by_queue: Counter[str] = Counter()

@@ -93,7 +93,7 @@ class Flow(Runnable[R_co]):
         return handle
 
     def _app(self) -> AppPort[Connection] | None:
-        """The app of its tasks; None if it is no job at all.
+        """Return the app of its tasks; None if it is no job at all.
 
         Raises:
             UsageError: none of them is known here, or they are of two apps: it has to be told.
@@ -138,7 +138,7 @@ class Step(Generic[X_contra, R_co]):
             raise no_attribute(self, "a step", name, STEPS, "step")
 
     def options(self, **changes: Unpack[OptionChanges]) -> Step[X_contra, R_co]:
-        """A new step with these options changed.
+        """Return a new step with these options changed.
 
         Raises:
             UsageError: an option is wrong, or the step is made of several.
@@ -199,7 +199,7 @@ def chain(
 
 
 def chain(*parts: Part, on_failure: OnFailure = "cancel") -> Any:
-    """One part after the other; a step takes in what the part before it gives.
+    """Return one part after the other; a step takes in what the part before it gives.
 
     A ``Call`` in a later place only waits for that part. A chain that begins with a step is a step
     itself, to be used within another flow. ``on_failure`` is as for ``chord``.
@@ -278,7 +278,7 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
 
 
 def plan_of(flow: object) -> Plan:
-    """The jobs of a flow; raises as ``make_plan``."""
+    """Return the jobs of a flow; raises as ``make_plan``."""
     if not isinstance(flow, Flow):
         what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
         remedy = "chain(...) makes one of what task.call(...) gives"

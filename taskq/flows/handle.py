@@ -122,7 +122,7 @@ class FlowHandle(Generic[R]):
         await self._values(timeout)
 
     async def _values(self, timeout: Duration | None) -> tuple[list[Any], ResultGone | None]:  # noqa: ASYNC109 - as above
-        """What its last jobs gave, None for what is not kept; and what tells so."""
+        """Return what its last jobs gave, None for what is not kept; and what tells so."""
         limit = None if timeout is None else seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         values: list[Any] = []
@@ -140,7 +140,7 @@ class FlowHandle(Generic[R]):
         return values, gone
 
     async def progress(self) -> FlowProgress:
-        """How many of its jobs wait, run and have ended, and how, now."""
+        """Return how many of its jobs wait, run and have ended, and how, now."""
         counts = Counter(await self._states())
         return FlowProgress(
             total=len(self.jobs),
@@ -179,7 +179,7 @@ class FlowHandle(Generic[R]):
         return self._app._connection
 
     async def _live_states(self) -> list[State]:
-        """The states of its jobs; ABSENT for one that has ended."""
+        """Return the states of its jobs; ABSENT for one that has ended."""
         from taskq.log.read.flows import STATES_MAX, look_at_states  # noqa: PLC0415 - the log is open
 
         states: list[State] = []
@@ -191,7 +191,7 @@ class FlowHandle(Generic[R]):
         return states
 
     async def _states(self) -> list[State]:
-        """The states of its jobs; ABSENT for one of which nothing is known any more."""
+        """Return the states of its jobs; ABSENT for one of which nothing is known any more."""
         from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
 
         states = await self._live_states()

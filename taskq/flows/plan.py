@@ -85,7 +85,7 @@ class _Link:
 
 
 def begins_open(node: Node) -> bool:
-    """Whether the part takes the result of one before it."""
+    """Return whether the part takes the result of one before it."""
     if isinstance(node, Leaf):
         return node.takes
     if isinstance(node, Group):

@@ -39,7 +39,7 @@ class StepArguments(ArgumentCodec):
         super().__init__(signature)
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The values of the further parameters, as annotated.
+        """Return the values of the further parameters, as annotated.
 
         Raises:
             InvalidCall: the arguments do not fit the signature.

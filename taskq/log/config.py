@@ -185,7 +185,7 @@ class LogConfig:
     clock: Clock | None = None
 
     def segment_age_of(self, keep_seconds: float) -> float:
-        """How long a segment goes on after the first end in it, for what is kept so long."""
+        """Return how long a segment goes on after the first end in it, for what is kept so long."""
         if self.segment_age_seconds is not None:
             return min(self.segment_age_seconds, keep_seconds)
         return min(keep_seconds, max(keep_seconds / KEEP_PARTS, SEAL_SECONDS_MIN))
@@ -236,7 +236,7 @@ class LogConfig:
     def packing(
         self, queue: str, compress: Compression | None = None, spill: bool | None = None
     ) -> Packing | None:
-        """What becomes of a body of the queue; None: it is stored as it is, and has a limit.
+        """Return what becomes of a body of the queue; None: it is stored as it is, and has a limit.
 
         ``compress`` and ``spill`` are what the job or its task says, None for nothing.
         """

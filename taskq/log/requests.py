@@ -132,7 +132,7 @@ class Op(enum.IntEnum):
 
 
 def ops_that(trait: Trait) -> frozenset[int]:
-    """The numbers of the operations with a trait."""
+    """Return the numbers of the operations with a trait."""
     return frozenset(op for op in Op if op.traits & trait)
 
 
@@ -192,7 +192,7 @@ class EnqueueSpec:
         self._packed: dict[int, EnqueueSpec] = {}
 
     def packed(self, flags: int) -> EnqueueSpec:
-        """The same for bodies that are stored as these flags say; 0: as they were given."""
+        """Return the same for bodies that are stored as these flags say; 0: as they were given."""
         if not flags:
             return self
         spec = self._packed.get(flags)
@@ -272,7 +272,7 @@ class ClaimRequest:
     weights: Weights | None = None
 
     def is_over(self, steady_ns: int) -> bool:
-        """Whether it waits no longer."""
+        """Return whether it waits no longer."""
         return self.wait_until_ns is not None and self.wait_until_ns <= steady_ns
 
 
@@ -322,7 +322,7 @@ class Delivery(_DeliveryFields):
 
     @property
     def attempts_max(self) -> int:
-        """How often the job may be claimed; 0 for no limit."""
+        """Return how often the job may be claimed; 0 for no limit."""
         attempts: int = _ENQUEUED_HEAD.unpack_from(self.record)[5]
         return attempts
 
@@ -346,7 +346,7 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload_flags(self) -> int:
-        """How the payload is stored, as flags of its record; 0: as it was given."""
+        """Return how the payload is stored, as flags of its record; 0: as it was given."""
         return self.record[FLAGS_AT] & PACKED
 
     @property
@@ -489,7 +489,7 @@ class Letter(NamedTuple):
 
     @property
     def has_options(self) -> bool:
-        """Whether it may have a key."""
+        """Return whether it may have a key."""
         options_size: int = codec.PREFIX.unpack_from(self.born)[3]
         return options_size > 0
 

@@ -48,7 +48,7 @@ class Run:
             self.futures = [self.futures[number] for number in left]
 
     def by_spec(self) -> Iterator[tuple[EnqueueSpec, list[bytes]]]:
-        """The bodies of the jobs that stand side by side and have the same spec."""
+        """Yield the bodies of the jobs that stand side by side and have the same spec."""
         specs, bodies = self.specs, self.bodies
         start = 0
         while start < len(specs):
@@ -61,14 +61,14 @@ class Run:
             start = end
 
     def singles(self) -> Iterator[Run]:
-        """Each job as a run of its own."""
+        """Yield each job as a run of its own."""
         for spec, body, future in zip(self.specs, self.bodies, self.futures, strict=True):
             yield Run([spec], [body], [future])
 
     # -- as a future ------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether nobody waits any more."""
+        """Return whether nobody waits any more."""
         return all(future.done() for future in self.futures)
 
     def set_result(self, lsns: Iterable[int]) -> None:

@@ -102,7 +102,7 @@ class Sweeping:
                 self._refused[f"{self._tag}-{job}"] = error
 
     def swept(self, running: int = 0) -> Swept:
-        """The sum of it."""
+        """Return the sum of it."""
         return Swept(
             count=self.count,
             refused_count=self._refused_count,
@@ -123,7 +123,7 @@ def moment_before(value: Duration | datetime, what: str) -> int:
 
 
 def checked_limit(limit: int, what: str = "limit") -> int:
-    """The most of something that is asked for.
+    """Return the most of something that is asked for.
 
     Raises:
         UsageError: it is below 1, or no whole number.
@@ -160,7 +160,7 @@ async def withdraw(
 
 
 def waiting_states(state: Literal["scheduled", "ready"] | State | None) -> frozenset[State]:
-    """The states that are meant; raises UsageError if that is no state of a waiting job."""
+    """Return the states that are meant; raises UsageError if that is no state of a waiting job."""
     if state is None:
         return WAITING
     chosen = _STATES.get(state) if isinstance(state, str) else state
@@ -245,7 +245,7 @@ class DeadLetters:
     list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def count(self, **filters: Unpack[DeadFilters]) -> int:
-        """How many dead letters fit.
+        """Return how many dead letters fit.
 
         Raises:
             UsageError: an argument is wrong.
@@ -417,7 +417,7 @@ def _raise_first(swept: Swept) -> None:
 
 
 def dead_filter(filters: DeadFilters) -> DeadFilter:
-    """The filters in the log's words.
+    """Return the filters in the log's words.
 
     Raises:
         UsageError: one is unknown or wrong.

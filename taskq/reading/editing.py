@@ -31,7 +31,7 @@ def wanted(
     priority: int | None,
     queue: str | None,
 ) -> Callable[[Rewrite], Edit]:
-    """What these arguments of ``edit`` ask for.
+    """Return what these arguments of ``edit`` ask for.
 
     Raises:
         UsageError: one is wrong, several say when it is due, or there is none.

@@ -95,7 +95,7 @@ async def look(
 
 
 async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
-    """Whether there is a segment; a log that is being made is waited for."""
+    """Return whether there is a segment; a log that is being made is waited for."""
     while not files.lsns:
         if not follow:
             return False

@@ -45,7 +45,7 @@ class ReaderView:
 
 
 def look_at_readers(path: str) -> list[ReaderView]:
-    """The named readers of a log that is not opened for it, and how far behind each is.
+    """Return the named readers of a log that is not opened for it, and how far behind each is.
 
     Raises:
         LogError: there is no log, or a file cannot be read.
@@ -58,7 +58,7 @@ def look_at_readers(path: str) -> list[ReaderView]:
 
 
 def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
-    """The named readers, and how far behind each is."""
+    """Return the named readers, and how far behind each is."""
     disk, files = LocalDisk(), open_files(path, log_id)
     views: list[ReaderView] = []
     try:

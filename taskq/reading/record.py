@@ -151,7 +151,7 @@ class Choice:
         self.needs_names = name_all or self._queues is not None or self._tasks is not None
 
     def skips(self, kind: int) -> bool:
-        """Whether a record of this kind need not even be decoded."""
+        """Return whether a record of this kind need not even be decoded."""
         return self._kinds is not None and kind not in self._kinds and kind not in _BIRTHS
 
     def note(self, record: LogRecord) -> None:
@@ -167,7 +167,7 @@ class Choice:
             known.popitem(last=False)
 
     def lacks(self, record: LogRecord) -> bool:
-        """Whether the record fits depends on a job that is not known."""
+        """Return whether the record fits depends on a job that is not known."""
         return (
             self.needs_names
             and record.kind in _JOB_KINDS
@@ -201,7 +201,7 @@ class Choice:
 def make_record(
     record: LogRecord, tag: str, names: tuple[str, str], bodies: BodyStore, limit: int | None = None
 ) -> Record:
-    """The record for people and programs. May take its time where ``takes_time`` says so.
+    """Return the record for people and programs. May take its time where ``takes_time`` says so.
 
     What is packed and over ``limit`` bytes is left out, and ``problem`` says so; 0: no word of it.
     """
@@ -258,7 +258,7 @@ def make_record(
 
 
 def takes_time(record: LogRecord, bodies: BodyStore) -> bool:
-    """Whether unpacking what the record holds is no work for an event loop."""
+    """Return whether unpacking what the record holds is no work for an event loop."""
     flags = record.body_flags
     if flags and not bodies.is_quick(record.body or b"", flags):
         return True
@@ -267,7 +267,7 @@ def takes_time(record: LogRecord, bodies: BodyStore) -> bool:
 
 
 def kind_at(data: bytes, at: int) -> int:
-    """The kind of the record that starts there."""
+    """Return the kind of the record that starts there."""
     return data[at + _KIND_AT]
 
 
@@ -351,7 +351,7 @@ class RecordReader:
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: Extent) -> Record | None:
-        """The next wanted record; None when there is none up to the extent.
+        """Return the next wanted record; None when there is none up to the extent.
 
         Raises:
             ReaderFellBehind: compaction removed it.
@@ -402,7 +402,7 @@ class RecordReader:
         return True
 
     def _decode_next(self) -> LogRecord | None:
-        """The frame's next record that is worth decoding; None at its end."""
+        """Return the frame's next record that is worth decoding; None at its end."""
         frame = self._frame
         if frame is None:
             return None
@@ -451,7 +451,7 @@ class RecordReader:
 
 
 def open_files(path: str, log_id: UUID) -> SegmentFiles:
-    """The segments of a log, for reading by one stream."""
+    """Return the segments of a log, for reading by one stream."""
     files = SegmentFiles(LocalDisk(), path, writable=False)
     files.log_id = log_id
     files.refresh()

@@ -91,7 +91,7 @@ def past_of(
     state: States | None = None,
     limit: int | None = None,
 ) -> Past:
-    """The choice in the log's units.
+    """Return the choice in the log's units.
 
     Raises:
         UsageError: a part of it is wrong, or no job of the past can fit.
@@ -111,7 +111,7 @@ def past_of(
 
 
 def is_everything(past: Past) -> bool:
-    """Whether every past job would fit."""
+    """Return whether every past job would fit."""
     return past._replace(limit=None) == Past()
 
 
@@ -146,7 +146,7 @@ class _Chosen:
         self._jobs: Iterator[PastJob] = past_jobs(self._journal, past)
 
     def take(self, *, dry_run: bool) -> list[tuple[Replayed, Item | None]]:
-        """The next portion; empty when there are no more."""
+        """Return the next portion; empty when there are no more."""
         portion: list[tuple[Replayed, Item | None]] = []
         size = 0
         for job in islice(self._jobs, _TRANSACTION_JOBS):
@@ -214,7 +214,7 @@ def _id_of(tag: str, answer: int | Duplicate) -> str:
 
 
 def _moment_ns(moment: Duration | datetime | None, what: str) -> int | None:
-    """A datetime, or a span back from now."""
+    """Return a datetime, or a span back from now."""
     if moment is None:
         return None
     if isinstance(moment, datetime):

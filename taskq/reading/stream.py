@@ -117,7 +117,7 @@ class Stream:
         return record
 
     async def _next(self) -> Record | None:
-        """The next record; None at the end."""
+        """Return the next record; None at the end."""
         if self._open is None:
             self._open = await self._opening.run(self._begin)
         records, named = self._open
@@ -331,7 +331,7 @@ class Stream:
 
 
 def gap_handler(files: SegmentFiles, on_damage: OnDamage) -> Callable[[int, Gap], None]:
-    """What to do about damage.
+    """Return what to do about damage.
 
     A function of its own: a method would tie the stream into a ring, and a loop that is left by an
     error would keep its reader's name until the garbage is collected.

@@ -46,7 +46,7 @@ class Every:
 
     @property
     def rule(self) -> bytes:
-        """What the log keeps of it."""
+        """Return what the log keeps of it."""
         return f"every {self.interval_ns}".encode()
 
     @property
@@ -55,14 +55,14 @@ class Every:
         return UTC
 
     def after(self, moment_ns: int) -> Iterator[int]:
-        """Its moments from there on, that one not among them."""
+        """Yield its moments from there on, that one not among them."""
         number = moment_ns // self.interval_ns
         while True:
             number += 1
             yield number * self.interval_ns
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
-        """The last ``count`` of its moments behind one moment and up to another."""
+        """Return the last ``count`` of its moments behind one moment and up to another."""
         last, first = until_ns // self.interval_ns, after_ns // self.interval_ns + 1
         return [n * self.interval_ns for n in range(max(first, last - count + 1), last + 1)]
 
@@ -86,11 +86,11 @@ class Cron:
 
     @property
     def rule(self) -> bytes:
-        """What the log keeps of it."""
+        """Return what the log keeps of it."""
         return f"cron {self.expression} {self.tz}".encode()
 
     def after(self, moment_ns: int) -> Iterator[int]:
-        """Its moments from there on, that one not among them."""
+        """Yield its moments from there on, that one not among them."""
         last_ns = moment_ns
         for at in self._walk(moment_ns // SECOND_NS):
             at_ns = int(at.timestamp()) * SECOND_NS
@@ -100,7 +100,7 @@ class Cron:
                 yield at_ns
 
     def _walk(self, start: int) -> Iterator[datetime]:
-        """Its moments from about a second of wall time on, some of them twice."""
+        """Return its moments from about a second of wall time on, some of them twice."""
         from cronsim import CronSim  # noqa: PLC0415 - most programs have no schedule
 
         *_, minute, hour, _day, _month, _weekday = self.expression.split()
@@ -119,7 +119,7 @@ class Cron:
             clock += timedelta(seconds=_MINUTE)
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
-        """The last ``count`` of its moments behind one moment and up to another."""
+        """Return the last ``count`` of its moments behind one moment and up to another."""
         span_ns = _LOOK_BACK_NS
         while True:
             start_ns = max(after_ns, until_ns - span_ns)
@@ -154,7 +154,7 @@ class Due(NamedTuple):
 
 
 def parse_cron(expression: str, tz: object = "UTC") -> Cron:
-    """The rule of a cron expression: five fields, or six with the seconds first.
+    """Return the rule of a cron expression: five fields, or six with the seconds first.
 
     Raises:
         UsageError: it is none, never comes, or there is no such time zone.
@@ -184,7 +184,7 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
 
 
 def parse_every(interval: Duration) -> Every:
-    """The rule of an interval, 1 s or more.
+    """Return the rule of an interval, 1 s or more.
 
     Raises:
         UsageError: it is none.
@@ -196,7 +196,7 @@ def parse_every(interval: Duration) -> Every:
 
 
 def parse_rule(rule: bytes) -> Rule:
-    """What ``rule`` of a rule gave.
+    """Return what ``rule`` of a rule gave.
 
     Raises:
         UsageError: it is none that this taskq knows.
@@ -211,7 +211,7 @@ def parse_rule(rule: bytes) -> Rule:
 
 
 def due_ticks(name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, now_ns: int) -> Due:
-    """What is due of a schedule.
+    """Return what is due of a schedule.
 
     Args:
         name: of the schedule.
@@ -239,14 +239,14 @@ def due_ticks(name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, 
 
 
 def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None:
-    """When the first tick behind ``done_ns`` is to be written; None: never."""
+    """Return when the first tick behind ``done_ns`` is to be written; None: never."""
     for at_ns in islice(rule.after(done_ns), 1):
         return at_ns + jitter_ns(name, at_ns, most_ns)
     return None
 
 
 def moment_in(zone: tzinfo, moment_ns: int) -> datetime:
-    """The moment as a datetime of that zone."""
+    """Return the moment as a datetime of that zone."""
     return utc_moment(moment_ns // SECOND_NS * SECOND_NS).astimezone(zone)
 
 

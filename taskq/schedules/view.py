@@ -58,7 +58,7 @@ class ScheduleView:
     next_ticks: tuple[datetime, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON."""
+        """Return the same as a document of JSON."""
         return {
             "name": self.name,
             "rule": self.rule,
@@ -91,7 +91,7 @@ class LogSchedules:
         self._connection = connection
 
     async def list(self, next_count: int = NEXT_COUNT) -> Views:
-        """All of them, by name."""
+        """Return all of them, by name."""
 
         def look(one: Sight) -> Views:
             now_ns = one.journal.clock.wall_ns()
@@ -134,7 +134,7 @@ class LogSchedules:
 def views_of(
     schedules: Mapping[str, ScheduleState], now_ns: int, next_count: int
 ) -> list[ScheduleView]:
-    """Those that an agenda knows, by name."""
+    """Return those that an agenda knows, by name."""
     return [_view(name, state, now_ns, next_count) for name, state in sorted(schedules.items())]
 
 

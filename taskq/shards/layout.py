@@ -63,7 +63,7 @@ class Shards:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return 1 << self.bits
 
     def names(self) -> list[str]:
@@ -72,19 +72,19 @@ class Shards:
         return [f"{head}{self.bits:x}.{index:03x}" for index in range(self.count)]
 
     def index_of(self, call: Call[Any]) -> int | None:
-        """The shard that a call belongs to; None: any will do."""
+        """Return the shard that a call belongs to; None: any will do."""
         home = _home(call)
         if home is None:
             return None
         return self.index_by(*home)
 
     def index_by(self, first: bytes, second: bytes) -> int:
-        """The shard of two texts."""
+        """Return the shard of two texts."""
         told = len(first).to_bytes(2, "little") + first + len(second).to_bytes(2, "little") + second
         return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") & (self.count - 1)
 
     def settle_in(self, root: str) -> list[str]:
-        """The paths of the shards below a root, which says from now on that it has these.
+        """Return the paths of the shards below a root, which says from now on that it has these.
 
         Raises:
             UsageError: it has others.
@@ -131,7 +131,7 @@ def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
 
 
 def read_layout(root: str | os.PathLike[str]) -> Shards | None:
-    """The shards that a directory says it has; None if it says nothing.
+    """Return the shards that a directory says it has; None if it says nothing.
 
     Raises:
         LogError: the file is not readable.
@@ -152,7 +152,7 @@ def read_layout(root: str | os.PathLike[str]) -> Shards | None:
 
 
 def shard_with(paths: list[str], tag: str) -> int | None:
-    """The index of the shard whose job ids begin with a tag."""
+    """Return the index of the shard whose job ids begin with a tag."""
     for index, path in enumerate(paths):
         identity = read_identity(LocalDisk(), path)
         if identity is not None and identity.tag == tag:

@@ -53,7 +53,7 @@ def enqueued(
     app: TaskQ | None = None,
     state: State | None = None,
 ) -> list[EnqueuedJob]:
-    """The jobs of a task, or all of them, oldest first; at most the newest 10 000.
+    """Return the jobs of a task, or all of them, oldest first; at most the newest 10 000.
 
     Args:
         task: the task or its name; None for all, which needs ``app``.
@@ -140,7 +140,7 @@ def _job(app: TaskQ, view: JobView) -> EnqueuedJob:
 
 
 def _loose(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a task that is not known here, as JSON has them."""
+    """Return the arguments of a task that is not known here, as JSON has them."""
     values = decode_loose(payload)
     if not isinstance(values, dict):
         return (values,), {}

@@ -49,11 +49,11 @@ class FakeClock(MovedClock):
         self._steady_ns = _UPTIME_SECONDS * _SECOND_NS
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Return nanoseconds since 1970."""
         return self._wall_ns
 
     def steady_ns(self) -> int:
-        """Nanoseconds since boot."""
+        """Return nanoseconds since boot."""
         return self._steady_ns
 
     def advance(self, duration: Duration) -> None:
@@ -94,11 +94,11 @@ class TravelClock(MovedClock):
             self._step_ns = round(wall_seconds * _SECOND_NS) - self._machine.wall_ns()
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Return nanoseconds since 1970."""
         return self._machine.wall_ns() + self._ahead_ns + self._step_ns
 
     def steady_ns(self) -> int:
-        """Nanoseconds since boot."""
+        """Return nanoseconds since boot."""
         return self._machine.steady_ns() + self._ahead_ns
 
     def advance(self, duration: Duration) -> None:

@@ -40,12 +40,12 @@ class Drained:
 
     @property
     def count(self) -> int:
-        """How many attempts ran."""
+        """Return how many attempts ran."""
         return self.outcomes.total()
 
     @property
     def succeeded(self) -> int:
-        """How many jobs ran well."""
+        """Return how many jobs ran well."""
         return self.outcomes["succeeded"]
 
     def __call__(self, event: Any) -> None:

@@ -100,7 +100,7 @@ def on_open(path: str) -> None:
 
 @pytest.fixture
 def taskq_sandbox(pytestconfig: pytest.Config) -> Iterator[Sandbox]:
-    """The app named by the ini option ``taskq_app``, its log in memory and its clock still.
+    """Yield the app named by the ini option ``taskq_app``, its log in memory and its clock still.
 
     See ``taskq.testing.Sandbox``.
     """
@@ -115,7 +115,7 @@ def taskq_sandbox(pytestconfig: pytest.Config) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def taskq_app(taskq_sandbox: Sandbox) -> TaskQ:
-    """The app of ``taskq_sandbox``."""
+    """Return the app of ``taskq_sandbox``."""
     return taskq_sandbox.app
 
 
@@ -124,7 +124,7 @@ def _word(config: pytest.Config) -> str:
 
 
 def _is_temporary(path: str) -> bool:
-    """Whether a directory goes with its test."""
+    """Return whether a directory goes with its test."""
     from taskq.testing.sandbox import PREFIX  # noqa: PLC0415 - a log is being opened anyway
 
     config = _configs[-1]
@@ -140,7 +140,7 @@ def _is_temporary(path: str) -> bool:
 
 
 def _load(target: str) -> TaskQ:
-    """The app of a target; by name, since imports point from the workers to here."""
+    """Return the app of a target; by name, since imports point from the workers to here."""
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
     try:

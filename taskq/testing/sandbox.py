@@ -150,7 +150,7 @@ class Sandbox:
     def enqueued(
         self, task: Task[..., Any] | str | None = None, *, state: State | None = None
     ) -> list[EnqueuedJob]:
-        """The jobs of a task, oldest first; see ``taskq.testing.enqueued``."""
+        """Return the jobs of a task, oldest first; see ``taskq.testing.enqueued``."""
         return enqueued(task, app=self.app, state=state)
 
     def assert_enqueued(self, task: Task[..., Any] | str, *args: Any, **kwargs: Any) -> EnqueuedJob:

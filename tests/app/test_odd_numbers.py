@@ -46,7 +46,7 @@ def result_of(app: TaskQ, timeout: Any) -> Any:
 
 
 def of_tasks() -> dict[str, Callable[[Any, Any], Any]]:
-    """Where a task takes a count: by the name of the argument, and a number of it."""
+    """Return where a task takes a count: by the name of the argument, and a number of it."""
     return {
         "priority": lambda app, n: app.task(priority=n)(work),
         "priority ": lambda app, n: app.task(work).options(priority=n),
@@ -61,7 +61,7 @@ def of_tasks() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
-    """Where an app or a log takes a count."""
+    """Return where an app or a log takes a count."""
     return {
         "count": lambda app, n: app.peek_sync(n),
         "limit": lambda app, n: app.dead.list_sync(limit=n),
@@ -74,7 +74,7 @@ def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_workers() -> dict[str, Callable[[Any, Any], Any]]:
-    """Where a worker takes a count."""
+    """Return where a worker takes a count."""
     return {
         name: lambda app, n, name=name: app.worker(**{name: n})
         for name in (
@@ -95,7 +95,7 @@ def of_options() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
-    """Where a span of time is taken."""
+    """Return where a span of time is taken."""
     names = ("delay", "expires", "keep")
     options = {
         name: lambda app, n, name=name: app.task(work).options(**{name: n}) for name in names

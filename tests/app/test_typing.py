@@ -19,7 +19,7 @@ SAMPLES = ("typed_app", "typed_flows")
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
-    """What one run of mypy says of all samples: its start costs more than they do."""
+    """Return what one run of mypy says of all samples: its start costs more than they do."""
     done = subprocess.run(
         [
             sys.executable,

@@ -79,7 +79,7 @@ def write_keyed(path: Path, jobs: int) -> None:
 
 
 async def put_many(path: Path, jobs: int) -> Sample:
-    """The same jobs through the ordinary call."""
+    """Return the same jobs through the ordinary call."""
     async with TaskLog.open(path) as log:
         puts = [Put(payload=PAYLOAD, queue="mail") for _ in range(AT_A_TIME)]
         with Watch() as watch:
@@ -127,7 +127,7 @@ def _times(watch: Watch) -> tuple[float, float]:
 
 
 def run_round(base: Path, jobs: int) -> tuple[dict[str, Sample], int]:
-    """One round of everything, each in a directory of its own."""
+    """Return one round of everything, each in a directory of its own."""
     found = {"put_many": asyncio.run(put_many(base / "put", jobs))}
     found["parts, add"] = write(base / "alone", jobs, many=False)
     found["adopted"], _ = asyncio.run(adopt(base / "alone", jobs))

@@ -60,7 +60,7 @@ class Ends(NamedTuple):
 
 
 def calibrated(milliseconds: float) -> int:
-    """How many rounds take so long here, now."""
+    """Return how many rounds take so long here, now."""
     rounds = 20_000
     seconds = min(_timed(rounds) for _ in range(5))
     return max(int(rounds * milliseconds / 1e3 / seconds), 1)
@@ -83,7 +83,7 @@ async def enqueue(directory: Path, queue: str, jobs: int, rounds: int) -> None:
 
 
 def worker(directory: Path, queue: str, *options: str) -> subprocess.Popen[bytes]:
-    """A worker process, and the leader of a group of its own."""
+    """Return a worker process, and the leader of a group of its own."""
     command = [sys.executable, "-m", "taskq", "worker", TARGET, "--burst", "--quiet", "-Q", queue]
     return subprocess.Popen(
         [*command, "-d", str(directory), *options],
@@ -116,7 +116,7 @@ async def _ends(directory: Path, queue: str) -> Ends:
 
 
 def stretches(found: Ends) -> Iterator[Stretch]:
-    """What each process did, in the order in which they began."""
+    """Yield what each process did, in the order in which they began."""
     for first, last, done in sorted(one for one in found.owners.values() if one[2]):
         yield Stretch(done, max(last - first, 1) / SECOND_NS)
 
@@ -141,7 +141,7 @@ def kill_in_the_midst(
 
 
 def reclaim_seconds(directory: Path, queue: str) -> float:
-    """How long until somebody else has a job of the driver that was just killed."""
+    """Return how long until somebody else has a job of the driver that was just killed."""
 
     async def wait() -> float:
         began = time.perf_counter()

@@ -23,7 +23,7 @@ sync = getattr(os, "fdatasync", os.fsync)
 
 
 def write_seconds(path: Path, size: int, count: int, *, durable: bool = True) -> list[float]:
-    """Seconds of each of ``count`` appends of ``size`` bytes, made durable or not."""
+    """Return seconds of each of ``count`` appends of ``size`` bytes, made durable or not."""
     block = os.urandom(size)
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC, 0o600)
     seconds = []

@@ -117,7 +117,7 @@ class Tuned(Plain):
 
 
 def connect(path: Path, statements: type[Plain], *, full: bool) -> sqlite3.Connection:
-    """A connection in autocommit, the schema there. ``full`` survives a power loss."""
+    """Return a connection in autocommit, the schema there. ``full`` survives a power loss."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=30)
     for pragma in (
         "journal_mode=WAL",
@@ -153,7 +153,7 @@ class SqliteQueue:
         self.thread.start()
 
     def send(self, op: Op, operand: object) -> asyncio.Future[Any]:
-        """The answer's future; it resolves when the transaction is durable."""
+        """Return the answer's future; it resolves when the transaction is durable."""
         future: asyncio.Future[Any] = self.loop.create_future()
         self.mailbox.append((op, operand, future))
         if not self.awake.is_set():
@@ -192,7 +192,7 @@ class SqliteQueue:
     def _batch(
         self, connection: sqlite3.Connection
     ) -> tuple[list[tuple[asyncio.Future[Any] | None, object]], bool]:
-        """One transaction for all that waits: enqueues, then settles, then claims."""
+        """Return one transaction for all that waits: enqueues, then settles, then claims."""
         bodies: list[str] = []
         places: list[tuple[asyncio.Future[Any] | None, int]] = []
         settled: list[int] = []
@@ -327,7 +327,7 @@ class SqliteContender:
             sys.setswitchinterval(before)
 
     async def counts(self) -> tuple[int, int]:
-        """Rows in the states succeeded and ready; none may be left running."""
+        """Return rows in the states succeeded and ready; none may be left running."""
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             states = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
         assert not states.get(RUNNING), states

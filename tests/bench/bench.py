@@ -39,7 +39,7 @@ Samples = dict[str, list[dict[str, Any]]]
 def sample(
     scenario: str, contender: str, mode: str, jobs: int, parent: Path | None
 ) -> dict[str, Any]:
-    """One run in a fresh process and a fresh directory of the real disk."""
+    """Return one run in a fresh process and a fresh directory of the real disk."""
     with tempfile.TemporaryDirectory(dir=parent, prefix=".bench-") as directory:
         arguments = ("tests.bench.one", scenario, contender, mode, str(jobs), directory)
         done = subprocess.run(
@@ -92,7 +92,7 @@ def summary(samples: Samples) -> dict[str, dict[str, Any]]:
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.bench")
     parser.add_argument("--quick", action="store_true", help="a tenth of the jobs, one round")
     parser.add_argument("--jobs", type=int, help="jobs of every sample")

@@ -43,7 +43,7 @@ _WINDOW: Final = 64
 
 
 def make_app(path: Path) -> tuple[TaskQ, Any, Any]:
-    """The app of producer and workers, the task of members and that of callbacks."""
+    """Return the app of producer and workers, the task of members and that of callbacks."""
     app = TaskQ(path)
 
     @app.task(name="member", queue="members", retry=_FOR_EVER)
@@ -93,7 +93,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing went wrong."""
+        """Return whether nothing went wrong."""
         return not (
             self.wrong or self.twice or self.missing or self.early or self.released_twice
         )  # fmt: skip
@@ -167,7 +167,7 @@ async def run(
 
 
 async def _done(app: TaskQ, name: str | None = None) -> int:
-    """How many jobs of one queue, or of all, are over."""
+    """Return how many jobs of one queue, or of all, are over."""
     queues = [one for one in (await app.stats()).queues if name in {None, one.queue}]
     return sum(one.succeeded + one.dead + one.cancelled for one in queues)
 

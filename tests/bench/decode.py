@@ -40,7 +40,7 @@ def payloads(count: int, *, equal: bool) -> list[bytes]:
 
 
 def of_frames(records: int, *, equal: bool) -> Callable[[Segments, int], int]:
-    """Jobs in frames of so many records of one kind."""
+    """Return jobs in frames of so many records of one kind."""
 
     def write(segments: Segments, jobs: int) -> int:
         finished_jobs(segments, payloads(jobs, equal=equal), records)
@@ -50,7 +50,7 @@ def of_frames(records: int, *, equal: bool) -> Callable[[Segments, int], int]:
 
 
 def with_options(segments: Segments, jobs: int) -> int:
-    """Jobs with a key, a header and a delay."""
+    """Return jobs with a key, a header and a delay."""
     for begin in range(0, jobs, 500):
         segments.frame(
             *(
@@ -77,7 +77,7 @@ SHAPES: Final[dict[str, Callable[[Segments, int], int]]] = {
 
 
 def timed(piece: Piece, schema: pa.Schema, jobs: int, records: int) -> float:
-    """Seconds that decoding took; what came out is checked."""
+    """Return seconds that decoding took; what came out is checked."""
     start = time.perf_counter()
     count = 0
     batches: list[pa.RecordBatch] = []

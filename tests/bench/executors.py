@@ -39,7 +39,7 @@ async def in_loop(number: int) -> int:
 
 
 async def run(task: str, jobs: int) -> float:
-    """Seconds that a worker takes for so many jobs, its children warm."""
+    """Return seconds that a worker takes for so many jobs, its children warm."""
     with tempfile.TemporaryDirectory() as folder:
         app.data_dir = Path(folder) / "data"
         async with app:

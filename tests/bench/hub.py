@@ -56,14 +56,14 @@ def fill(path: Path, size: int, frame_bytes: int) -> None:
 
 
 def free_port() -> int:
-    """One that nobody listens at just now."""
+    """Return one that nobody listens at just now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
-    """A hub in a process of its own, once it answers."""
+    """Return a hub in a process of its own, once it answers."""
     command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub)]
     process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
     while True:

@@ -40,7 +40,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 def make(directory: str) -> tuple[TaskQ, Any, Any]:
-    """An app and its two tasks."""
+    """Return an app and its two tasks."""
     app = TaskQ(directory)
 
     @app.task(name="rated", queue="rated", rate=f"{RATE}/s", store_result=False)
@@ -137,7 +137,7 @@ class Findings:
 
 
 def look(directory: str) -> Findings:
-    """All frames of the log, one after the other."""
+    """Return all frames of the log, one after the other."""
     disk = LocalDisk()
     writer = WriterLock(disk, directory, os.getpid(), 10.0)
     journal = Journal(disk, SystemClock(), directory, LogConfig(), writer)

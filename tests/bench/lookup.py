@@ -122,7 +122,7 @@ async def _gets(directory: str) -> dict[str, Any]:
 
 
 def gets(directory: str) -> dict[str, Any]:
-    """Seconds of ``get()`` for random finished jobs, the first of all on its own."""
+    """Return seconds of ``get()`` for random finished jobs, the first of all on its own."""
     return asyncio.run(_gets(directory))
 
 

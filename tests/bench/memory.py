@@ -22,7 +22,7 @@ KINDS: Final = {"ready": 64, "scheduled": 64, "keyed": 104}
 
 
 def against(value: float, limit: float) -> tuple[str, str]:
-    """The limit, and whether the value keeps it."""
+    """Return the limit, and whether the value keeps it."""
     return f"≤ {limit:g}", "yes" if value <= limit else "NO"
 
 
@@ -69,7 +69,7 @@ def first_enqueue(table: Table, directory: Path) -> None:
 
 
 def enqueuers(directory: Path, processes: int, jobs: int) -> float:
-    """Jobs per second of so many processes together."""
+    """Return jobs per second of so many processes together."""
     share = jobs // processes
     children = [start(PARTS, "enqueuer", directory, share) for _ in range(processes)]
     for child in children:
@@ -102,7 +102,7 @@ def many_processes(table: Table, parent: Path, jobs: int) -> None:
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.memory")
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs that wait")
     parser.add_argument("--enqueuer-jobs", type=int, default=64_000, help="jobs of all enqueuers")

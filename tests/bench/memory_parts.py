@@ -54,20 +54,20 @@ def add(store: Store, kind: str, count: int) -> float:
 
 
 def claim(store: Store, count: int) -> list[Delivery]:
-    """What is ready, at most so many, without waiting."""
+    """Return what is ready, at most so many, without waiting."""
     request = ClaimRequest(count=count, wait_until_ns=store.steady_ns())
     deliveries: list[Delivery] = store.thread_port.claim(request).result()
     return deliveries
 
 
 def waiting(store: Store) -> int:
-    """Jobs that nobody has claimed."""
+    """Return jobs that nobody has claimed."""
     queues = store.thread_port.stats().result().queues
     return sum(queue.ready + queue.scheduled for queue in queues)
 
 
 def fill(directory: str, kind: str, count: str) -> dict[str, Any]:
-    """A process that only enqueues."""
+    """Return a process that only enqueues."""
     store = open_store(directory, LogConfig())
     seconds = add(store, kind, int(count))
     gc.collect()
@@ -86,7 +86,7 @@ def more(directory: str, kind: str, count: str) -> dict[str, Any]:
 
 
 def reopen(directory: str, kind: str, count: str) -> dict[str, Any]:
-    """A claimer that finds the jobs there: time, memory, and what a claim of 1 000 takes."""
+    """Return a claimer that finds the jobs there: time, memory, and what a claim of 1 000 takes."""
     before = rss_bytes()
     start = time.perf_counter()
     store = open_store(directory, LogConfig())
@@ -123,7 +123,7 @@ def reopen(directory: str, kind: str, count: str) -> dict[str, Any]:
 
 
 def live(directory: str, kind: str, count: str) -> dict[str, Any]:
-    """A claimer that takes in the jobs one transaction after the other."""
+    """Return a claimer that takes in the jobs one transaction after the other."""
     store = open_store(directory, LogConfig())
     assert not claim(store, 1)
     add(store, "ready", CLAIM_COUNT)
@@ -138,7 +138,7 @@ def live(directory: str, kind: str, count: str) -> dict[str, Any]:
 
 
 def first_bytes(directory: str) -> dict[str, Any]:
-    """The first enqueue of a fresh process, at the log: a durable answer."""
+    """Return the first enqueue of a fresh process, at the log: a durable answer."""
     before = rss_bytes()
     start = time.perf_counter()
     store = open_store(directory, LogConfig())
@@ -150,7 +150,7 @@ def first_bytes(directory: str) -> dict[str, Any]:
 
 
 def first_call(directory: str) -> dict[str, Any]:
-    """The first enqueue of a fresh process, through the API: its task is declared before."""
+    """Return the first enqueue of a fresh process, through the API: its task is declared before."""
     from taskq import TaskQ  # noqa: PLC0415 - the other parts are to be free of it
 
     app = TaskQ(directory)
@@ -167,7 +167,7 @@ def first_call(directory: str) -> dict[str, Any]:
 
 
 def enqueuer(directory: str, count: str) -> dict[str, Any]:
-    """One of many processes that only enqueue, with 64 callers in an event loop."""
+    """Return one of many processes that only enqueue, with 64 callers in an event loop."""
 
     async def run() -> None:
         store = open_store(directory, LogConfig())

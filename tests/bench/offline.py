@@ -38,7 +38,7 @@ _MODULE: Final = "tests.bench.offline"
 
 
 def make_app(directory: str, port: int, clock: TravelClock) -> TaskQ:
-    """An app with one task that needs the host."""
+    """Return an app with one task that needs the host."""
     app = TaskQ(directory)
     use_clock(app, clock)
 
@@ -128,7 +128,7 @@ async def _kinds(app: TaskQ) -> AsyncIterator[str]:
 
 
 async def measure(directory: str, jobs: int, concurrency: int, seconds: float) -> dict[str, object]:
-    """One run; what it found, all of it asserted."""
+    """Return one run; what it found, all of it asserted."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     clock = TravelClock()

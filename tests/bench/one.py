@@ -44,7 +44,7 @@ def make(name: str, mode: str, directory: Path, *, shared: bool = False) -> Cont
 
 
 async def one_by_one(contender: Contender, jobs: int) -> Sample:
-    """One caller, each enqueue awaited before the next."""
+    """Return one caller, each enqueue awaited before the next."""
     latencies = []
     begin = time.perf_counter()
     for number in range(jobs):
@@ -66,7 +66,7 @@ async def enqueue_concurrently(contender: Contender, jobs: int, producers: int) 
 
 
 async def enqueue_many(contender: Contender, jobs: int) -> Sample:
-    """One caller, transactions of 1 000."""
+    """Return one caller, transactions of 1 000."""
     start = time.perf_counter()
     await fill(contender, jobs)
     seconds = time.perf_counter() - start
@@ -156,7 +156,7 @@ SCENARIOS: dict[str, Callable[[Contender, int], Awaitable[Sample]]] = {
 
 
 async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -> Sample | None:
-    """The sample, or None from a worker process."""
+    """Return the sample, or None from a worker process."""
     if name == "disk":
         durable = mode == "fsync"
         latencies = write_seconds(directory / "raw", RECORD_BYTES, jobs, durable=durable)

@@ -114,7 +114,7 @@ class Bench(NamedTuple):
     given: argparse.Namespace
 
     def jobs(self, scenario: str, name: str) -> int:
-        """How many jobs a sample has."""
+        """Return how many jobs a sample has."""
         one = CONTENDERS[name]
         own = {"cycle": one.many, "drain": one.many, "lone": one.lone, "latency": one.some}
         most = WAITING if scenario == "memory" else own.get(scenario, 1)
@@ -249,7 +249,7 @@ def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
 
 
 def machine(directory: Path) -> str:
-    """Where this was measured."""
+    """Return where this was measured."""
     cpu = next(
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -287,7 +287,7 @@ def prepare(given: argparse.Namespace, place: Path) -> tuple[Bench, dict[str, st
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers")
     parser.add_argument("--jobs", type=int, help="at most so many jobs in a sample")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each contender")

@@ -105,7 +105,7 @@ def run(journals: Path, lake: Path, *options: str) -> Taken:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files."""
+    """Return bytes of all files."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

@@ -34,7 +34,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that it started, by way of whomever (Linux)."""
+    """Return the process and all that it started, by way of whomever (Linux)."""
     found = [pid]
     for one in found:
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class Watch:
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen[str]:
-    """A fresh Python that runs the module, with pipes to talk through."""
+    """Return a fresh Python that runs the module, with pipes to talk through."""
     return subprocess.Popen(
         (sys.executable, "-m", module, *map(str, arguments)),
         cwd=ROOT,
@@ -105,7 +105,7 @@ def start(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str], timeout_seconds: float = 600) -> dict[str, Any]:
-    """The last line that the process prints, once it has ended well."""
+    """Return the last line that the process prints, once it has ended well."""
     output, _ = process.communicate(timeout=timeout_seconds)
     assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}"
     result: dict[str, Any] = json.loads(output.splitlines()[-1])

@@ -74,7 +74,7 @@ class Profiles:
 
 
 async def cycle(name: str, producers: int, jobs: int, directory: Path) -> Sample:
-    """One full cycle, with the processor time of each thread when it runs unprofiled."""
+    """Return one full cycle, with the processor time of each thread when it runs unprofiled."""
     contender = make(name, "fsync", directory)
     await contender.open()
     before = threads_seconds()

@@ -45,21 +45,21 @@ def enqueue(store: Store, count: int) -> None:
 
 
 def claim(store: Store, count: int) -> list[Delivery]:
-    """What is ready, at most so many, without waiting."""
+    """Return what is ready, at most so many, without waiting."""
     request = ClaimRequest(count=count, wait_until_ns=store.steady_ns())
     deliveries: list[Delivery] = store.thread_port.claim(request).result()
     return deliveries
 
 
 def counts(store: Store) -> tuple[int, int]:
-    """Jobs that succeeded, and jobs that wait or run."""
+    """Return jobs that succeeded, and jobs that wait or run."""
     queues = store.thread_port.stats().result().queues
     waiting = sum(queue.ready + queue.scheduled + queue.running for queue in queues)
     return sum(queue.succeeded for queue in queues), waiting
 
 
 def fill(directory: str, finished: str, waiting: str) -> dict[str, Any]:
-    """A worker's process: it runs some jobs to their end, and leaves others."""
+    """Return a worker's process: it runs some jobs to their end, and leaves others."""
     store = open_store(directory, CONFIG)
     start = time.perf_counter()
     for first in range(0, int(finished), TRANSACTION_COUNT):
@@ -76,7 +76,7 @@ def fill(directory: str, finished: str, waiting: str) -> dict[str, Any]:
 
 
 def reopen(directory: str, finished: str, waiting: str) -> dict[str, Any]:
-    """A fresh process: until its first claim is answered, and what it has in memory then."""
+    """Return a fresh process: until its first claim is answered, and what it has in memory then."""
     before = rss_bytes()
     start = time.perf_counter()
     store = open_store(directory, CONFIG)
@@ -104,7 +104,7 @@ def compact(directory: str) -> dict[str, Any]:
 
 
 def reopened(directory: Path, finished: int, waiting: int, *, snapshots: bool) -> dict[str, Any]:
-    """The median of some reopenings, each in a process of its own."""
+    """Return the median of some reopenings, each in a process of its own."""
     samples = []
     for _ in range(ROUNDS):
         kept, aside = directory / "snapshot", directory / "aside"

@@ -75,7 +75,7 @@ class Route:
 
 
 def module_of(frame: FrameType) -> str | None:
-    """The module of ours whose code a frame runs; ``None`` for everybody else's."""
+    """Return the module of ours whose code a frame runs; ``None`` for everybody else's."""
     file = frame.f_code.co_filename
     for home, name in HOMES.items():
         if file.startswith(home):
@@ -84,7 +84,7 @@ def module_of(frame: FrameType) -> str | None:
 
 
 def room_of(module: str) -> str:
-    """The longest room that a module is in."""
+    """Return the longest room that a module is in."""
     fitting = [room for room in RUNGS if module == room or module.startswith(f"{room}.")]
     return max(fitting, key=len, default=module)
 

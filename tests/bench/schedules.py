@@ -62,11 +62,11 @@ class FastClock:
     rate: int
 
     def steady_ns(self) -> int:
-        """Nanoseconds since boot."""
+        """Return nanoseconds since boot."""
         return self.since_ns + (_boot_ns() - self.since_ns) * self.rate
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Return nanoseconds since 1970."""
         return self.start_ns - self.since_ns + self.steady_ns()
 
 
@@ -75,7 +75,7 @@ def _boot_ns() -> int:
 
 
 def make_app(path: Path, clock: FastClock) -> TaskQ:
-    """The app with its six schedules."""
+    """Return the app with its six schedules."""
     app = TaskQ(path, upkeep=False)
     app._connection.config = replace(app._connection.config, clock=clock)
 
@@ -117,7 +117,7 @@ async def finish(path: Path, clock: FastClock) -> dict[str, datetime]:
 
 
 def expected(name: str, start: datetime, end: datetime) -> list[datetime]:
-    """The moments of a schedule behind ``start`` and up to ``end``, worked out by hand."""
+    """Return the moments of a schedule behind ``start`` and up to ``end``, worked out by hand."""
     if name == "nightly":
         days = [start.date() + timedelta(days=number) for number in range(12)]
         nights = [

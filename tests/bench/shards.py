@@ -41,7 +41,7 @@ class Rates(NamedTuple):
 
 
 def make(directory: str, bits: int) -> TaskQ:
-    """An app with so many logs."""
+    """Return an app with so many logs."""
     return TaskQ(shards=Shards(directory, bits=bits)) if bits else TaskQ(directory)
 
 
@@ -91,7 +91,7 @@ def start(directory: str, bits: int, processes: int, jobs: int) -> list[subproce
 
 
 def together(children: list[subprocess.Popen[str]]) -> float:
-    """Seconds that the next step takes all of them."""
+    """Return seconds that the next step takes all of them."""
     for one in children:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
@@ -107,7 +107,7 @@ def together(children: list[subprocess.Popen[str]]) -> float:
 
 
 def measure(bits: int, processes: int, jobs: int, also: str | None) -> Rates:
-    """One sample."""
+    """Return one sample."""
     root = tempfile.mkdtemp(dir=ROOT / "tests", prefix=".bench-shards-")
     other = tempfile.mkdtemp(dir=also) if also else ""
     try:

@@ -34,12 +34,12 @@ KINDS: Final = {
 
 
 def frame(spark: SparkSession, jobs: int, cores: int, kind: str) -> DataFrame:
-    """Rows of one kind, made where they are written."""
+    """Return rows of one kind, made where they are written."""
     return spark.range(0, jobs, 1, cores).selectExpr(*KINDS[kind])
 
 
 def write(rows: DataFrame, data_dir: Path) -> float:
-    """Seconds until the rows are published; nobody adopts them yet."""
+    """Return seconds until the rows are published; nobody adopts them yet."""
     start = time.perf_counter()
     rows.write.format("taskq").mode("append").options(
         path=str(data_dir), task="bench.job", queue="bench", adopt="false"
@@ -48,7 +48,7 @@ def write(rows: DataFrame, data_dir: Path) -> float:
 
 
 def adopted(data_dir: Path, jobs: int) -> float:
-    """Seconds of one process that adopts them."""
+    """Return seconds of one process that adopts them."""
     start = time.perf_counter()
     count = adopt_all(data_dir)
     seconds = time.perf_counter() - start
@@ -57,7 +57,7 @@ def adopted(data_dir: Path, jobs: int) -> float:
 
 
 async def ready(data_dir: Path) -> int:
-    """Jobs of the log that may be claimed."""
+    """Return jobs of the log that may be claimed."""
     async with TaskLog.open(data_dir, upkeep=False) as log:
         (queue,) = (await log.stats()).queues
     return queue.ready

@@ -110,7 +110,7 @@ class Soak:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Bytes of all files in it."""
+    """Return bytes of all files in it."""
     total = 0
     for path in directory.rglob("*"):
         try:

@@ -51,7 +51,7 @@ def write_logs(directory: Path, records: int) -> int:
 
 
 def pieces(directory: Path) -> Iterator[Piece]:
-    """Every segment as one piece."""
+    """Yield every segment as one piece."""
     for log in fleet.find_logs(directory):
         for place in fleet.segments(log):
             yield Piece(
@@ -60,7 +60,7 @@ def pieces(directory: Path) -> Iterator[Piece]:
 
 
 def plain(directory: Path, records: int) -> float:
-    """Seconds of one process that decodes everything."""
+    """Return seconds of one process that decodes everything."""
     start = time.perf_counter()
     count = sum(batch.num_rows for piece in pieces(directory) for batch in decode(piece, SCHEMA))
     seconds = time.perf_counter() - start

@@ -51,7 +51,7 @@ async def _enqueue(directory: Path, mode: str, jobs: int) -> None:
 
 
 def counted(lines: Iterable[str]) -> Counter[str]:
-    """How often each call was made between the marks.
+    """Return how often each call was made between the marks.
 
     Args:
         lines: as ``strace -f -o`` writes them; a call that another thread interrupted has two.

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` of the values lie (nearest rank)."""
+    """Return the value below which ``percent`` of the values lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
+    """Return the middle value."""
     return percentile(values, 50)
 
 
 def microseconds(seconds: float) -> str:
-    """Seconds as text in microseconds."""
+    """Return seconds as text in microseconds."""
     return f"{seconds * 1e6:,.1f}"
 
 

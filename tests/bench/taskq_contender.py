@@ -50,7 +50,7 @@ class TaskqContender:
         await self.task.enqueue_many([(i, SUBJECT) for i in numbers])
 
     def worker(self) -> AbstractAsyncContextManager[object]:
-        """A worker of this process."""
+        """Return a worker of this process."""
         return self.app.worker(concurrency=WORKER_CONCURRENCY)
 
     @contextlib.asynccontextmanager

@@ -43,7 +43,7 @@ _PADDING: Final = "x" * 80
 
 
 def app_of(directory: Path) -> TaskQ:
-    """The app of both sides."""
+    """Return the app of both sides."""
     app = TaskQ(directory)
 
     @app.task(name="noop")

@@ -106,7 +106,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def _spoilt(value: Any) -> Iterator[Any]:
-    """The value with something else in each of its places, or nothing, or something more."""
+    """Yield the value with something else in each of its places, or nothing, or something more."""
     if isinstance(value, list):
         for at, one in enumerate(value):
             for other in (*JUNK, *_spoilt(one)):

@@ -48,7 +48,7 @@ def test_plain_arguments_are_read_written_and_refused_as_pydantic_does(hint: Any
 
 
 def outcome(validator: Any, serializer: Any, values: dict[str, Any]) -> object:
-    """What comes of the values: their text and what is read back of it, or what is wrong."""
+    """Return what comes of the values: their text and what is read back of it, or what is wrong."""
     try:
         checked = validator.validate_python(values)
         text = serializer.to_json(checked)

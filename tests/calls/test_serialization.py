@@ -60,7 +60,7 @@ class Plain:
 
 
 def typed(annotation: Any) -> Callable[..., Any]:
-    """A function that takes and returns this type."""
+    """Return a function that takes and returns this type."""
 
     def task(value: Any) -> Any:
         return value

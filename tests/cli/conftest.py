@@ -42,5 +42,5 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A directory for a log that a test fills by itself."""
+    """Return a directory for a log that a test fills by itself."""
     return tmp_path / "log"

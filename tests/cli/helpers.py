@@ -28,12 +28,12 @@ def taskq(*arguments: object, data: bytes | None = None) -> Result:
 
 
 def taskq_json(*arguments: object) -> Any:
-    """What a read command prints with ``--json``."""
+    """Return what a read command prints with ``--json``."""
     result = taskq(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def state(path: Path, job_id: str) -> Any:
-    """What ``taskq show`` says of a job."""
+    """Return what ``taskq show`` says of a job."""
     return taskq_json("show", job_id, "-d", path)["state"]

@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def completed(*words: object) -> list[str]:
-    """What bash offers for the last word, types left out."""
+    """Return what bash offers for the last word, types left out."""
     line = ["taskq", *map(str, words)]
     variables = {
         "_TASKQ_COMPLETE": "bash_complete",

@@ -26,7 +26,7 @@ TASKQ = (sys.executable, "-m", "taskq")
 
 
 def group_with(name: str, run: Callable[[], None]) -> click.Group:
-    """The group with one more command, as a plugin would bring it."""
+    """Return the group with one more command, as a plugin would bring it."""
     group = Commands(name="taskq")
     command = click.Command(name, callback=run)
     group.__dict__["brought_in"] = {name: _Point(command)}

@@ -22,7 +22,7 @@ _KIB = 1024
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed log of six segments."""
+    """Return a closed log of six segments."""
     path = tmp_path_factory.mktemp("whole") / "data"
 
     async def write() -> None:
@@ -38,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def queue(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of it."""
     return shutil.copytree(whole, tmp_path / "queue", ignore=shutil.ignore_patterns("*.pipe"))
 
 

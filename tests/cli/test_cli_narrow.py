@@ -35,7 +35,7 @@ async def _fill(path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A log whose names, payloads and reasons are all too long for a table."""
+    """Return a log whose names, payloads and reasons are all too long for a table."""
     path = tmp_path_factory.mktemp("wide") / "queue"
     return path, asyncio.run(_fill(path))
 

@@ -57,7 +57,7 @@ def _open(path: Path) -> None:
 
 
 def _holds(path: Path, job: str) -> bool:
-    """Whether the log opens, and has the job."""
+    """Return whether the log opens, and has the job."""
 
     async def work() -> bool:
         async with TaskLog.open(path, upkeep=False) as log:

@@ -36,7 +36,7 @@ _READ_ONLY: Final = "readonly"
 
 
 def guesses() -> Iterator[tuple[str, str]]:
-    """What is typed, and what is printed then: a line that begins with ``$`` or ``>>>``."""
+    """Yield what is typed, and what is printed then: a line that begins with ``$`` or ``>>>``."""
     typed, shown = "", list[str]()
     for line in (*GUESSES.read_text().splitlines(), "```"):
         if line.startswith(("$ ", ">>> ", "```", "#")):
@@ -59,7 +59,7 @@ def test_there_are_forty_guesses_each_with_an_answer_of_a_line_or_two() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with an app, its log, and a directory that takes no writes."""
+    """Yield a folder with an app, its log, and a directory that takes no writes."""
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -81,7 +81,7 @@ def test_a_first_guess_is_answered_as_it_is_written(
 
 
 def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a command prints, its exit code behind it."""
+    """Return what a command prints, its exit code behind it."""
     words = shlex.split(line)
     given = dict(word.split("=", 1) for word in words[: words.index("taskq")])
     rest = words[words.index("taskq") + 1 :]
@@ -99,7 +99,7 @@ def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def call(line: str) -> str:
-    """What Python shows of an error: its kind and its text."""
+    """Return what Python shows of an error: its kind and its text."""
     names: dict[str, Any] = {**vars(importlib.import_module("shop"))}
     try:
         exec(line, names)  # noqa: S102 - our own lines

@@ -84,7 +84,7 @@ class Place:
 
 
 async def _put(path: Path) -> dict[str, str]:
-    """Jobs in several states, each with all that may be given."""
+    """Return jobs in several states, each with all that may be given."""
     ids = {}
     async with TaskLog.open(path, durability="os") as log:
         for name in ("dead", "died", "succeeded", "ready", "again"):
@@ -101,7 +101,7 @@ async def _put(path: Path) -> dict[str, str]:
 
 
 async def _fail(strange: Any) -> str:
-    """A job that a worker ran in vain, beside a schedule."""
+    """Return a job that a worker ran in vain, beside a schedule."""
     async with strange.app, strange.app.worker():
         job = await strange.fail.enqueue(NAME)
         with contextlib.suppress(JobFailed):
@@ -163,7 +163,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def on_terminal(*words: object) -> str:
-    """What a command shows on a terminal."""
+    """Return what a command shows on a terminal."""
     master, slave = pty.openpty()
     shown: list[str] = []
     reader = threading.Thread(target=lambda: shown.append(_all_of(master)))
@@ -182,7 +182,7 @@ def on_terminal(*words: object) -> str:
 
 
 def by_itself(place: Place, *words: object) -> str:
-    """What a command shows that has a process to itself, and one job that fails."""
+    """Return what a command shows that has a process to itself, and one job that fails."""
     program = (
         f"{UNCHECKED}; import {APP}, taskq.cli.main; {APP}.fail.enqueue_sync({APP}.NAME); "
         "taskq.cli.main.main()"
@@ -198,7 +198,7 @@ def by_itself(place: Place, *words: object) -> str:
 
 
 def _all_of(master: int) -> str:
-    """What comes at a terminal until nobody has it open any more."""
+    """Return what comes at a terminal until nobody has it open any more."""
     pieces = []
     with contextlib.suppress(OSError):  # as Linux tells that
         while piece := os.read(master, 65_536):
@@ -219,7 +219,7 @@ Row = tuple["Callable[[Place], tuple[object, ...]]", bool]
 
 
 def d(*words: str) -> Row:
-    """A command that takes the log, and shows what strangers wrote."""
+    """Return a command that takes the log, and shows what strangers wrote."""
     return lambda place: (*words, "-d", place.log), True
 
 
@@ -229,17 +229,17 @@ def of(state: str, *words: str) -> Row:
 
 
 def hub(*words: str) -> Row:
-    """A command of a hub."""
+    """Return a command of a hub."""
     return lambda place: ("hub", words[0], place.hub, *words[1:]), True
 
 
 def lake(*words: str) -> Row:
-    """A command of the pipeline, after ``pipeline run``."""
+    """Return a command of the pipeline, after ``pipeline run``."""
     return lambda place: ("pipeline", *words, "--lake", place.lake), True
 
 
 def quiet(row: Row) -> Row:
-    """One that shows nothing of a stranger's."""
+    """Return one that shows nothing of a stranger's."""
     return row[0], False
 
 
@@ -317,7 +317,7 @@ ROWS: Final[dict[str, Row]] = {
 
 
 def commands(group: click.Group, *names: str) -> set[str]:
-    """The names of all commands, with the groups that they are in."""
+    """Return the names of all commands, with the groups that they are in."""
     found = set()
     for name in group.commands or getattr(group, "table", {}):
         command = group.get_command(click.Context(group), name)

@@ -54,7 +54,7 @@ def spilled(log: TaskLog | TaskQ) -> list[Path]:
 
 
 async def stored(log: TaskLog, job_id: str) -> JobView:
-    """The job with payload and result as the log has them."""
+    """Return the job with payload and result as the log has them."""
     port, lsn = await log._located(job_id)
     view: JobView = await port.view(lsn)
     return view

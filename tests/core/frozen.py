@@ -102,14 +102,14 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
 
 
 def attributes(one: object) -> list[str]:
-    """All that an object holds."""
+    """Return all that an object holds."""
     if hasattr(one, "__dict__"):
         return sorted(vars(one))
     return sorted(name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
 
 
 def own(one: object) -> list[str]:
-    """All that is not bound to a part of something else."""
+    """Return all that is not bound to a part of something else."""
     return [name for name in attributes(one) if DECISIONS[type(one)].get(name) != "bound"]
 
 
@@ -202,7 +202,7 @@ class Driven:
         self.agenda.ages.window_ns = WINDOW_NS
 
     def twin(self) -> Driven:
-        """The same, through columns."""
+        """Return the same, through columns."""
         agenda, dedup = Columns(freeze_agenda(self.agenda)), Columns(freeze_dedup(self.dedup))
         twin = Driven(thaw_agenda(agenda), thaw_dedup(dedup), self.lsn, self.time_ns)
         assert agenda.is_empty()
@@ -210,7 +210,7 @@ class Driven:
         return twin
 
     def do(self, steps: Iterable[Step]) -> list[object]:
-        """What each step found."""
+        """Return what each step found."""
         return [getattr(self, name)(*rest) for name, *rest in steps]
 
     def _lane(self, number: int) -> Lane:

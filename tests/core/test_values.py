@@ -74,12 +74,12 @@ def parcel() -> type:
 
 
 def made(make: Callable[..., Any], plain: type, options: dict[str, bool]) -> Any:
-    """A dataclass with slots, by either way."""
+    """Return a dataclass with slots, by either way."""
     return make(slots=True, **options)(plain)
 
 
 def told(use: Callable[[Any], object], kind: type) -> object:
-    """What comes of a use, or how it fails."""
+    """Return what comes of a use, or how it fails."""
     try:
         return use(kind)
     except Exception as error:  # noqa: BLE001 - it is compared with the other's

@@ -37,7 +37,7 @@ class Device:
         self._server: subprocess.Popen[bytes] | None = None
 
     def run(self, *words: str, **environment: str) -> str:
-        """What a command prints."""
+        """Return what a command prints."""
         done = subprocess.run(
             [sys.executable, "-m", *words], capture_output=True, text=True, check=False,
             env=self.environment | environment, cwd=self.path,
@@ -63,7 +63,7 @@ class Device:
         self.run("taskq", "worker", "examples.notes.app:app", "--burst")
 
     def received(self, folder: str) -> dict[str, bytes]:
-        """What the server has."""
+        """Return what the server has."""
         found = (self.path / "home" / "SERVER" / folder).iterdir()
         return {one.name: one.read_bytes() for one in found}
 

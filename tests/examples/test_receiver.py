@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def put(body: bytes, digest: str | None = None) -> dict[str, object]:
-    """The arguments of a request that sends ``body``."""
+    """Return the arguments of a request that sends ``body``."""
     return {
         "content": body,
         "headers": {"x-content-sha256": digest or hashlib.sha256(body).hexdigest()},

@@ -19,7 +19,7 @@ BEGAN_NS: Final = 1_700_000_000 * SECOND
 
 
 def enqueued(lsn: int, payload: bytes = b"payload", queue: str = "mail") -> bytes:
-    """An ENQUEUED record of task ``send``."""
+    """Return an ENQUEUED record of task ``send``."""
     route = queue.encode() + b"send"
     tail = codec.enqueue_tail(5, 1, 3, len(queue), 4, route, b"")
     return codec.encode_checked(tail, payload, lsn)
@@ -97,7 +97,7 @@ class MadeLog:
         return place
 
     def enqueue(self, count: int = 1, size: int = 20, queue: str = "mail") -> Place:
-        """A frame of so many new jobs."""
+        """Return a frame of so many new jobs."""
         first = self.next_lsn
         return self.frame(
             *(enqueued(first + number, bytes(size), queue) for number in range(count))

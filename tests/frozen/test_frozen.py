@@ -102,7 +102,7 @@ def test_children_have_the_options_of_this_interpreter() -> None:
 
 @pytest.fixture(scope="session")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs that PyInstaller made, which is installed for that alone."""
+    """Return the folder of programs that PyInstaller made, which is installed for that alone."""
     home = tmp_path_factory.mktemp("frozen")
     subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
     tools = home / "venv/bin"

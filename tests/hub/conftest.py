@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def url(place: Place) -> Iterator[str]:
-    """A hub that is served at a port of this machine."""
+    """Yield a hub that is served at a port of this machine."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()  # who comes before it runs waits

@@ -80,7 +80,7 @@ class OutboxSimulation(Simulation):
         self.handed = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        """What may happen, and how often."""
+        """Return what may happen, and how often."""
         return [
             *super().chances(), (20, self._order), (12, self._adopt), (3, self._cancel_one),
             (5, self._requeue), (2, self._keep_outbox), (3, self._expire), (3, self._ask_late),
@@ -127,7 +127,7 @@ class OutboxSimulation(Simulation):
         self._drop_keeper()
 
     def _at_hub(self, act: Callable[[], Any]) -> Any:
-        """What it gives; the hub may die of it, and begins anew after trouble."""
+        """Return what it gives; the hub may die of it, and begins anew after trouble."""
         try:
             return act()
         except (PowerLost, ProcessKilled) as error:

@@ -101,7 +101,7 @@ class Simulation:
         self.settle()
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        """What may happen, and how often."""
+        """Return what may happen, and how often."""
         return [
             (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
             (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
@@ -120,7 +120,7 @@ class Simulation:
         raise AssertionError("the device does not start")
 
     def _on_device(self, act: Callable[[Process], object]) -> bool:
-        """Whether it went well; else the process is gone, or its machine was off."""
+        """Return whether it went well; else the process is gone, or its machine was off."""
         try:
             act(self._device())
         except PowerLost:
@@ -212,7 +212,7 @@ class Simulation:
         self.due &= self._held()
 
     def _held(self) -> Records:
-        """What one of the two surely has."""
+        """Return what one of the two surely has."""
         if self.log_id is not None:
             self._hub()._copy(DEVICE, self.log_id)  # what a crash left is cut off
         return self.hub_records() | self._device_records()
@@ -278,7 +278,7 @@ class Simulation:
         return answer
 
     def _copies(self) -> Files:
-        """What the hub has of its devices, but for what it notes of their jobs."""
+        """Return what the hub has of its devices, but for what it notes of their jobs."""
         return {
             path: data
             for path, data in _files(self.hub_machine).items()
@@ -519,7 +519,7 @@ def _records(disk: CrashableDisk, path: str, end: Position | None = None) -> Rec
 
 
 def hub_files(simulation: Simulation) -> Files:
-    """Everything that the hub has on its disk."""
+    """Return everything that the hub has on its disk."""
     return _files(simulation.hub_machine)
 
 

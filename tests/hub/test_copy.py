@@ -89,7 +89,7 @@ def test_a_bit_that_fell_over_on_the_way_is_refused(offset: int) -> None:
 
 
 def line_start(line: Line, offset: int) -> Position:
-    """Where a refusal says that the good frames end."""
+    """Return where a refusal says that the good frames end."""
     return NOWHERE if offset < START else Position(line.log.segments[0])
 
 

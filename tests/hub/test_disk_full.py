@@ -50,7 +50,7 @@ def token(place: Place, resize: Callable[[int], object]) -> str:
 
 
 def _torn_bytes(place: Place) -> int:
-    """What stands behind the last whole frame of the copy, which is a log without damage."""
+    """Return what stands behind the last whole frame of the copy, which is a log without damage."""
     (path,) = (place.hub / "devices" / _DEVICE).glob("*-*")
     with LogReader.open(str(path)) as reader:
         told = verify(reader.journal)

@@ -39,7 +39,7 @@ _SAID: Final = (
 
 
 def _counter(url: str) -> BadLine:
-    """A way there that counts what it carries."""
+    """Return a way there that counts what it carries."""
     return BadLine(int(url.rpartition(":")[2]), drops=0.0)
 
 
@@ -60,7 +60,7 @@ class Network:
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
-    """One that is metered, and looked at each time."""
+    """Return one that is metered, and looked at each time."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -96,7 +96,7 @@ async def _thirty_days(place: Place) -> None:
 
 
 def _is_prefix(place: Place) -> bool:
-    """Whether the copy is the log's beginning: in order, and without a hole."""
+    """Return whether the copy is the log's beginning: in order, and without a hole."""
     ours, theirs = place.segments("edge-7"), place.copies("edge-7")
     names = sorted(theirs)
     return names == sorted(ours)[: len(names)] and all(

@@ -72,7 +72,7 @@ class Place:
         self.accept: tuple[str, ...] = ("update", "photos.*")
 
     def enrol(self, device: str) -> TaskQ:
-        """A device with an app that notes what it runs."""
+        """Return a device with an app that notes what it runs."""
         self.tokens[device] = enrol(self.path / "hub", device)
         app = self.apps[device] = TaskQ(self.path / device)
 
@@ -86,7 +86,7 @@ class Place:
         return app
 
     async def sync(self, device: str, **settings: Any) -> Synced:
-        """What ``taskq sync`` does."""
+        """Return what ``taskq sync`` does."""
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
             """There is a log."""

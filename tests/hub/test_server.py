@@ -109,7 +109,7 @@ class Place:
 
 
 def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
-    """Whether the copy has all but the sync points that end the log."""
+    """Return whether the copy has all but the sync points that end the log."""
     return copies.keys() == segments.keys() and all(
         segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
         for name, data in copies.items()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def found(process: Process, job: int, **wish: Any) -> Edit:
-    """An edit of a job, as the process finds it now."""
+    """Return an edit of a job, as the process finds it now."""
     process.catch_up()
     return Edit(waiting_job(process.committer.sight, job), **wish)
 
@@ -29,7 +29,7 @@ def edit(process: Process, job: int, **wish: Any) -> bool | None:
 
 
 def some_edit(process: Process, chance: random.Random, queues: Sequence[bytes]) -> Edit | None:
-    """An edit of any job that waits; None if none does."""
+    """Return an edit of any job that waits; None if none does."""
     agenda = process.catch_up().need_agenda()
     waiting = [
         chunk.ids[index]

@@ -87,5 +87,5 @@ class Memory:
 
 
 def stays_cancelled(job: Job | None) -> bool:
-    """Whether a running job that was cancelled can never run again."""
+    """Return whether a running job that was cancelled can never run again."""
     return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))

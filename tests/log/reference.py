@@ -93,7 +93,7 @@ class Reference:
     def of(
         cls, records: Iterable[LogRecord], is_free: Callable[[int], bool], *, may_fall: bool
     ) -> Reference:
-        """The fold of these."""
+        """Return the fold of these."""
         reference = cls(may_fall=may_fall, is_free=is_free)
         for record in records:
             reference.apply(record)
@@ -187,7 +187,7 @@ class Reference:
             holders.append((record.lsn, until, lives))
 
     def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
-        """The jobs that hold a key."""
+        """Return the jobs that hold a key."""
         return [
             job
             for job, until, lives in self.holders.get((queue, key), ())
@@ -196,7 +196,7 @@ class Reference:
         ]
 
     def is_live(self, job: int) -> bool:
-        """Whether a job is not settled."""
+        """Return whether a job is not settled."""
         return self.jobs[job].state in (State.SCHEDULED, State.READY, State.RUNNING)
 
     def _claimed(self, record: LogRecord) -> None:

@@ -93,7 +93,7 @@ class Care:
         return Op.REQUEUE, found, accept
 
     def _edit(self, process: Process) -> Made:
-        """A job that waits where somebody looked, and may be claimed or changed by now."""
+        """Return a job that waits where somebody looked, and may be claimed or changed by now."""
         wish = some_edit(process, self.chance, [name.encode() for name in QUEUES])
         if wish is None:
             return self._enqueue(process)

@@ -358,7 +358,7 @@ class Simulation(Care, Uploads):
         return item.kind is Kind.SUCCEEDED or item.delivery.job not in self.memory.doubted
 
     def _transact(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """A job that ends, others that are cancelled and enqueued with it."""
+        """Return a job that ends, others that are cancelled and enqueued with it."""
         mine = self.held[process] or self.old
         cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
         if not mine or not cancels:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def keeping(**options: Any) -> LogConfig:
-    """A log of the smallest segments that keeps what the options say."""
+    """Return a log of the smallest segments that keeps what the options say."""
     return LogConfig(segment_bytes=SEGMENT_BYTES_MIN, **options)
 
 
@@ -65,7 +65,7 @@ Meaning = dict[str, Any]
 
 
 def meaning(facets: Facets, now_ns: int) -> Meaning:
-    """All that a fold says, in an order of its own."""
+    """Return all that a fold says, in an order of its own."""
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {

@@ -26,12 +26,12 @@ _HOUR: Final = Extras(due_ns=3_600 * SECOND_NS)
 
 
 def folded(world: World, *, trusts_snapshots: bool) -> Facets:
-    """The folds of somebody who wrote nothing, with the help of snapshots or without."""
+    """Return the folds of somebody who wrote nothing, with the help of snapshots or without."""
     return fold_of(world.reader(), trusts_snapshots=trusts_snapshots)
 
 
 def fold_of(journal: Journal, *, trusts_snapshots: bool) -> Facets:
-    """The folds of a log, as far as the journal knows it."""
+    """Return the folds of a log, as far as the journal knows it."""
     facets = Facets(journal)
     facets.trusts_snapshots = trusts_snapshots
     facets.need_agenda()
@@ -114,7 +114,7 @@ def write(process: Process) -> list[str]:
 
 
 def names(world: World) -> list[str]:
-    """The snapshots on the disk, and what is left of writing any."""
+    """Return the snapshots on the disk, and what is left of writing any."""
     found = [path.rpartition("/")[2] for path in world.machine.paths() if "/snapshot/" in path]
     return [name for name in found if name != "lock"]
 

@@ -88,7 +88,7 @@ def order(adopter: Adopter) -> Waiter:
 
 
 def step(process: Process, adopter: Adopter) -> bool:
-    """One step of an adopter, and the batch that it asks for; whether there are more."""
+    """Return one step of an adopter, and the batch that it asks for; whether there are more."""
     requests = adopter.step()
     if requests:
         process.commit(requests)
@@ -114,7 +114,7 @@ def adopt(process: Process, adopter: Adopter | None = None) -> Any:
 
 
 def bodies_in(world: World) -> Counter[bytes]:
-    """The payloads of all jobs that the log ever had, and how often."""
+    """Return the payloads of all jobs that the log ever had, and how often."""
     return Counter(one.body or b"" for one in world.records() if one.kind == Kind.ENQUEUED)
 
 
@@ -124,6 +124,6 @@ def numbered(count: int) -> list[bytes]:
 
 
 def files_left(world: World) -> list[str]:
-    """What is in the inbox besides its locks."""
+    """Return what is in the inbox besides its locks."""
     names = (path.removeprefix(f"{INBOX}/") for path in world.machine.paths() if INBOX in path)
     return sorted(name for name in names if name not in {"lock", "adopt.lock", INBOX})

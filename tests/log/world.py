@@ -66,27 +66,27 @@ class World:
         self.clock.reboot(off_seconds)
 
     def reader(self) -> Journal:
-        """The log as a read-only process sees it."""
+        """Return the log as a read-only process sees it."""
         journal = Journal(CrashableDisk(self.machine), self.clock, self.path, self.config, None)
         journal.open_for_reading()
         assert not (self.is_whole and journal.lost)
         return journal
 
     def view(self, lsn: int) -> JobView | None:
-        """What the files say of a job."""
+        """Return what the files say of a job."""
         return tell(self.reader(), lsn, self.clock.wall_ns())
 
     def records(self) -> list[LogRecord]:
-        """Every record in the files."""
+        """Return every record in the files."""
         journal = self.reader()
         return list(records(journal, journal.start()))
 
     def kinds(self) -> list[int]:
-        """The types of all records, without those that say who an owner is."""
+        """Return the types of all records, without those that say who an owner is."""
         return [record.kind for record in self.records() if record.kind != Kind.OWNER]
 
     def fold(self) -> Facets:
-        """A fold of the files by somebody who wrote none of them."""
+        """Return a fold of the files by somebody who wrote none of them."""
         facets = Facets(self.reader())
         facets.need_agenda()
         facets.need_dedup()
@@ -189,7 +189,7 @@ class Process:
     def enqueue(
         self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
     ) -> int:
-        """A new and durable job's lsn."""
+        """Return a new and durable job's lsn."""
         lsn = self.offer(body, extras, spec)
         assert isinstance(lsn, int)
         return lsn
@@ -197,7 +197,7 @@ class Process:
     def offer(
         self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
     ) -> int | Duplicate:
-        """The same, or the job that holds the key."""
+        """Return the same, or the job that holds the key."""
         answer: int | Duplicate = self.ask(Op.ENQUEUE, (spec, body, extras))
         return answer
 
@@ -231,7 +231,7 @@ class Process:
             self.journal.unlock()
 
     def catch_up(self) -> Facets:
-        """Everything folded up to the end of the log."""
+        """Return everything folded up to the end of the log."""
         self.journal.refresh()
         facets = self.committer.facets
         facets.catch_up()

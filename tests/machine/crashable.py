@@ -31,12 +31,12 @@ class CrashableDisk:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process or its machine is gone."""
+        """Return whether the process or its machine is gone."""
         return self._is_killed or self._boot != self.machine.boot
 
     @property
     def open_files(self) -> int:
-        """How many descriptors the process has."""
+        """Return how many descriptors the process has."""
         return self.machine.count_open(self)
 
     def kill(self) -> None:
@@ -60,7 +60,7 @@ class CrashableDisk:
         return machine
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        """A descriptor, of numbers that are never used again."""
+        """Return a descriptor, of numbers that are never used again."""
         machine = self._check()
         file = machine.find(path)
         if file is None:
@@ -74,7 +74,7 @@ class CrashableDisk:
         self._check().closed(descriptor)
 
     def size(self, descriptor: int) -> int:
-        """Bytes in the file."""
+        """Return bytes in the file."""
         return len(self._check().describe(descriptor).file.cache)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
@@ -153,7 +153,7 @@ class CrashableDisk:
         return None if file is None else (1, file.number, len(file.cache))
 
     def modified_ns(self, path: str) -> int | None:
-        """When a file was last written or touched."""
+        """Return when a file was last written or touched."""
         file = self._check().find(path)
         return None if file is None else file.modified_ns
 
@@ -167,12 +167,12 @@ class CrashableDisk:
         file.modified_ns = machine.wall_ns()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
-        """Bytes that may still be written."""
+        """Return bytes that may still be written."""
         free = self._check().free
         return PLENTY_BYTES if free is None else max(free, 0)
 
     def total_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
-        """Bytes of the whole disk."""
+        """Return bytes of the whole disk."""
         return self._check().total
 
     def files(self, path: str) -> tuple[int, int] | None:  # noqa: ARG002 - one disk holds all
@@ -201,11 +201,11 @@ class CrashableDisk:
             file.holder = None
 
     def boot_id(self) -> int:
-        """The number of this boot."""
+        """Return the number of this boot."""
         return self._check().boot
 
     def identity(self, descriptor: int) -> tuple[int, int]:
-        """One device; a number for each file."""
+        """Return one device; a number for each file."""
         return 1, self._check().describe(descriptor).file.number
 
     def was_restored(self, descriptor: int) -> bool:

@@ -42,7 +42,7 @@ class File:
         self._kept_modified_ns = 0
 
     def sector(self, number: int) -> bytes:
-        """The bytes of a sector as they read now."""
+        """Return the bytes of a sector as they read now."""
         return bytes(self.cache[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES])
 
     def write(self, data: bytes, offset: int) -> None:

@@ -135,11 +135,11 @@ class Machine:
         return lambda: self._names.update({path: file})
 
     def content(self, path: str) -> bytes:
-        """What a file reads back as."""
+        """Return what a file reads back as."""
         return bytes(self._names[path].cache)
 
     def paths(self) -> list[str]:
-        """Every file, sorted."""
+        """Return every file, sorted."""
         return sorted(p for p, file in self._names.items() if file not in self._directories)
 
     # -- for the disks ----------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Machine:
         return False
 
     def find(self, path: str) -> File | None:
-        """The file or directory of that path."""
+        """Return the file or directory of that path."""
         return self._names.get(path)
 
     def link(self, path: str, file: File | None = None, *, directory: bool = False) -> File:
@@ -195,7 +195,7 @@ class Machine:
             self._changes.setdefault(parent(path), []).append(_Change(path, None))
 
     def listing(self, path: str) -> list[str]:
-        """Names in a directory."""
+        """Return names in a directory."""
         return sorted(
             one.rpartition("/")[2] for one in self._names if one != "/" and parent(one) == path
         )
@@ -208,7 +208,7 @@ class Machine:
             self._keep(change)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """Bytes from the cache, or EIO."""
+        """Return bytes from the cache, or EIO."""
         file, path, _ = self.describe(descriptor)
         data = bytes(file.cache[offset : offset + count])
         sectors = range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1)
@@ -217,14 +217,14 @@ class Machine:
         return data
 
     def describe(self, descriptor: int) -> _Open:
-        """What a descriptor stands for."""
+        """Return what a descriptor stands for."""
         found = self._open.get(descriptor)
         if found is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return found
 
     def opened(self, file: File, path: str, owner: object) -> int:
-        """A new descriptor."""
+        """Return a new descriptor."""
         self._descriptors += 1
         self._open[self._descriptors] = _Open(file, path, owner)
         self._seen[self._descriptors] = file.errors
@@ -247,7 +247,7 @@ class Machine:
             self.closed(descriptor)
 
     def take_room(self, file: File, size: int, offset: int) -> int:
-        """How many of ``size`` bytes may be written; they are counted as used."""
+        """Return how many of ``size`` bytes may be written; they are counted as used."""
         if self.shorten is not None:
             size = min(self.shorten(size), size)
         if self.free is None:
@@ -306,5 +306,5 @@ class Machine:
 
 
 def parent(path: str) -> str:
-    """The directory that a path is in."""
+    """Return the directory that a path is in."""
     return path.rpartition("/")[0] or "/"

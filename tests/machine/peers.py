@@ -11,7 +11,7 @@ class Neighbourhood:
         self._joined = 0
 
     def join(self) -> SimulatedPeers:
-        """One more process."""
+        """Return one more process."""
         self._joined += 1
         self.living.add(self._joined)
         return SimulatedPeers(self, self._joined)
@@ -37,11 +37,11 @@ class SimulatedPeers:
         return self._owner
 
     def alive(self, owner: int) -> bool:
-        """Whether that process still has the log open."""
+        """Return whether that process still has the log open."""
         return owner in self._neighbourhood.living
 
     def is_known(self) -> bool:
-        """Whether the others can tell that this process lives."""
+        """Return whether the others can tell that this process lives."""
         return self.alive(self._owner)
 
     def forget(self, owner: int) -> None:

@@ -33,7 +33,7 @@ if not run.tortures:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one Spark session of all tests that need one; starting it takes seconds."""
+    """Yield the one Spark session of all tests that need one; starting it takes seconds."""
     if shutil.which("java") is None:
         reason = "there is no Java on this machine, and Spark needs Java 17"
         if os.environ.get(JAVA_IS_A_MUST):

@@ -35,12 +35,12 @@ class JobLog(NamedTuple):
 
 
 def of_world(world: World, directory: Path) -> JobLog:
-    """A world's log; the directory's name is that of the log."""
+    """Return a world's log; the directory's name is that of the log."""
     return of_directory(save(world.machine, directory))
 
 
 def of_directory(directory: Path) -> JobLog:
-    """The log in it. In the rows the directory's name stands for the log's id."""
+    """Return the log in it. In the rows the directory's name stands for the log's id."""
     name = directory.name
     journal = open_journal(str(directory))
     try:
@@ -90,13 +90,13 @@ def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> Folded
 
 
 def plain(jobs: pa.Table) -> list[Row]:
-    """The rows of ``jobs``."""
+    """Return the rows of ``jobs``."""
     found: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
     return found
 
 
 def by_job(rows: Iterable[Row]) -> Jobs:
-    """The rows by log and number; each job has one."""
+    """Return the rows by log and number; each job has one."""
     found: Jobs = {}
     for row in rows:
         key = row["log_id"], row["job"]
@@ -115,7 +115,7 @@ def check_equal(told: Jobs, wanted: Jobs) -> None:
 
 
 def comparable(row: Row) -> Row:
-    """A row of the pipeline's with attempts as the log has them."""
+    """Return a row of the pipeline's with attempts as the log has them."""
     attempts = [
         {name: one[name] for name in one if name not in {"wait_ns", "run_ns"}}
         for one in row["attempts"]

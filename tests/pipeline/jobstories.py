@@ -262,7 +262,7 @@ STORIES: Final[dict[str, Callable[[World], None]]] = {
 
 
 def world_of(story: str) -> World:
-    """A world in which it has happened."""
+    """Return a world in which it has happened."""
     world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
     STORIES[story](world)
     return world

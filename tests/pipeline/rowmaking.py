@@ -40,13 +40,13 @@ def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
 
 
 def last_lsns(table: pa.Table) -> dict[str, int]:
-    """The last lsn of each log."""
+    """Return the last lsn of each log."""
     found = table.group_by("log_id").aggregate([("lsn", "max")])
     return dict(zip(found["log_id"].to_pylist(), found["lsn_max"].to_pylist(), strict=True))
 
 
 def cut(table: pa.Table, count: int) -> list[pa.Table]:
-    """The rows as so many batches; the records of each log stay in order."""
+    """Return the rows as so many batches; the records of each log stay in order."""
     size = -(-table.num_rows // count)
     return [table.slice(at, size) for at in range(0, table.num_rows, size)]
 

@@ -71,7 +71,7 @@ def pieces(journal: Journal, directory: Path, device: str = DEVICE) -> list[Piec
 def decoded_rows(
     parts: list[Piece], corrupt: Corrupt = Corrupt.SKIP, schema: pa.Schema = DETAILS, **rest: Any
 ) -> list[Row]:
-    """What the decoder gives."""
+    """Return what the decoder gives."""
     return [
         row
         for piece in parts
@@ -81,7 +81,7 @@ def decoded_rows(
 
 
 def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> list[Row]:
-    """What it should give."""
+    """Return what it should give."""
     bodies = BodyStore(str(directory), LogConfig())
     return [_row(journal, entry, bodies, device) for entry in entries(journal)]
 
@@ -132,7 +132,7 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
 
 
 def _concurrency_key(entry: Entry, record: LogRecord) -> str | None:
-    """What a LogRecord does not tell."""
+    """Return what a LogRecord does not tell."""
     if record.kind not in _BIRTHS:
         return None
     born = entry.data[entry.at : entry.at + entry.length]
@@ -210,7 +210,7 @@ def _carried(carried: Carried) -> Iterator[tuple[str, Any]]:
 def _value(
     name: str, stored: bytes | None, flags: int, bodies: BodyStore, what: str
 ) -> Iterator[tuple[str, Any]]:
-    """The body as it was given, or why it is missing."""
+    """Yield the body as it was given, or why it is missing."""
     try:
         body = bodies.unpack(stored, flags, what) if stored is not None and flags else stored
     except TaskqError as error:

@@ -87,7 +87,7 @@ class Segments:
         return offset
 
     def piece(self, start: int = 0, end: int | None = None, path: Path | None = None) -> Piece:
-        """The segment that was begun last, or some of it."""
+        """Return the segment that was begun last, or some of it."""
         path = path or self._path
         assert path is not None
         end = path.stat().st_size if end is None else end
@@ -99,7 +99,7 @@ class Segments:
 def enqueued(
     payload: bytes = b"{}", options: bytes = b"", spec: EnqueueSpec = SPEC, flags: int = 0
 ) -> Callable[[int], bytes]:
-    """An ENQUEUED record."""
+    """Return an ENQUEUED record."""
     queue, task = spec.queue.encode(), spec.task.encode()
     tail = codec.enqueue_tail(
         spec.priority, int(spec.flags) | flags | 1, spec.attempts, len(queue), len(task),
@@ -109,12 +109,12 @@ def enqueued(
 
 
 def claimed(job: int, owner: int = 0xABCD, attempt: int = 1) -> bytes:
-    """A CLAIMED record."""
+    """Return a CLAIMED record."""
     return codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner)
 
 
 def succeeded(job: int, token: int, result: bytes | None = None) -> Callable[[int], bytes]:
-    """A SUCCEEDED record."""
+    """Return a SUCCEEDED record."""
     return lambda lsn: codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, result, lsn)
 
 

@@ -43,7 +43,7 @@ def sink(
 
 
 def enqueued(data_dir: Path) -> list[bytes]:
-    """The ENQUEUED records from their type up to their payload, in order."""
+    """Return the ENQUEUED records from their type up to their payload, in order."""
     journal = open_journal(str(data_dir))
     try:
         return [
@@ -56,7 +56,7 @@ def enqueued(data_dir: Path) -> list[bytes]:
 
 
 def jobs(data_dir: Path) -> list[LogRecord]:
-    """The same records, decoded."""
+    """Return the same records, decoded."""
     journal = open_journal(str(data_dir))
     try:
         return [one.decode() for one in entries(journal) if one.kind == Kind.ENQUEUED]

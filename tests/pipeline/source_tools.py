@@ -49,13 +49,13 @@ def rows_of(
 def batches_of(
     reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
 ) -> list[pa.RecordBatch]:
-    """The batches of one partition."""
+    """Return the batches of one partition."""
     found: list[Any] = list(reader.read(partition))
     return found
 
 
 def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
-    """A batch read of these columns, or all."""
+    """Return a batch read of these columns, or all."""
     wanted = pa.schema([DETAILS.field(name) for name in columns]) if columns else SCHEMA
     if not columns and options.get("includeDetails"):
         wanted = DETAILS
@@ -85,14 +85,14 @@ class Stream:
         return self.end != self.start
 
     def rows(self) -> list[Row]:
-        """The batch that was fixed; the same however often."""
+        """Return the batch that was fixed; the same however often."""
         return rows_of(self.reader, self.reader.partitions(self.start, self.end))
 
     def step(self, limit: ReadLimit | None = None) -> list[Row]:
         return self.rows() if self.advance(limit) else []
 
     def drain(self) -> list[Row]:
-        """All batches until there is nothing left."""
+        """Return all batches until there is nothing left."""
         rows: list[Row] = []
         while self.advance():
             rows += self.rows()
@@ -105,7 +105,7 @@ def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def lsns(rows: list[Row], device: str | None = None) -> list[int]:
-    """Those of the records; rows that tell of a break are none."""
+    """Return those of the records; rows that tell of a break are none."""
     records = [row for row in rows if row.get("kind") != "break"]
     return [row["lsn"] for row in records if device in {None, row["device"]}]
 
@@ -114,7 +114,7 @@ ALL = ReadAllAvailable()
 
 
 def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
-    """A stream that has read a segment and a half of three."""
+    """Return a stream that has read a segment and a half of three."""
     made = MadeLog(path / "edge")
     for _ in range(3):
         for _ in range(4):

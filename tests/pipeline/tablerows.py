@@ -23,7 +23,7 @@ NOON_HOUR: Final = NOON // HOUR
 
 
 def job(number: int, /, **told: Any) -> dict[str, Any]:
-    """A row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
+    """Return a row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
     device = told.get("device", "d1")
     log_id = told.get("log_id", f"log-{device}")
     plain = {
@@ -43,7 +43,7 @@ def job(number: int, /, **told: Any) -> dict[str, Any]:
 
 
 def attempt(number: int, /, **told: Any) -> dict[str, Any]:
-    """A row of ``attempts``: of the job of this number, succeeded a second after noon."""
+    """Return a row of ``attempts``: of the job of this number, succeeded a second after noon."""
     device = told.get("device", "d1")
     log_id = told.get("log_id", f"log-{device}")
     plain = {
@@ -62,7 +62,7 @@ def attempt(number: int, /, **told: Any) -> dict[str, Any]:
 
 
 def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> dict[str, Any]:
-    """An attempt within a row of ``jobs``."""
+    """Return an attempt within a row of ``jobs``."""
     plain = {"number": 1, "owner": f"{owner:016x}", "started_ns": NOON, "ended_ns": NOON + SECOND}
     return plain | {"outcome": outcome, "reason": reason} | told
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> TaskQ:
-    """An app that the executor's side finds under any name."""
+    """Return an app that the executor's side finds under any name."""
     app = TaskQ("never-made")
     monkeypatch.setattr(executing, "_app", lambda *_: app)
     return app
@@ -51,7 +51,7 @@ def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> Chunk:
 
 
 def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[Ended, ...]:
-    """The ends as the driver gets them, in the order of the jobs."""
+    """Return the ends as the driver gets them, in the order of the jobs."""
     (report,) = run_chunks([chunk_of(*deliveries, concurrency=concurrency)])
     back: Report = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
     assert (back.lost, back.problem) == (False, "")

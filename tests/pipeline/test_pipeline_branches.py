@@ -33,7 +33,7 @@ def run(root: Path, *words: object, lake_name: str = "lake") -> Lake:
 
 
 def jobs_of(lake: Lake) -> dict[tuple[int, int], Row]:
-    """The rows of one log's jobs by branch and number; of each there is one."""
+    """Return the rows of one log's jobs by branch and number; of each there is one."""
     rows = lake.dataset("jobs").to_table().to_pylist(maps_as_pydicts="strict")
     found = {(row["branch"], row["job"]): row for row in rows}
     assert len(found) == len(rows)
@@ -82,7 +82,7 @@ def test_a_restored_device_is_folded_as_its_log_has_it(tmp_path: Path, seed: int
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
-    """A hub's own directory: its devices are below."""
+    """Return a hub's own directory: its devices are below."""
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "serve.lock").touch()
     return tmp_path / "hub" / "devices"

@@ -88,7 +88,7 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
 
 
 def told(rows: list[Row]) -> list[dict[str, object]]:
-    """What rows of kind "break" say."""
+    """Return what rows of kind "break" say."""
     return [json.loads(row["value"]) for row in rows if row["kind"] == "break"]
 
 

@@ -24,7 +24,7 @@ HEAVY = ("duckdb", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
 
 
 def help_of(*arguments: str) -> tuple[str, set[str]]:
-    """What the command prints, and which heavy packages it imported for that."""
+    """Return what the command prints, and which heavy packages it imported for that."""
     program = (
         "import sys\n"
         "from taskq.cli.main import main\n"

@@ -78,7 +78,7 @@ class Cluster:
         self.homes = [folder / "worker-1", folder / "worker-2"]
 
     def executors(self) -> list[int]:
-        """How many each worker has begun."""
+        """Return how many each worker has begun."""
         return [len(list((home / "work").glob("app-*/*"))) for home in self.homes]
 
 

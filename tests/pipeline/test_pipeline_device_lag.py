@@ -64,7 +64,7 @@ def lag_of(
     old: pa.Table | None = None,
     files: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """How far devices are, by jobs that came, or that went since a table was made."""
+    """Return how far devices are, by jobs that came, or that went since a table was made."""
     count_jobs(duck, signed(duck.view("jobs"), sign), old, files)
     return device_lag(duck, AS_OF)
 

@@ -54,7 +54,7 @@ def tables(lake: Lake) -> list[list[Row]]:
 
 
 def whole(tmp_path: Path) -> list[list[Row]]:
-    """The tables of all that there is, folded at once."""
+    """Return the tables of all that there is, folded at once."""
     lake = Lake.open(tmp_path / "whole", create=True)
     fold_rows(lake, pa.concat_tables([rows_of(tmp_path / "hub")]), 0)
     return tables(lake)

@@ -37,7 +37,7 @@ def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
-    """A program that answers as ``java -version`` would, and notes its arguments."""
+    """Return a program that answers as ``java -version`` would, and notes its arguments."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(

@@ -96,7 +96,7 @@ def _damaged(path: Path) -> Iterator[JobLog]:
 
 @pytest.fixture(scope="module")
 def folded(tmp_path_factory: pytest.TempPathFactory) -> Folded:
-    """Every log of this file, folded at once."""
+    """Return every log of this file, folded at once."""
     path = tmp_path_factory.mktemp("logs")
     logs = {log.records["log_id"][0].as_py(): log for log in _logs(path) if len(log.records)}
     # In no order at all: a fold goes by the lsn.
@@ -157,7 +157,7 @@ def test_there_is_a_row_for_each_attempt(folded: Folded) -> None:
 
 
 def _times(folded: Folded, log_id: str, job: int) -> list[tuple[float | None, float | None]]:
-    """Seconds of wait and run of each attempt of a job."""
+    """Return seconds of wait and run of each attempt of a job."""
     attempts_of = folded.jobs[log_id, job]["attempts"]
     return [(_seconds(one["wait_ns"]), _seconds(one["run_ns"])) for one in attempts_of]
 

@@ -58,7 +58,7 @@ def _ever(worlds: Iterator[JobLog]) -> JobLog:
 
 
 def _grown(path: Path, seed: int, *, reads: bool = True) -> Iterator[JobLog]:
-    """A log that is read before each time that it is compacted, or at the end only."""
+    """Yield a log that is read before each time that it is compacted, or at the end only."""
     history = History(seed, steps_of_clock=bool(seed % 2), small=True)
     for turn in range(3):
         history.run(12)
@@ -72,7 +72,7 @@ def _grown(path: Path, seed: int, *, reads: bool = True) -> Iterator[JobLog]:
 
 
 def _mixed(path: Path, seed: int) -> JobLog:
-    """A log that several processes compacted before anybody read it."""
+    """Return a log that several processes compacted before anybody read it."""
     mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
     for _ in range(150):
         mix.act()
@@ -88,7 +88,7 @@ def _logs(path: Path) -> Iterator[JobLog]:
 
 
 def _cut(log: JobLog, chance: random.Random) -> list[pa.Table]:
-    """The records in batches, cut anywhere; some are empty."""
+    """Return the records in batches, cut anywhere; some are empty."""
     count = len(log.records)
     ends = [0, *sorted(chance.randint(0, count) for _ in range(BATCHES - 1)), count]
     return [log.records.slice(start, end - start) for start, end in pairwise(ends)]

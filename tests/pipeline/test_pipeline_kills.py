@@ -105,7 +105,7 @@ class Hub:
         pytest.fail(TOO_BUSY)
 
     def batch(self, process: subprocess.Popen[str]) -> float:
-        """The seconds that the next batch of a run takes."""
+        """Return the seconds that the next batch of a run takes."""
         assert process.stdout is not None
         for line in process.stdout:
             told = json.loads(line)
@@ -114,7 +114,7 @@ class Hub:
         raise self.ended()
 
     def ended(self) -> Exception:
-        """What to raise where a run has come to its end unkilled."""
+        """Return what to raise where a run has come to its end unkilled."""
         said = self.said.read_text()
         if TOO_BUSY in said:
             return TooBusy(said)
@@ -144,7 +144,7 @@ def kill(pids: list[int]) -> None:
 
 
 def java_of(pids: list[int]) -> list[int]:
-    """Which of these processes is Java."""
+    """Return which of these processes is Java."""
     found = []
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -168,7 +168,7 @@ STREAM = "7d4f3f0e-6f1c-4a8c-9a55-0d3a7c3d2b10"
 
 
 def noted(number: int, what: str = "offsets") -> str:
-    """What Spark writes of a batch, more or less."""
+    """Return what Spark writes of a batch, more or less."""
     return f'v1\n{{"{what}":{number}}}'
 
 

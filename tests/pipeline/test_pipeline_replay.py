@@ -51,7 +51,7 @@ def job(number: int, state: str = "dead", **changes: Any) -> dict[str, Any]:
 
 
 def lake(path: Path, over: list[dict[str, Any]], live: list[dict[str, Any]] | None = None) -> Lake:
-    """A lake with such a table of jobs; those in ``live`` are not over."""
+    """Return a lake with such a table of jobs; those in ``live`` are not over."""
     made = Lake.open(path, create=True)
     put(made, "jobs", pa.Table.from_pylist([*over, *(live or [])], SCHEMA))
     return made

@@ -55,13 +55,13 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
 
 
 def later(rows: pa.Table, hours: int) -> pa.Table:
-    """The rows as if they had been written so many hours later."""
+    """Return the rows as if they had been written so many hours later."""
     shifted = pc.add(rows["ts_ns"], hours * HOUR_NS)
     return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
 
 
 def refresh(lake: Lake, names: Sequence[str], journals: Path | None = None) -> list[str]:
-    """Which of the derived tables were behind."""
+    """Return which of the derived tables were behind."""
     with lake.writer() as writer:
         return refresh_tables(writer, names, journals)
 

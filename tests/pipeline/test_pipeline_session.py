@@ -43,7 +43,7 @@ input()
 
 
 def processes_below(pid: int) -> set[int]:
-    """The process and all that it started."""
+    """Return the process and all that it started."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -24,7 +24,7 @@ NUMBERS = StructType([StructField("n", LongType())])
 
 
 def batch(data_dir: Path, **options: str) -> Any:
-    """A batch's writer as the driver and each executor get it."""
+    """Return a batch's writer as the driver and each executor get it."""
     given = {"path": str(data_dir), "task": "t", **options}
     return pickle.loads(pickle.dumps(batch_writer(given, NUMBERS, overwrite=False)))  # noqa: S301
 
@@ -43,7 +43,7 @@ def bodies(data_dir: Path) -> list[bytes]:
 
 
 def files(data_dir: Path) -> list[str]:
-    """What waits or was left behind: manifests and parts."""
+    """Return what waits or was left behind: manifests and parts."""
     found = [path.name for path in (data_dir / "inbox").glob("*.*")]
     return sorted(name for name in found if not name.endswith(".lock"))
 

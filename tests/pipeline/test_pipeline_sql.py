@@ -21,7 +21,7 @@ SECONDS = 20
 
 @pytest.fixture
 async def data(tmp_path: Path) -> Path:
-    """A log with jobs that succeeded, died and wait."""
+    """Return a log with jobs that succeeded, died and wait."""
     app = TaskQ(tmp_path / "data")
 
     @app.task(name="half", retry=retry.fixed(2, delay=0))

@@ -26,7 +26,7 @@ _OF_THE_MOMENT: Final = ("record_lag_seconds", "arrival_lag_seconds", "oldest_wa
 
 
 def rows_of_equal_tables(one: Path, other: Path) -> dict[str, int]:
-    """How many rows each table has, in either lake.
+    """Return how many rows each table has, in either lake.
 
     Raises:
         AssertionError: a row differs, is missing or stands twice.

@@ -85,7 +85,7 @@ class Child:
         self._lines.put(None)
 
     def line(self, seconds: float = STEP_SECONDS) -> str:
-        """The next line; fails if none comes, or the output ends."""
+        """Return the next line; fails if none comes, or the output ends."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -105,7 +105,7 @@ class Child:
                 return line[len(word) :].strip()
 
     def lines_so_far(self, seconds: float = 0.01) -> list[str]:
-        """The lines that are there; waits a moment for the first."""
+        """Return the lines that are there; waits a moment for the first."""
         lines: list[str] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -115,7 +115,7 @@ class Child:
         return lines
 
     def rest(self, seconds: float = STEP_SECONDS) -> list[str]:
-        """All further lines, up to the end of the output."""
+        """Return all further lines, up to the end of the output."""
         lines = []
         while (line := self._lines.get(timeout=seconds)) is not None:
             lines.append(line)
@@ -141,7 +141,7 @@ class Child:
         return self.process.wait(seconds)
 
     def state(self) -> str:
-        """The letter that the system gives the process: R, S, T, Z."""
+        """Return the letter that the system gives the process: R, S, T, Z."""
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         return text.rpartition(") ")[2][:1]
 
@@ -181,7 +181,7 @@ class Pause:
 
 
 def open_here(path: Path, durability: Durability = Durability.OS, **options: float) -> Store:
-    """The log, opened in the test's own process."""
+    """Return the log, opened in the test's own process."""
     return open_store(str(path), LogConfig(durability=durability, **options))  # type: ignore[arg-type]
 
 
@@ -193,11 +193,11 @@ def put(store: Store, body: bytes, priority: int = 5) -> int:
 
 
 def log_records(path: Path) -> list[LogRecord]:
-    """Every record of the log, read without a lock."""
+    """Return every record of the log, read without a lock."""
     journal = LogReader.open(str(path))._journal
     return list(records(journal, journal.start()))
 
 
 def of_kind(found: list[LogRecord], kind: Kind) -> list[LogRecord]:
-    """Those of one kind."""
+    """Return those of one kind."""
     return [record for record in found if record.kind == kind]

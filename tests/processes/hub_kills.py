@@ -74,7 +74,7 @@ def _start(folder: Path, url: str, first: int) -> subprocess.Popen[bytes]:
 
 
 def _check(folder: Path, hub: Path, name: str) -> int:
-    """How many acknowledged jobs of a device its copy holds: all."""
+    """Return how many acknowledged jobs of a device its copy holds: all."""
     (copy,) = (hub / "devices" / name).glob("*-*")
     marks = (folder / f"{name}.ids").read_text().split()
     content, at = content_of(folder / name, copy), 0

@@ -406,7 +406,7 @@ def _killed(child: int) -> None:
 
 
 def _is_over(child: int, seconds: float = 0.0) -> bool:
-    """Whether a process is over, so many seconds from now at the latest."""
+    """Return whether a process is over, so many seconds from now at the latest."""
     with open(os.pidfd_open(child)) as descriptor:  # noqa: PTH123 - a descriptor
         return bool(select.select([descriptor], [], [], seconds)[0])
 
@@ -422,7 +422,7 @@ class _Run:
         self._server = 0
 
     def run(self, moment: Moment, nth: int, afterwards: str) -> bool:
-        """Whether the moment came an nth time."""
+        """Return whether the moment came an nth time."""
         self._server = self._process(_serve, moment, nth)
         ended = _ended(self._process(_live, moment, nth))
         if moment.side == "device":
@@ -568,13 +568,13 @@ def _struck(
 
 
 def _bytes_of(folder: Path) -> bytes:
-    """The segments below a directory, one after the other, as far as they are written."""
+    """Return the segments below a directory, one after the other, as far as they are written."""
     files = sorted([*folder.glob("log/*.log"), *folder.glob("*-*/log/*.log")])
     return b"".join(one.read_bytes().rstrip(b"\0") for one in files)
 
 
 def content_of(log: Path, copy: Path) -> bytes:
-    """All that a copy has of a log, whose end it reaches byte for byte."""
+    """Return all that a copy has of a log, whose end it reaches byte for byte."""
     content = b""
     for file in sorted((log / "log").glob("*.log")):
         ours, theirs = file.read_bytes(), copy / "log" / file.name
@@ -598,7 +598,7 @@ def _tree(folder: Path) -> dict[str, str]:
 
 
 def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]:
-    """Which time of a moment, and what goes wrong then: at the first all of it."""
+    """Yield which time of a moment, and what goes wrong then: at the first all of it."""
     after = [AFTERWARDS[(number + one) % len(AFTERWARDS)] for one in range(len(AFTERWARDS))]
     if not times:  # half of a write, or where its file is made
         yield 2 if moment.how == "steps" else 1, after[0]

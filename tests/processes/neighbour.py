@@ -196,7 +196,7 @@ def attack(at: Target, inward: int) -> None:
 
 
 def attacked(at: Target, meanwhile: Callable[[], object]) -> dict[str, str]:
-    """What each attack of the neighbour came to, "" for success."""
+    """Return what each attack of the neighbour came to, "" for success."""
     pid, out = fork(NEIGHBOUR, lambda inward: attack(at, inward))
     with os.fdopen(out, "rb") as told:
         came_to: dict[str, str] = pickle.loads(told.read())  # noqa: S301 - our own child's
@@ -301,7 +301,7 @@ def opened(path: Path) -> dict[str, str]:
 
 
 def can_switch() -> bool:
-    """Whether this process may be two other users."""
+    """Return whether this process may be two other users."""
     try:
         for user in (VICTIM, NEIGHBOUR):
             pid, out = fork(user, lambda _: None)

@@ -43,7 +43,7 @@ PLACES = {
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that every user may pass through."""
+    """Yield a directory that every user may pass through."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -51,13 +51,13 @@ def place() -> Iterator[Path]:
 
 
 def facts(path: Path) -> dict[str, os.stat_result]:
-    """All that is in a log, by its name, with the directory itself."""
+    """Return all that is in a log, by its name, with the directory itself."""
     found = [path, *path.rglob("*")]
     return {str(one.relative_to(path)).removeprefix("."): one.lstat() for one in found}
 
 
 def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
-    """What is in a log while it is used, and what was left of that afterwards."""
+    """Return what is in a log while it is used, and what was left of that afterwards."""
     with Child("use_all.py", path, *arguments) as child:
         child.expect("open")
         found = facts(path)

@@ -31,7 +31,7 @@ BATCH = 400
 
 
 def follows(path: Path, owner: int) -> bool:
-    """Whether that owner has announced that it sleeps until the log grows."""
+    """Return whether that owner has announced that it sleeps until the log grows."""
     data = (path / "owners" / "board").read_bytes()
     return (owner, INTEREST_GROWTH) in SLOT.iter_unpack(data)
 

@@ -55,7 +55,7 @@ def family(path: Path, how: str, count: int) -> Iterator[tuple[Child, Family]]:
 
 
 def is_open(pid: int, name: str) -> bool:
-    """Whether a process has a file of this name open."""
+    """Return whether a process has a file of this name open."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):

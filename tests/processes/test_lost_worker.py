@@ -47,7 +47,7 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
 
 
 def limit(first: Child, first_attempt: float) -> float:
-    """Seconds that a takeover may last: one, or two starts where a start lasts that long."""
+    """Return seconds that a takeover may last: one, or two starts where a start lasts that long."""
     return max(TAKEOVER_SECONDS, 2 * (first_attempt - first.started))
 
 

@@ -28,7 +28,7 @@ IDLE_SHARE_MAX = 0.01
 
 
 def sleeps_for(path: Path, owner: int, interest: int) -> bool:
-    """Whether that owner has announced that it sleeps for this."""
+    """Return whether that owner has announced that it sleeps for this."""
     data = (path / "owners" / "board").read_bytes()
     return (owner, interest) in SLOT.iter_unpack(data)
 

@@ -34,7 +34,7 @@ Key = tuple[str, ...]
 
 
 def samples(text: str) -> Mapping[Key, float]:
-    """The values of a scrape."""
+    """Return the values of a scrape."""
     return {
         (one.name, *(one.labels[name] for name in sorted(one.labels))): one.value
         for family in text_string_to_metric_families(text)

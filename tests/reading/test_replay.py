@@ -29,7 +29,7 @@ async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
 
 
 async def one_of_each(log: TaskLog) -> dict[str, str]:
-    """Jobs by what became of them."""
+    """Return jobs by what became of them."""
     ids = {
         "succeeded": await log.put(b"1", queue="mail", priority=9, headers={"a": "b"}, key="k"),
         "dead": await log.put(b"2", queue="mail", priority=8, attempts=1, headers={"c": "d"}),

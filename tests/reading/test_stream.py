@@ -34,7 +34,7 @@ async def read(stream: Stream) -> list[Record]:
 
 
 async def some_of_each(log: TaskLog) -> dict[str, str]:
-    """A log with records of most kinds; job ids by what became of them."""
+    """Return a log with records of most kinds; job ids by what became of them."""
     ids = {"won": await log.put(b"1", queue="mail", priority=9, headers={"from": "here"}, key="k")}
     ids["lost"] = await log.put(b"2", queue="mail", priority=8, attempts=2, expires="1d")
     ids["late"] = await log.put(b"3", delay="1h")

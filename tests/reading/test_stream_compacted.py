@@ -30,7 +30,7 @@ async def read(stream: Stream) -> list[Record]:
 
 
 async def dead_letters(log: TaskLog, count: int) -> list[str]:
-    """Jobs that died at the very beginning of the log."""
+    """Return jobs that died at the very beginning of the log."""
     ids = await log.put_many(
         [
             Put(payload=b"%d" % n * 300, queue="mail", attempts=1, headers={"n": str(n)})

@@ -58,7 +58,7 @@ async def lsns(stream: Stream, count: int | None = None) -> list[int]:
 
 
 def found_position(log: TaskLog) -> Position:
-    """What the reader's file says now."""
+    """Return what the reader's file says now."""
     store = log._connection.store()
     position = read_position(LocalDisk(), store.path, store.log_id, "billing")
     assert position is not None

@@ -33,12 +33,12 @@ HOUR_NS = 60 * MINUTE_NS
 
 
 def at(text: str, zone: Any = BERLIN, fold: int = 0) -> int:
-    """A wall time there, in nanoseconds."""
+    """Return a wall time there, in nanoseconds."""
     return int(datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()) * SECOND_NS
 
 
 def told(rule: Rule, start: str, count: int) -> list[str]:
-    """The next moments as a person in Berlin reads them."""
+    """Return the next moments as a person in Berlin reads them."""
     return [
         moment_in(BERLIN, one).strftime(
             "%m-%d %H:%M %Z" if len(str(rule).split()) == 5 else "%m-%d %H:%M:%S %Z"
@@ -206,7 +206,7 @@ START = at("2024-06-01 00:00", UTC)
 
 
 def due(catch_up: str, hours_asleep: float, minutes_late: float = 0, rule: Rule = HOURLY) -> Due:
-    """What is due so long after the last tick."""
+    """Return what is due so long after the last tick."""
     now = START + round(hours_asleep * HOUR_NS + minutes_late * MINUTE_NS)
     return due_ticks("s", rule, catch_up, 0, START, now)
 

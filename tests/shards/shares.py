@@ -70,11 +70,11 @@ class Log(FakePort):
 
     @property
     def is_steady(self) -> bool:
-        """Whether it always has jobs, and always answers."""
+        """Return whether it always has jobs, and always answers."""
         return not self.moments and self.stalls[1] <= 0
 
     def answers_at(self, moment: float) -> float:
-        """When it answers what it would have answered then."""
+        """Return when it answers what it would have answered then."""
         begin, end = self.stalls
         return end if begin <= moment < end else moment
 

@@ -83,7 +83,7 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
 
 
 def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
-    """Every command's full name, and whether it may be told a log's directory."""
+    """Yield every command's full name, and whether it may be told a log's directory."""
     context = click.Context(main)
     for name in where.list_commands(context):
         command = where.get_command(context, name)

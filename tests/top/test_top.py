@@ -38,7 +38,7 @@ LINES: Final = 40
 
 
 def fill(path: Path) -> dict[str, str]:
-    """A log with jobs of each kind; their ids."""
+    """Return a log with jobs of each kind; their ids."""
     app = TaskQ(path, durability="os")
 
     @app.task(name="send", queue="mail", retry=1)
@@ -91,11 +91,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What stands on the screen."""
+        """Return what stands on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait(self, *wanted: str, without: str = "\0") -> str:
-        """The screen, once it shows all of this and none of that."""
+        """Return the screen, once it shows all of this and none of that."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not (all(one in self.text for one in wanted) and without not in self.text):
             assert time.monotonic() < until, f"{wanted} is not to be seen:\n{self.text}"

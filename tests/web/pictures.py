@@ -46,7 +46,7 @@ def save(name: str, png: bytes) -> None:
 
 
 def shown(text: str) -> str:
-    """What a terminal printed, as a page."""
+    """Return what a terminal printed, as a page."""
     console = Console(record=True, width=TOP_COLUMNS, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     console.print(Text.from_ansi(text))
     return console.export_html(inline_styles=True)

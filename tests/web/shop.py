@@ -21,7 +21,7 @@ def _is_there(name: str) -> bool:
 
 
 def vpn_is_up() -> bool:
-    """Whether the machine is in the office's network."""
+    """Return whether the machine is in the office's network."""
     return _is_there("vpn-is-up")
 
 

@@ -79,7 +79,7 @@ class Visit:
         return page
 
     async def other(self, **how: Any) -> Any:
-        """A page of the same person that looks otherwise."""
+        """Return a page of the same person that looks otherwise."""
         state = await self.context.storage_state()
         return await self._watched(await self._chromium.new_context(storage_state=state, **how))
 
@@ -98,7 +98,7 @@ async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
-    """A worker that sends no mail before there is a file ``mail_is_up``."""
+    """Yield a worker that sends no mail before there is a file ``mail_is_up``."""
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="mail.send", queue="mail", retry=1)

@@ -49,7 +49,7 @@ class Elements(HTMLParser):
 
 
 def forms(page: str) -> list[dict[str, str]]:
-    """What each form that changes something would send, with where to under ``action``."""
+    """Return what each form that changes something would send, with where to under ``action``."""
     found = []
     whole = r'<form method="post" action="([^"]+)">(.*?)</form>'
     for action, inside in re.findall(whole, page, re.DOTALL):

@@ -29,7 +29,7 @@ HALVES = {
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """A page that is served as ``taskq web`` serves it."""
+    """Yield a page that is served as ``taskq web`` serves it."""
     app = TaskQ(tmp_path / "data", durability="os")
     app.stats_sync()
     app.close_sync()

@@ -24,7 +24,7 @@ ANSWERS: Final = (
 
 @pytest.fixture
 async def data(tmp_path: Path) -> tuple[Path, str]:
-    """A job that failed, and said so with all that it had; and its id."""
+    """Return a job that failed, and said so with all that it had; and its id."""
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="log_in", retry=1)

@@ -122,7 +122,7 @@ def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
 
 
 async def kinds(path: Path) -> Counter[str]:
-    """How many records of each kind the log holds."""
+    """Return how many records of each kind the log holds."""
     every = look(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
     return Counter([record.kind async for record in every])
 

@@ -12,5 +12,5 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def fake() -> FakeApp:
-    """An app whose log is in memory; made within the loop."""
+    """Return an app whose log is in memory; made within the loop."""
     return FakeApp()

@@ -82,7 +82,7 @@ class Process:
         self.lines: list[str] = []
 
     def until(self, words: str) -> str:
-        """The first line that holds the words, read now or before."""
+        """Return the first line that holds the words, read now or before."""
         assert self.popen.stdout is not None
         for line in itertools.chain(list(self.lines), self._new_lines(self.popen.stdout)):
             if words in line:
@@ -410,7 +410,7 @@ def test_what_is_kept_does_not_wait_for_a_level(start: Any, queue: TaskQ, tmp_pa
 
 
 def _lines(queue: TaskQ, job_id: str) -> str:
-    """What the job's only attempt logged, as far as it was kept."""
+    """Return what the job's only attempt logged, as far as it was kept."""
     with LogReader.open(str(queue.data_dir)) as reader:
         view = reader.job(reader.parse_id(job_id))
     assert view is not None

@@ -102,7 +102,7 @@ async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.Mon
 
 
 def opened_elsewhere(path: Path) -> subprocess.Popen[bytes]:
-    """A process that has the log open until its input ends, and says when."""
+    """Return a process that has the log open until its input ends, and says when."""
     code = (
         "import sys; from taskq import TaskQ; app = TaskQ(sys.argv[1]).open_sync(); "
         "print('open', flush=True); sys.stdin.read(); app.close_sync()"

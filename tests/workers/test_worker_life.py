@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def hold(fake: FakeApp) -> tuple[Any, asyncio.Event, asyncio.Event]:
-    """A task that runs until told to end, and the events "it runs" and "end"."""
+    """Return a task that runs until told to end, and the events "it runs" and "end"."""
     runs, end = asyncio.Event(), asyncio.Event()
 
     @fake.task(name="hold")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def told(job: JobHandle[Any], message: str) -> Progress:
-    """What the job says, once that is this."""
+    """Return what the job says, once that is this."""
     async with asyncio.timeout(10):
         while True:
             found = await job.progress()

@@ -37,7 +37,7 @@ ONLY_HERE: Final = (
 
 
 def work_options(command: F) -> F:
-    """What is claimed, and how many jobs run at a time."""
+    """Return what is claimed, and how many jobs run at a time."""
     as_many = "[default: as --concurrency]"
     return _with(
         command,
@@ -76,7 +76,7 @@ def work_options(command: F) -> F:
 
 
 def life_options(command: F) -> F:
-    """When it stops and starts again, and how many of it there are."""
+    """Return when it stops and starts again, and how many of it there are."""
     return _with(
         command,
         click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs."),
@@ -135,7 +135,7 @@ def _given(
 
 
 def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
-    """The weight of each log; None for a single one."""
+    """Return the weight of each log; None for a single one."""
     if len(given) < _SEVERAL:
         return None
     logs: dict[str, int] = {}
@@ -147,7 +147,7 @@ def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
 
 
 def elsewhere_options(command: F) -> F:
-    """Where the jobs run, if not here."""
+    """Return where the jobs run, if not here."""
     return _with(
         command,
         click.option(
@@ -177,7 +177,7 @@ def _number(name: str, told: str) -> Callable[[F], F]:
 
 
 def _with(command: F, *options: Callable[[F], F]) -> F:
-    """The command with these options; help lists them in this order."""
+    """Return the command with these options; help lists them in this order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -280,7 +280,7 @@ def _guard(
 
 
 def _logging(level: str | None, form: str | None, *, prints: bool) -> Callable[[str, str], Logging]:
-    """What is logged, given the level and the form of the settings, which give way."""
+    """Return what is logged, given the level and the form of the settings, which give way."""
     chosen = level or ("info" if prints else None)
     return lambda other, form_else: Logging(chosen or other, form or form_else, prints)
 
@@ -317,7 +317,7 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
 
 
 def arguments_of(command: click.Command, given: Mapping[str, Any]) -> list[str]:
-    """The words that give these parameters again, but for the guard's own.
+    """Return the words that give these parameters again, but for the guard's own.
 
     Args:
         command: whose parameters.

@@ -83,7 +83,7 @@ def parts_of(
     ticks: bool,
     syncs: bool,
 ) -> list[LogPart]:
-    """The logs of a worker: those that were named, else those of its app.
+    """Return the logs of a worker: those that were named, else those of its app.
 
     Args:
         app: whose worker.
@@ -119,7 +119,7 @@ def _weight(given: Any, log: Any) -> int:
 
 
 def _syncing(app: TaskQ) -> Service:
-    """What sends the log to a hub; found by name, since imports point from there to here."""
+    """Return what sends the log to a hub; found by name, since imports point from there to here."""
     try:
         service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
     except ImportError as error:

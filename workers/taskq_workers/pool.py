@@ -214,17 +214,17 @@ class Worker:
         return [str(part.app.data_dir) for part in self._parts]
 
     def store(self) -> Store:
-        """The open log that it works, or the first of them."""
+        """Return the open log that it works, or the first of them."""
         return self._parts[0].app.store()
 
     @property
     def stores(self) -> list[Store]:
-        """Those of its logs that are open."""
+        """Return those of its logs that are open."""
         return [part.store for part in self._parts if part.store is not None]
 
     @property
     def running(self) -> int:
-        """How many jobs run now."""
+        """Return how many jobs run now."""
         return 0 if self._runner is None else self._runner.running()
 
     @property
@@ -236,7 +236,7 @@ class Worker:
 
     @property
     def ended(self) -> Mapping[Kind, int]:
-        """How many attempts of jobs ended how."""
+        """Return how many attempts of jobs ended how."""
         return {} if self._runner is None else self._runner.settler.ended
 
     @property
@@ -586,7 +586,7 @@ class Worker:
 
 
 def _only(error: BaseException | None) -> BaseException | None:
-    """The error itself, out of the groups of the task groups that it went through."""
+    """Return the error itself, out of the groups of the task groups that it went through."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

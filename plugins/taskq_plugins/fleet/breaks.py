@@ -49,7 +49,7 @@ class Break(NamedTuple):
         return (self.at if self.is_fork else self.left).next_lsn
 
     def left_segment(self, first_lsn: int) -> str:
-        """Where a segment of what was left is, or would be."""
+        """Return where a segment of what was left is, or would be."""
         return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
@@ -61,7 +61,7 @@ def home_of(segment_path: str) -> str:
 
 
 def breaks(log: LogPlace) -> list[Break]:
-    """Those of a log, oldest first; what does not read ends the list."""
+    """Return those of a log, oldest first; what does not read ends the list."""
     try:
         data = read_file(f"{log.path}/{BREAKS}", _BYTES_MAX)
     except OSError:
@@ -82,7 +82,7 @@ def breaks(log: LogPlace) -> list[Break]:
 
 
 def decode_break(values: dict[str, Any]) -> Break:
-    """What a line of the file says that was noted when a break was begun.
+    """Return what a line of the file says that was noted when a break was begun.
 
     Raises:
         ValueError, LookupError, TypeError: it is none.

@@ -69,7 +69,7 @@ _edges: Final[Memory[tuple[str, int, int], Edges]] = Memory()
 
 
 def edges(log: LogPlace, place: SegmentPlace) -> Edges:
-    """What a sealed segment begins and ends with, from two reads.
+    """Return what a sealed segment begins and ends with, from two reads.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -112,7 +112,7 @@ def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
 def inventory(
     logs: Iterable[LogPlace], *, on_problem: Callable[[LogError], None] | None = None
 ) -> Iterator[SegmentRow]:
-    """A row for each segment of these logs.
+    """Yield a row for each segment of these logs.
 
     Raises:
         SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.

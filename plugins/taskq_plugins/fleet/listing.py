@@ -30,7 +30,7 @@ class Memory(Generic[K, V]):
         self._entries_max = entries_max
 
     def get(self, key: K) -> V | None:
-        """What is known, None if nothing is."""
+        """Return what is known, None if nothing is."""
         return self._entries.get(key)
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -50,7 +50,7 @@ _epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
 def segments(
     log: LogPlace, *, on_problem: Callable[[LogError], None] | None = None
 ) -> list[SegmentPlace]:
-    """The log's segments, oldest first; none when the log has none yet or is gone.
+    """Return the log's segments, oldest first; none when the log has none yet or is gone.
 
     Of a hub's copy also those from before each gap, which it set aside.
 
@@ -80,7 +80,7 @@ def segments(
 
 
 def segment_paths(log: LogPlace) -> dict[int, str]:
-    """The files by the first lsns that their names say, rising, whatever is in them."""
+    """Return the files by the first lsns that their names say, rising, whatever is in them."""
     gaps = [f"{one.old}/log" for one in breaks(log) if not one.is_fork]
     found = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
     if len(found) > SEGMENTS_MAX:

@@ -48,7 +48,7 @@ _known: Final[Memory[str, _Known]] = Memory()
 
 
 def durable_mark(log: LogPlace) -> Mark:
-    """The log's durable end: what was read up to there is never cut off again.
+    """Return the log's durable end: what was read up to there is never cut off again.
 
     Hops over frame headers from the mark that this process knew before; bodies are read only of
     frames that nothing declares synced yet.
@@ -61,7 +61,7 @@ def durable_mark(log: LogPlace) -> Mark:
 
 
 def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
-    """The same for a log whose segments are listed already."""
+    """Return the same for a log whose segments are listed already."""
     usable = [place for place in places if place.epoch]
     if not usable:
         return NOWHERE
@@ -93,7 +93,7 @@ def _facts(file: SegmentFile) -> tuple[int, int, int]:
 
 
 def _stands(file: SegmentFile, known: _Known) -> bool:
-    """Whether the frame that this process saw last is still where it was."""
+    """Return whether the frame that this process saw last is still where it was."""
     end = known.end
     if known.inode != file.inode or end.mark.offset > file.size_bytes:
         return False

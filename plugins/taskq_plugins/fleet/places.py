@@ -70,7 +70,7 @@ def find_logs(
     *,
     on_problem: Callable[[LogError], None] | None = None,
 ) -> list[LogPlace]:
-    """The logs in a directory, by device and age.
+    """Return the logs in a directory, by device and age.
 
     ``root`` is one log; or the directories in it are logs; or they are devices, and the directories
     in those are logs, as a hub keeps them; or it is a hub's own directory. Other files and
@@ -139,7 +139,7 @@ def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
 
 
 def _has_identity(path: str) -> bool:
-    """Whether there is a file of that name; a pipe would hold up whoever opens it."""
+    """Return whether there is a file of that name; a pipe would hold up whoever opens it."""
     try:
         mode = os.stat(f"{path}/{FILE}").st_mode  # noqa: PTH116 - text, maybe no UTF-8
     except OSError:
@@ -148,7 +148,7 @@ def _has_identity(path: str) -> bool:
 
 
 def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
-    """Names of the directories in one, sorted; none when it is gone."""
+    """Return names of the directories in one, sorted; none when it is gone."""
     names: list[str] = []
     try:
         with os.scandir(path) as entries:

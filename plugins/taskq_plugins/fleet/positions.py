@@ -53,17 +53,17 @@ class Position(NamedTuple):
 
     @property
     def link(self) -> codec.Link:
-        """How a segment names this as the end of the one before it."""
+        """Return how a segment names this as the end of the one before it."""
         header = self.header
         return codec.NO_LINK if header is None else codec.Link(self.frame, header.crc)
 
     def as_list(self) -> list[Any]:
-        """The same for JSON."""
+        """Return the same for JSON."""
         return [self.segment, self.offset, self.frame, self.stem.hex()]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Position:
-        """What ``as_list`` made.
+        """Return what ``as_list`` made.
 
         Raises:
             ValueError: it is no position.
@@ -81,7 +81,7 @@ NOWHERE: Final = Position(0)
 
 
 def position_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> Position | None:
-    """The position behind the frame that starts there; None if there is none."""
+    """Return the position behind the frame that starts there; None if there is none."""
     header = files.frame_header(segment, frame) if frame >= START else None
     if header is None:
         return None
@@ -90,7 +90,7 @@ def position_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -
 
 
 def stands(disk: Disk, files: SegmentFiles, at: Position) -> bool:
-    """Whether these files have that very frame at that very place."""
+    """Return whether these files have that very frame at that very place."""
     if at.segment not in files.lsns:
         return False
     header = at.header

@@ -67,7 +67,7 @@ class LogTwice(FleetError):
 
 
 def shown(name: str) -> str:
-    r"""A file's name as text: bytes of it that are no UTF-8 as ``\xff``."""
+    r"""Return a file's name as text: bytes of it that are no UTF-8 as ``\xff``."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -85,7 +85,7 @@ class SegmentFile:
         return False
 
     def header(self) -> codec.SegmentHeader | None:
-        """What its header says, or its name and first frame; None if neither reads.
+        """Return what its header says, or its name and first frame; None if neither reads.
 
         Raises:
             FormatError: a newer taskq wrote it.
@@ -100,7 +100,7 @@ class SegmentFile:
         return codec.SegmentHeader(self.first_lsn, frame.epoch, self._log_id.bytes, frame.time_ns)
 
     def frame_at(self, offset: int) -> codec.FrameHeader | None:
-        """The header that stands there; None if there is none."""
+        """Return the header that stands there; None if there is none."""
         return self._decode(self.read(_HEAD, offset), 0, offset)
 
     def hop(self, offset: int, end: int) -> Iterator[tuple[int, codec.FrameHeader]]:
@@ -149,7 +149,7 @@ class SegmentFile:
         return None
 
     def scanner(self, next_lsn: int, *, sealed: bool) -> Scanner:
-        """A reader of whole frames, bodies and all."""
+        """Return a reader of whole frames, bodies and all."""
         return Scanner(self.read, self.seed, self.size_bytes, next_lsn, sealed=sealed)
 
     def _decode(self, data: bytes, at: int, offset: int) -> codec.FrameHeader | None:

@@ -86,7 +86,7 @@ class Breaks:
         self._notes.add(step="done", n=len(self.all))
 
     def left(self) -> list[str]:
-        """Where what they left is kept, oldest first."""
+        """Return where what they left is kept, oldest first."""
         paths = [f"{self._path}/old/{number + 1}" for number in range(len(self.all))]
         return [path for path in paths if self._disk.status(f"{path}/{FILE}") is not None]
 
@@ -189,7 +189,7 @@ class Notes:
 
 
 def noted(disk: Disk, path: str, file: str) -> list[dict[str, Any]]:
-    """The lines of a copy's file, for who only reads: one may be added meanwhile."""
+    """Return the lines of a copy's file, for who only reads: one may be added meanwhile."""
     return _whole_lines(disk, f"{path}/{file}")[0]
 
 
@@ -217,7 +217,7 @@ def _whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]
 
 
 def content(disk: Disk, path: str) -> bytes:
-    """What is in a file; nothing if it is not there."""
+    """Return what is in a file; nothing if it is not there."""
     try:
         descriptor = disk.open(path, write=False)
     except FileNotFoundError:

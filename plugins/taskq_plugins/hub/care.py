@@ -95,7 +95,7 @@ def _next(steps: Any, answer: Answer | None) -> Request | Skip | None:
 
 
 def newest_copy(hub: Path, device: str) -> Path:
-    """The copy of a device's log that arrived last.
+    """Return the copy of a device's log that arrived last.
 
     Raises:
         LogError: there is none.

@@ -113,7 +113,7 @@ class Copies:
             self._rest()
 
     def is_at(self, device: str, session: int, log_id: UUID, up: Position) -> bool:
-        """Whether that is a device's latest session, and the copy has that place.
+        """Return whether that is a device's latest session, and the copy has that place.
 
         Raises:
             OSError: the disk refused.

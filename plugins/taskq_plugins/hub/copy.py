@@ -168,7 +168,7 @@ class Copy:
         return min([*kept, *self._files.lsns[:1]], default=0)
 
     def safe(self, before_ns: int) -> int:
-        """All below this lsn arrived before that moment."""
+        """Return all below this lsn arrived before that moment."""
         for segment in self._files.lsns:
             if (self._disk.modified_ns(self._files.file_path(segment)) or before_ns) >= before_ns:
                 return segment
@@ -251,7 +251,7 @@ class Copy:
         return 0
 
     def has(self, at: Position) -> bool:
-        """Whether that very frame stands at that very place."""
+        """Return whether that very frame stands at that very place."""
         return stands(self._disk, self._files, at)
 
     # -- growing ----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Copy:
         return Stored(self.at)
 
     def _begin(self, segment: int, data: bytes) -> int:
-        """The epoch of a segment with that header, which may stand there."""
+        """Return the epoch of a segment with that header, which may stand there."""
         try:
             header = codec.decode_segment_header(data, segment_name(segment))
         except FormatError:
@@ -417,7 +417,7 @@ class Copy:
 
 
 def _digest(disk: Disk, descriptor: int, size: int) -> str:
-    """The SHA-256 of a file's beginning."""
+    """Return the SHA-256 of a file's beginning."""
     found = hashlib.sha256()
     for at in range(0, size, _PIECE_BYTES):
         found.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
@@ -425,7 +425,7 @@ def _digest(disk: Disk, descriptor: int, size: int) -> str:
 
 
 def _bodies(frame: Frame) -> Iterator[str]:
-    """The names of the files that records of a frame name."""
+    """Yield the names of the files that records of a frame name."""
     data = frame.data
     for lsn, at, length in places(frame):
         if data[at + FLAGS_AT] & Flag.SPILLED or data[at + KIND_AT] in CARRYING_KINDS:
@@ -441,7 +441,7 @@ class Old(NamedTuple):
 
 
 def _whole(data: bytes, at: int, behind: Position, seed: int, epoch: int) -> tuple[Position, bool]:
-    """Where the whole frames that begin there end, and whether what follows may become one.
+    """Return where the whole frames that begin there end, and whether what follows may become one.
 
     One loop and no object a frame: a backlog of small ones is as fast as this is.
 

@@ -65,7 +65,7 @@ def invite(hub: Path, device: str) -> str:
 
 
 def redeem(hub: Path, code: str, machine: str) -> str | None:
-    """The token for a code; None if it holds no more, or never did."""
+    """Return the token for a code; None if it holds no more, or never did."""
     found = _CODE.match(code)
     kept = _device(hub, found[1]).get("code") if found else None
     if found is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
@@ -74,7 +74,7 @@ def redeem(hub: Path, code: str, machine: str) -> str | None:
 
 
 def device_of(hub: Path, token: str) -> str | None:
-    """The device that a token names; None if it holds no more, or never did."""
+    """Return the device that a token names; None if it holds no more, or never did."""
     found = _TOKEN.match(token)
     if found is None:
         return None
@@ -85,7 +85,7 @@ def device_of(hub: Path, token: str) -> str | None:
 
 
 def is_bound(hub: Path, device: str, machine: str) -> bool:
-    """Whether the device is that machine; the first to say which it is decides."""
+    """Return whether the device is that machine; the first to say which it is decides."""
     bound = _device(hub, device).get("machine", "")
     if machine and not bound:
         _change(hub, device, machine=machine)
@@ -103,7 +103,7 @@ def retire(hub: Path, device: str) -> None:
 
 
 def devices(hub: Path) -> list[str]:
-    """The names of all, sorted."""
+    """Return the names of all, sorted."""
     try:
         return sorted(one.name for one in (hub / "devices").iterdir() if _DEVICE.match(one.name))
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def devices(hub: Path) -> list[str]:
 
 
 def facts(hub: Path, device: str) -> dict[str, Any]:
-    """What was last noted of a device, with its ``state``."""
+    """Return what was last noted of a device, with its ``state``."""
     known = _read(hub / "devices" / device / ".heard.json")
     return known | {"state": _device(hub, device).get("state", "active")}
 
@@ -128,7 +128,7 @@ def note(hub: Path, device: str, **values: Any) -> None:
 
 
 def used_bytes(hub: Path, device: str) -> int:
-    """What all that a device sent takes on the disk, a small file as a block of it."""
+    """Return what all that a device sent takes on the disk, a small file as a block of it."""
     total = 0
     for folder, _, names in os.walk(hub / "devices" / device):
         total += sum(max(os.lstat(f"{folder}/{name}").st_size, _BLOCK) for name in names)
@@ -139,13 +139,13 @@ def used_bytes(hub: Path, device: str) -> int:
 
 
 def is_enrolled(hub: Path, device: str) -> bool:
-    """Whether a device of that name was given a token or code, and is not retired."""
+    """Return whether a device of that name was given a token or code, and is not retired."""
     known = _device(hub, device) if _DEVICE.match(device) else {}
     return bool(known.get("tokens") or known.get("code"))
 
 
 def groups(hub: Path) -> dict[str, list[str]]:
-    """The members of each group, by name."""
+    """Return the members of each group, by name."""
     found: dict[str, list[str]] = {}
     for device in devices(hub):
         for group in _device(hub, device).get("groups", ()):
@@ -165,7 +165,7 @@ def set_member(hub: Path, group: str, device: str, *, is_in: bool) -> None:
 
 
 def checked(name: str, what: str = "device") -> str:
-    """The name, if a device, or a group, can be called so.
+    """Return the name, if a device, or a group, can be called so.
 
     Raises:
         UsageError: it cannot.
@@ -178,7 +178,7 @@ def checked(name: str, what: str = "device") -> str:
 
 
 def known(hub: Path, device: str) -> str:
-    """The name, if a device was ever enrolled under it.
+    """Return the name, if a device was ever enrolled under it.
 
     Raises:
         UsageError: none was.

@@ -244,7 +244,7 @@ class Server:
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
 
     async def _given(self, device: str, asked: Question) -> bytes | None:
-        """The lines that a question is answered with, b"" for nothing; None: ask anew."""
+        """Return the lines that a question is answered with, b"" for nothing; None: ask anew."""
         at, outbox = (device, asked.session, asked.log_id, asked.up), self._outbox
         loop = asyncio.get_running_loop()
         until = loop.time() + (asked.wait_seconds if self._asking < _ASKING_MAX else 0)
@@ -362,7 +362,7 @@ async def _read(
 
 
 def _unpacked(body: bytes, limit: int) -> bytes:
-    """What a body was, as far as it reads back, and no more than it may be."""
+    """Return what a body was, as far as it reads back, and no more than it may be."""
     try:
         return zlib.decompressobj().decompress(body, limit)
     except zlib.error:

@@ -229,7 +229,7 @@ def _complain(future: Future[None]) -> None:
 
 
 def _extent(path: str) -> tuple[str, int]:
-    """The last segment and its size."""
+    """Return the last segment and its size."""
     try:
         last = max(Path(path, "log").glob("*.log"))
         return last.name, last.stat().st_size

@@ -106,7 +106,7 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
 
 
 def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
-    """The way to the hub that the options and the settings name."""
+    """Return the way to the hub that the options and the settings name."""
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url
     if given["restore"]:  # somebody waits for it

@@ -232,7 +232,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
 
 
 def refusal(status: int, title: str = "") -> HubError:
-    """What an answer means from which nobody can go on."""
+    """Return what an answer means from which nobody can go on."""
     kind = HubStops if status in (401, 403, 410, 426) else HubError
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 

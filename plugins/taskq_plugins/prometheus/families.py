@@ -55,7 +55,7 @@ class LogMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What the logs and their processes come to now."""
+        """Yield what the logs and their processes come to now."""
         families: dict[str, Metric] = {}
         for log, look in self._looks.items():
             own = {"log": log} if len(self._looks) > 1 else {}

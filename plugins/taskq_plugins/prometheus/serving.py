@@ -39,7 +39,7 @@ def registry_of(path: str) -> CollectorRegistry:
 
 
 def text_of(path: str) -> str:
-    """The same as text, now."""
+    """Return the same as text, now."""
     return generate_latest(registry_of(path)).decode()
 
 
@@ -104,7 +104,7 @@ class _Onlooker:
         self._lock = Lock()
 
     def look(self) -> tuple[LogStats, Sequence[OwnerView]]:
-        """The log's counts, and the processes that have it open."""
+        """Return the log's counts, and the processes that have it open."""
         with self._lock:
             try:
                 if self._reader is None:

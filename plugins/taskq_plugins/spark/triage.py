@@ -73,7 +73,7 @@ class Finding:
     grown: int | None
 
     def actions(self, lake: Path) -> list[Action]:
-        """What to type about it: first to look, then to act.
+        """Return what to type about it: first to look, then to act.
 
         A poisonous job is not offered for replay, as it would be exhausted once more; where there
         are more of them than the table names, none of the kind is.
@@ -108,7 +108,7 @@ class Found(NamedTuple):
 
 
 def find(lake: Lake, since_ns: int, limit: int) -> Found:
-    """The kinds of failure: poison first, then new ones, then by failed attempts since then.
+    """Return the kinds of failure: poison first, then new ones, then by failed attempts since then.
 
     New is what the lake did not know at that moment, as told by its older version. If that is not
     kept any more, or the lake is younger, it is what was first seen since then by the devices'
@@ -130,7 +130,7 @@ def find(lake: Lake, since_ns: int, limit: int) -> Found:
 
 
 def moment_ns(since: str | datetime, now_ns: int) -> int:
-    """A moment, or a span back from now, in nanoseconds since 1970."""
+    """Return a moment, or a span back from now, in nanoseconds since 1970."""
     if isinstance(since, str):
         return now_ns - nanoseconds(since)
     return int(since.timestamp() * 1_000_000) * 1_000
@@ -187,7 +187,7 @@ def _quoted(text: str) -> str:
 
 
 def _matches(pattern: str) -> str:
-    """A condition that holds for all reasons of a pattern, and hardly for others."""
+    """Return a condition that holds for all reasons of a pattern, and hardly for others."""
     if pattern == NO_REASON:
         return "reason IS NULL"
     text = "%".join(literals(pattern)).rstrip("%")

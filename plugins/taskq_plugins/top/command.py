@@ -71,7 +71,7 @@ class _Views:
         self._moment: Moment | None = None
 
     def look(self, screen: Screen) -> Picture:
-        """What there is, of the moment that the screen shows."""
+        """Return what there is, of the moment that the screen shows."""
         from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
 
         try:
@@ -85,7 +85,7 @@ class _Views:
             return self.look(screen)
 
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
-        """What is to be seen."""
+        """Return what is to be seen."""
         from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
         from taskq_plugins.looks import job_of  # noqa: PLC0415 - as above
         from taskq_plugins.top.drawing import draw, draw_job  # noqa: PLC0415 - as above

@@ -37,7 +37,7 @@ _COLOURS: Final = {
 
 
 def draw(picture: Picture, screen: Screen, width: int, height: int) -> RenderableType:
-    """The whole screen: header, sections, and a last line of what can be done."""
+    """Return the whole screen: header, sections, and a last line of what can be done."""
     chosen = screen.row(picture)
     parts: list[RenderableType] = [*_header(picture), _text()]
     sections = (
@@ -63,7 +63,7 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
 
 
 def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) -> RenderableType:
-    """All that is told of one job."""
+    """Return all that is told of one job."""
     job = seen.job
     head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
@@ -88,7 +88,7 @@ def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) 
 
 
 def last_line(screen: Screen, width: int) -> Text:
-    """What is typed or asked; else what came of the last act, or what the keys do."""
+    """Return what is typed or asked; else what came of the last act, or what the keys do."""
     if screen.typed is not None:
         what = "filter" if screen.typed_for == "/" else 'as it was ("2h" ago, a time; empty: now)'
         return _cut(_text(f"{what}: {screen.typed}▏", "bold"))
@@ -123,7 +123,7 @@ def _header(picture: Picture) -> list[Text]:
 
 
 def _place(row: Row) -> str | int:
-    """What a row is told from others by."""
+    """Return what a row is told from others by."""
     return row if isinstance(row, str) else id(row)
 
 
@@ -200,7 +200,7 @@ def _failure(failure: Failure, time_ns: int) -> tuple[Row, list[Text]]:
 
 
 def spark(counts: Sequence[int], width: int) -> str:
-    """The last counts as bars, the latest at the right; blanks while there are none."""
+    """Return the last counts as bars, the latest at the right; blanks while there are none."""
     shown = counts[-width:]
     most = max(shown, default=0) or 1
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in shown).rjust(width)

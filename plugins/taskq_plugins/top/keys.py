@@ -29,7 +29,7 @@ class Keys:
         self._descriptor = descriptor
 
     def wait(self, seconds: float) -> list[str]:
-        """The keys that are pressed, as soon as there is one; [] when none was for so long.
+        """Return the keys that are pressed, as soon as there is one; [] when none was for so long.
 
         Letters are themselves; others are "up", "enter", "escape", …; those of no name are left
         out. At the end of the input "q".

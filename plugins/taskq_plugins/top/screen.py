@@ -73,7 +73,7 @@ class Screen:
     said: str = ""
 
     def rows(self, picture: Picture) -> list[Row]:
-        """What can be chosen, in the order in which it is shown."""
+        """Return what can be chosen, in the order in which it is shown."""
         found: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
         found += [job for job, _ in picture.running if self._fits_job(job)]
         found += [job for job in picture.ended if self._fits_job(job)]
@@ -81,7 +81,7 @@ class Screen:
         return found
 
     def row(self, picture: Picture) -> Row | None:
-        """The chosen one; None if there is none."""
+        """Return the chosen one; None if there is none."""
         rows = self.rows(picture)
         self.chosen = min(max(self.chosen, 0), max(len(rows) - 1, 0))
         return rows[self.chosen] if rows else None
@@ -190,5 +190,5 @@ class Screen:
 
 
 def ids_of(row: JobView | Failure) -> tuple[str, ...]:
-    """The jobs that a row stands for, the latest first."""
+    """Return the jobs that a row stands for, the latest first."""
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]

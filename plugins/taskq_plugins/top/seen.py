@@ -94,7 +94,7 @@ class Watcher:
         self._cursor: Cursor | None = None
 
     def look(self) -> Picture:
-        """The log as it stands, or stood then.
+        """Return the log as it stands, or stood then.
 
         Raises:
             LogError: it was removed, or cannot be read.

@@ -60,7 +60,7 @@ class Api:
         self.endpoints = (*self._questions(), *self.acts.values())
 
     def routes(self) -> list[Route]:
-        """Every endpoint, and what tells of them."""
+        """Return every endpoint, and what tells of them."""
         document = json_response(describe(self.endpoints)).body
 
         async def tell(_request: Request) -> Response:
@@ -127,7 +127,7 @@ class Api:
         }
 
     async def _result(self, asked: asking.Result) -> dict[str, Any]:
-        """How a job ended, or how it stands when the wait is over."""
+        """Return how a job ended, or how it stands when the wait is over."""
         if self._waits >= _WAITS_MAX:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -100,7 +100,7 @@ class Body(Asked):
     data: Any
 
     def raw(self) -> bytes:
-        """Its bytes.
+        """Return its bytes.
 
         Raises:
             UsageError: the data is not what the encoding says.
@@ -135,7 +135,7 @@ class Enqueue(Asked):
     keep: _Span | None = None
 
     def options(self) -> dict[str, Any]:
-        """Those that were given."""
+        """Return those that were given."""
         return self.model_dump(exclude={"task", "arguments", "payload"}, exclude_none=True)
 
 

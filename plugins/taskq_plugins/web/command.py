@@ -133,7 +133,7 @@ def _place(
 
 
 def _secret(file: Path | None) -> str:
-    """What programs send; "" without a file.
+    """Return what programs send; "" without a file.
 
     Raises:
         Failure: it cannot be read or made.

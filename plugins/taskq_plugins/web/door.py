@@ -58,13 +58,13 @@ _HEADERS: Final = {
 
 
 def root_of(scope: Scope) -> str:
-    """Where an app that this one is mounted in has put it; "" if it stands alone."""
+    """Return where an app that this one is mounted in has put it; "" if it stands alone."""
     root: str = scope.get("root_path", "")
     return root
 
 
 def path_of(scope: Scope) -> str:
-    """The path that is asked for, below that."""
+    """Return the path that is asked for, below that."""
     return scope["path"].removeprefix(root_of(scope)) or "/"
 
 
@@ -91,14 +91,14 @@ class Keys:
         self.form = secrets.token_urlsafe(_KEY_BYTES)
 
     def enter(self, given: str) -> bool:
-        """Whether that is the token of the printed address; it will not be again."""
+        """Return whether that is the token of the printed address; it will not be again."""
         if not same(given, self.entry):
             return False
         self.entry = ""
         return True
 
     def is_secret(self, authorization: str) -> bool:
-        """Whether a program shows the secret."""
+        """Return whether a program shows the secret."""
         scheme, _, given = authorization.partition(" ")
         return scheme.lower() == "bearer" and same(given.strip(), self._secret)
 
@@ -133,7 +133,7 @@ class Place:
         return f"taskq_{self.hosts[0].rpartition(':')[2]}" if self.hosts else "taskq"
 
     def cookie_header(self, value: str, scheme: str) -> str:
-        """What sets it, until the browser ends."""
+        """Return what sets it, until the browser ends."""
         secure = "; Secure" if scheme == "https" else ""
         return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
@@ -179,7 +179,7 @@ class Door:
         await self._inner(scope, _bounded(receive), send_guarded)
 
     def _check(self, scope: Scope) -> str:
-        """Who asks: "program", "person", or "" for who is about to enter.
+        """Return who asks: "program", "person", or "" for who is about to enter.
 
         Raises:
             Problem: nobody who may, or not like this.
@@ -261,7 +261,7 @@ def _check_sizes(scope: Scope, headers: Headers) -> None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """The same, but that a body ends at its limit, whatever its head said."""
+    """Return the same, but that a body ends at its limit, whatever its head said."""
     size = 0
 
     async def receive_bounded() -> Message:

@@ -83,7 +83,7 @@ class Endpoint(NamedTuple):
 
 
 def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
     for one in endpoints:

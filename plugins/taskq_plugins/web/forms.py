@@ -24,7 +24,7 @@ class FormField(NamedTuple):
 
 
 def fields_of(task: Task[..., Any] | None) -> list[FormField]:
-    """What a call of a task is made of, but for ``*args`` and ``**kwargs``."""
+    """Return what a call of a task is made of, but for ``*args`` and ``**kwargs``."""
     if task is None:
         return []
     hints = task.signature.hints()
@@ -41,7 +41,7 @@ def fields_of(task: Task[..., Any] | None) -> list[FormField]:
 
 
 def call_of(task: Task[..., Any] | None, form: Mapping[str, str]) -> Call[Any]:
-    """The call that a form asks for; its arguments are checked as any.
+    """Return the call that a form asks for; its arguments are checked as any.
 
     Raises:
         Problem: there is no such task.

@@ -167,7 +167,7 @@ class Pages:
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 
     def routes(self) -> list[Route]:
-        """Every page there is."""
+        """Return every page there is."""
         return [
             Route(ENTRY, self._enter),
             Route("/", self._page("now.html", self._now)),
@@ -184,7 +184,7 @@ class Pages:
         ]
 
     def refusal(self, problem: Problem, root: str) -> Response:
-        """A page that says what is wrong."""
+        """Return a page that says what is wrong."""
         return self._render("problem.html", root, problem.status, problem=problem)
 
     async def _enter(self, request: Request) -> Response:
@@ -229,7 +229,7 @@ class Pages:
         return {"q": asked.q, "limit": asked.limit, "found": found, "acts": fitting}
 
     async def _many(self, look: Look) -> dict[str, Any]:
-        """How many jobs an act would be done to, and the button that does it."""
+        """Return how many jobs an act would be done to, and the button that does it."""
         before = await look.read(lambda reader: reader.extent.lsn)
         given = {"before": before, **look.request.query_params, "dry_run": True}
         asked = _checked(Many, given)
@@ -354,7 +354,7 @@ class Pages:
         told.setdefault("now_ns", time.time_ns())
 
         def to(path: str, **query: Any) -> str:
-            """The address of a page, at the same moment."""
+            """Return the address of a page, at the same moment."""
             given = query | ({"at": at} if at and not path.startswith("/static") else {})
             return f"{root}{path}?{urlencode(given)}" if given else root + path
 
@@ -383,7 +383,7 @@ def _now_and_last(reader: LogReader) -> tuple[int, int]:
 
 
 def _moment(text: str) -> str:
-    """A moment as it stays the same while pages are walked through: a span back would not.
+    """Return a moment as it stays the same while pages are walked through: a span back would not.
 
     Raises:
         UsageError: it is none.
@@ -413,7 +413,7 @@ def _form(body: bytes) -> dict[str, str]:
 
 
 def _inside(back: str) -> str:
-    """Where a form leads back to: a page of ours, whatever it says."""
+    """Return where a form leads back to: a page of ours, whatever it says."""
     # Browsers read two slashes, of either kind, as the beginning of another host.
     is_ours = back.startswith("/") and not back.startswith("//") and "\\" not in back
     return back if is_ours and back.isprintable() else "/"
@@ -429,7 +429,7 @@ def _as_it_is(value: Any, _name: str = "") -> Any:
 
 
 def _body(body: bytes, told: Callable[[Any], Any]) -> str:
-    """A payload or result, as it may be told: a page is shown to others."""
+    """Return a payload or result, as it may be told: a page is shown to others."""
     if len(body) > _READ_BYTES_MAX:
         return f"({len(body)} bytes)"
     try:
@@ -442,7 +442,7 @@ def _body(body: bytes, told: Callable[[Any], Any]) -> str:
 
 
 def _bars(job: JobView, now_ns: int) -> list[Bar]:
-    """How long it waited, and each of its latest attempts."""
+    """Return how long it waited, and each of its latest attempts."""
     attempts = job.attempts[-_BARS_MAX:]
     first_ns = job.enqueued_ns if len(attempts) == len(job.attempts) else attempts[0].started_ns
     end_ns = max(job.settled_ns or now_ns, first_ns + 1)

@@ -62,7 +62,7 @@ class Problem(Exception):
         self.headers = headers or {}
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as application/problem+json."""
+        """Return the same as application/problem+json."""
         told = {
             "type": "about:blank",
             "title": self.status.phrase,
@@ -73,7 +73,7 @@ class Problem(Exception):
 
 
 def problem_of(error: TaskqError) -> Problem:
-    """What to answer where the log refuses."""
+    """Return what to answer where the log refuses."""
     status = next(
         (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.CONFLICT
     )

@@ -42,7 +42,7 @@ class Search:
 
     @classmethod
     def parse(cls, text: str, *, hides: bool = True) -> Search:
-        """What a line of words says; what names no property is text to be found.
+        """Return what a line of words says; what names no property is text to be found.
 
         With ``hides`` nothing is found by what names call secret.
 
@@ -76,7 +76,7 @@ class Search:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the log itself finds what fits, and nothing else need be read."""
+        """Return whether the log itself finds what fits, and nothing else need be read."""
         return not (self.words or self.fingerprint)
 
     def fits(self, job: JobView) -> bool:
@@ -125,7 +125,7 @@ class Found:
 
 
 def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Found:
-    """Jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
+    """Return jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
 
     Where text is looked for it ends after LOOKED_MAX jobs, and ``following`` goes on from there.
     """

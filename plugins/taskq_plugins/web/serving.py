@@ -58,7 +58,7 @@ def serve(
 
 
 def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
-    """What answers with a site; certificate and key as for ``serve``.
+    """Return what answers with a site; certificate and key as for ``serve``.
 
     Raises:
         TaskqError: those are of no use.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> Door:
-    """The page of the log in a directory, as an ASGI app.
+    """Yield the page of the log in a directory, as an ASGI app.
 
     Args:
         path: the directory.

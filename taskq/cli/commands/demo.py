@@ -81,7 +81,7 @@ def _check(source: Path, work: Path, queue: Path) -> None:
 
 
 def _example() -> Any:
-    """The example's package, importable under its own short name.
+    """Return the example's package, importable under its own short name.
 
     Raises:
         Failure: it is not installed, or what it needs is not.

@@ -76,7 +76,7 @@ class JsonLines:
 
 
 def _body(name: str, body: bytes | None) -> dict[str, Any]:
-    """A payload or result: as JSON where it is JSON, else its bytes in base64."""
+    """Return a payload or result: as JSON where it is JSON, else its bytes in base64."""
     if body is None:
         return {name: None}
     try:

@@ -47,7 +47,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
 
 def _of_device(reader: LogReader, lsn: int) -> Reason | None:
-    """Where a job is that waits in a hub's outbox for its device; None if it is none."""
+    """Return where a job is that waits in a hub's outbox for its device; None if it is none."""
     hub, view = Path(reader.path).absolute().parent, reader.job(lsn)
     is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
     if view is None or not is_outbox or not view.queue.startswith("to:"):

@@ -103,7 +103,7 @@ def _attempts(job: JobView) -> str:
 
 
 def _note(job: JobView, now_ns: int) -> str:
-    """What is worth knowing of a job in its state, in one line."""
+    """Return what is worth knowing of a job in its state, in one line."""
     due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
     due = "waits for inputs" if job.due_ns >= TIME_NS_MAX else due
     reason = job.reason.partition("\n")[0]
@@ -304,7 +304,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
 
 
 def served(owner: OwnerView) -> str:
-    """The queues that a process claims from, in words."""
+    """Return the queues that a process claims from, in words."""
     if any(serving.queues is None for serving in owner.serves):
         return "all queues"
     return ", ".join(sorted({queue for one in owner.serves for queue in one.queues or ()}))
@@ -384,7 +384,7 @@ def print_damage(damages: Sequence[Damage], directory: str) -> None:
 
 
 def damage_json(damage: Damage) -> dict[str, str | int]:
-    """One damage, for programs."""
+    """Return one damage, for programs."""
     return {
         "segment": damage.segment,
         "offset": damage.offset,
@@ -454,7 +454,7 @@ def peek(
 
 
 def _payload(job: JobView) -> str:
-    """The payload's beginning, in one line."""
+    """Return the payload's beginning, in one line."""
     if job.problem:
         return job.problem
     text = job.payload[:_PAYLOAD_BYTES].decode(errors="backslashreplace").replace("\n", " ")

@@ -110,7 +110,7 @@ class JobsFile:
 
 
 def job_row(view: JobView) -> dict[str, Any]:
-    """A job's columns."""
+    """Return a job's columns."""
     return {
         "id": view.job_id,
         "lsn": view.lsn,
@@ -213,7 +213,7 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
-    """What is wanted of each batch."""
+    """Yield what is wanted of each batch."""
     by_name = wanted.queue is not None or wanted.task is not None
     choice = Choice(queues=wanted.queue and [wanted.queue], tasks=wanted.task and [wanted.task])
     for batch in batches:
@@ -227,7 +227,7 @@ def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterat
 
 
 def _in_time(batch: Any, wanted: Wanted) -> Any:
-    """Which rows are of the time that is wanted."""
+    """Return which rows are of the time that is wanted."""
     least = -(2**63) if wanted.since_ns is None else wanted.since_ns
     times = batch["ts_ns"].to_numpy()
     mask = times >= least
@@ -249,7 +249,7 @@ def _fits(reader: LogReader, choice: Choice, record: LogRecord, wanted: Wanted) 
 
 
 def _records_of(batch: Any) -> Iterator[LogRecord]:
-    """What a choice asks of the records."""
+    """Yield what a choice asks of the records."""
     names = ("kind", "ts_ns", "job", "queue", "task")
     for kind, time_ns, job, queue, task in zip(
         *(batch[name].to_pylist() for name in names), strict=True

@@ -107,7 +107,7 @@ def put(
 
 
 def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
-    """The app of that name, or one without tasks.
+    """Return the app of that name, or one without tasks.
 
     Raises:
         WrongUsage: it has no such task.
@@ -133,7 +133,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
 
 
 def _is_known(app: TaskQ, task: str) -> bool:
-    """Whether a worker that runs now claims jobs of the task."""
+    """Return whether a worker that runs now claims jobs of the task."""
     from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
 
     with LogReader.open(str(app.data_dir)) as reader:
@@ -142,7 +142,7 @@ def _is_known(app: TaskQ, task: str) -> bool:
 
 
 def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
-    """The bytes that were named.
+    """Return the bytes that were named.
 
     Raises:
         WrongUsage: there are none, or too many.

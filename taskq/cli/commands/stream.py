@@ -157,7 +157,7 @@ def _show(record: Record) -> None:
 
 
 def _note(record: Record) -> str:
-    """What else is worth knowing of a record, in a few words."""
+    """Return what else is worth knowing of a record, in a few words."""
     parts: list[str] = []
     if record.kind in ("claimed", "retried", "dead"):
         parts.append(f"attempt {record.attempt}")

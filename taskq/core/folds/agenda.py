@@ -388,7 +388,7 @@ class Agenda:
         self.ages.note(lsn, self.ages.moment)
 
     def location(self, job: int) -> int:
-        """Where the enqueue record of an unsettled job stands."""
+        """Return where the enqueue record of an unsettled job stands."""
         chunk = self.table.find(job)
         if chunk is None:
             raise KeyError(job)
@@ -430,7 +430,7 @@ class Agenda:
         return self.times.next_expiry_ns()
 
     def overdue(self, job: int) -> Expiry | None:
-        """When the job, which runs, was found to have expired; None if it was not."""
+        """Return when the job, which runs, was found to have expired; None if it was not."""
         return self._overdue.get(job)
 
     def expired(self, now_ns: int, count: int) -> list[int]:
@@ -562,5 +562,5 @@ class Agenda:
 
 
 def counted(attempt: int) -> int:
-    """The attempts as ``meta`` has them."""
+    """Return the attempts as ``meta`` has them."""
     return (attempt << ATTEMPT_SHIFT) & ATTEMPT_MASK if attempt < 1 << 16 else ATTEMPT_MASK

@@ -61,7 +61,7 @@ class SortedBlocks:
             self._split(number)
 
     def has(self, key: int, value: int) -> bool:
-        """Whether the pair is there.
+        """Return whether the pair is there.
 
         Quick for whoever asks in the order in which the pairs came, however many have the same key.
         """
@@ -80,7 +80,7 @@ class SortedBlocks:
         return False
 
     def _is_in(self, number: int, key: int, value: int) -> bool:
-        """Whether the pair is in this block."""
+        """Return whether the pair is in this block."""
         keys, values = self._keys[number], self._values[number]
         start, end = bisect_left(keys, key), bisect_right(keys, key)
         # Values of one key are mostly in order, but need not be.
@@ -92,7 +92,7 @@ class SortedBlocks:
         return zip(list(self._keys), list(self._values), strict=True)
 
     def first_key(self) -> int | None:
-        """The smallest key, None when empty."""
+        """Return the smallest key, None when empty."""
         return self._keys[0][0] if self._keys else None
 
     def between(self, after: int, until: int) -> Iterator[array[int]]:
@@ -116,7 +116,7 @@ class SortedBlocks:
         return [pair for keys, values in cut for pair in zip(keys, values, strict=True)]
 
     def __iter__(self) -> Iterator[int]:
-        """The values, by key."""
+        """Return the values, by key."""
         return chain.from_iterable(self._values)
 
     def remove(self, value: int) -> bool:
@@ -221,7 +221,7 @@ class Returned(SortedBlocks):
 
     @classmethod
     def of(cls, pairs: SortedBlocks) -> Returned:
-        """The same pairs; the given ones must not be used any more."""
+        """Return the same pairs; the given ones must not be used any more."""
         returned = cls()
         returned._firsts, returned._keys = pairs._firsts, pairs._keys
         returned._values, returned.size = pairs._values, pairs.size
@@ -273,20 +273,20 @@ class Returned(SortedBlocks):
         return True
 
     def since(self, job: int) -> int | None:
-        """The moment since when the job is ready; None if it is not here."""
+        """Return the moment since when the job is ready; None if it is not here."""
         number, at = self._find(job)
         return None if at < 0 else self._values[number][at]
 
     def low(self) -> int | None:
-        """The earliest moment of all; None when empty."""
+        """Return the earliest moment of all; None when empty."""
         return min(map(self._low, range(len(self._keys))), default=None)
 
     def ids(self) -> Iterator[int]:
-        """All jobs, by id."""
+        """Return all jobs, by id."""
         return chain.from_iterable(self._keys)
 
     def within(self, moment: int) -> Iterator[int]:
-        """The jobs that are ready since ``moment`` or longer, by id."""
+        """Yield the jobs that are ready since ``moment`` or longer, by id."""
         for number in range(len(self._keys)):
             if self._low(number) <= moment:
                 keys, values = self._keys[number], self._values[number]

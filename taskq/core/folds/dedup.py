@@ -33,7 +33,7 @@ _SWEEP_EVERY: Final = 64
 
 
 def key_hash(queue: bytes, key: bytes) -> int:
-    """The key's 64-bit number, never 0, the same on every machine."""
+    """Return the key's 64-bit number, never 0, the same on every machine."""
     digest = hashlib.blake2b(bytes((len(queue),)) + queue + key, digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -54,7 +54,7 @@ class _Page:
 
 
 def _find(page: _Page, hashed: int, job: int) -> int:
-    """Where the job's entry stands, -1 if it has none."""
+    """Return where the job's entry stands, -1 if it has none."""
     hashes = page.hashes
     for at in range(bisect_left(hashes, hashed), len(hashes)):
         if hashes[at] != hashed:
@@ -206,7 +206,7 @@ class Dedup:
         return (until if until >= 0 else -until - 1) + self.shift_ns
 
     def would_free(self, hashed: int, job: int, now_ns: int) -> bool:
-        """Whether the key would be free if the job were settled now."""
+        """Return whether the key would be free if the job were settled now."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         until = page.untils[at] if at >= 0 else UNTIL_SETTLED

@@ -79,15 +79,15 @@ class Source(Protocol):
     """Where columns come from; what does not fit raises a ValueError."""
 
     def take(self, code: str) -> array[int]:
-        """The next column."""
+        """Return the next column."""
         ...
 
     def take_arrays(self, code: str) -> list[array[int]]:
-        """What ``put_arrays`` was given."""
+        """Return what ``put_arrays`` was given."""
         ...
 
     def take_locations(self) -> list[array[int]]:
-        """The same for locations of records, as they are numbered in this process."""
+        """Return the same for locations of records, as they are numbered in this process."""
         ...
 
 
@@ -95,7 +95,7 @@ class Source(Protocol):
 
 
 def freeze_agenda(agenda: Agenda) -> Frozen:
-    """A copy of all that an agenda knows."""
+    """Return a copy of all that an agenda knows."""
     frozen = Frozen()
     counts = agenda._scheduled, agenda._expiring, agenda._left
     frozen.put("q", (agenda.floor_lsn, agenda.ages.moment, *counts))
@@ -122,7 +122,7 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
 
 
 def thaw_agenda(source: Source) -> Agenda:
-    """The agenda of which these columns are a copy.
+    """Return the agenda of which these columns are a copy.
 
     Raises:
         ValueError: they are not.
@@ -341,7 +341,7 @@ def _take_leases(source: Source, leases: Leases) -> None:
 
 
 def freeze_dedup(dedup: Dedup) -> Frozen:
-    """A copy of all that a table of keys knows."""
+    """Return a copy of all that a table of keys knows."""
     frozen = Frozen()
     frozen.put("q", [getattr(dedup, name) for name in _DEDUP_NUMBERS])
     frozen.put("Q", dedup._firsts)
@@ -353,7 +353,7 @@ def freeze_dedup(dedup: Dedup) -> Frozen:
 
 
 def thaw_dedup(source: Source) -> Dedup:
-    """The table of keys of which these columns are a copy.
+    """Return the table of keys of which these columns are a copy.
 
     Raises:
         ValueError: they are not.
@@ -392,7 +392,7 @@ def _take_names(source: Source) -> list[bytes]:
 
 
 def _some(values: Iterator[T], count: int) -> list[T]:
-    """The next values."""
+    """Return the next values."""
     some = list(islice(values, count))
     if len(some) != count:
         raise ValueError(f"{count} values are {len(some)}")

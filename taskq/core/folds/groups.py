@@ -66,7 +66,7 @@ class Groups:
         return len(self._groups)
 
     def get(self, task: str, key: bytes) -> Group | None:
-        """The group of a task's jobs with that key."""
+        """Return the group of a task's jobs with that key."""
         limit = self._limits.get(task)
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
@@ -176,7 +176,7 @@ class Groups:
             self._judge_rate(group, moment)
 
     def is_freed(self) -> bool:
-        """Whether a group that was full has a place, and a job for it; asks once."""
+        """Return whether a group that was full has a place, and a job for it; asks once."""
         freed, self.freed = self.freed, {}
         return any(lane.ready and not lane.blocked for group in freed for lane in group.lanes)
 
@@ -273,13 +273,13 @@ class Groups:
 
 
 def pack_group(key: tuple[str, bytes]) -> bytes:
-    """The key of a group, as it is kept: length of the task's name u8, the name, the key."""
+    """Return the key of a group, as it is kept: length of the task's name u8, the name, the key."""
     task = key[0].encode("utf-8", "surrogatepass")
     return bytes((len(task),)) + task + key[1]
 
 
 def unpack_group(packed: bytes) -> tuple[str, bytes]:
-    """The key of a group that was packed.
+    """Return the key of a group that was packed.
 
     Raises:
         ValueError: it is none.

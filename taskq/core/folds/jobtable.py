@@ -162,7 +162,7 @@ class JobTable:
         self._firsts[number:number] = [chunk.ids[0] for chunk in chunks]
 
     def is_free(self, first: int, last: int) -> bool:
-        """Whether no job of an id from ``first`` to ``last`` is or lately was here."""
+        """Return whether no job of an id from ``first`` to ``last`` is or lately was here."""
         number = bisect_right(self._firsts, last) - 1
         if number < 0:
             return True
@@ -171,7 +171,7 @@ class JobTable:
         return at < 0 or chunk.ids[at] < first
 
     def find(self, job: int) -> Chunk | None:
-        """The chunk that holds an unsettled job, or None; sets ``index``."""
+        """Return the chunk that holds an unsettled job, or None; sets ``index``."""
         chunk = self._hint
         index = self.index + 1
         if index < chunk.used and chunk.ids[index] == job:
@@ -212,7 +212,7 @@ class JobTable:
         return State.ABSENT if chunk is None else State(chunk.metas[self.index] & STATE_MASK)
 
     def is_fresh(self, job: int) -> bool:
-        """Whether a job is ready, and was so when it came."""
+        """Return whether a job is ready, and was so when it came."""
         chunk = self.find(job)
         return chunk is not None and chunk.metas[self.index] & FRESH_MASK == _READY
 
@@ -257,7 +257,7 @@ class JobTable:
         return self.since(0)
 
     def since(self, job: int) -> Iterator[tuple[Chunk, int]]:
-        """The same from this id on."""
+        """Yield the same from this id on."""
         for chunk in self._chunks[max(bisect_right(self._firsts, job) - 1, 0) :]:
             metas = chunk.metas
             for index in range(bisect_left(chunk.ids, job, 0, chunk.used), chunk.used):
@@ -265,7 +265,7 @@ class JobTable:
                     yield chunk, index
 
     def below(self, job: int) -> Iterator[tuple[Chunk, int]]:
-        """The same of lower ids, the highest first."""
+        """Yield the same of lower ids, the highest first."""
         for number in range(bisect_left(self._firsts, job) - 1, -1, -1):
             chunk = self._chunks[number]
             for index in range(bisect_left(chunk.ids, job, 0, chunk.used) - 1, -1, -1):
@@ -327,7 +327,7 @@ class JobTable:
 
 
 def _alike(column: array[int], other: array[int]) -> int:
-    """How many of the first numbers of two columns, equally long, are the same."""
+    """Return how many of the first numbers of two columns, equally long, are the same."""
     if column == other:
         return len(column)
     return next(at for at, pair in enumerate(zip(column, other, strict=True)) if pair[0] != pair[1])

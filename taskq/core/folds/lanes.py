@@ -93,7 +93,7 @@ class Lane:
 
     @property
     def concurrency_key(self) -> bytes:
-        """What its jobs share besides queue, priority and task; b"" for nothing."""
+        """Return what its jobs share besides queue, priority and task; b"" for nothing."""
         return self.key[2 + self.key[0] + self.key[1] :]
 
     @property
@@ -182,7 +182,7 @@ class Lane:
         return False
 
     def head(self) -> int:
-        """The id at the head, stale or not; NO_JOB when there is none."""
+        """Return the id at the head, stale or not; NO_JOB when there is none."""
         back = self._back.first_key()
         fresh = self._fresh_head()
         return fresh if back is None or fresh < back else back
@@ -194,7 +194,7 @@ class Lane:
         return min(fresh if fresh < fresh_below else NO_JOB, back)
 
     def has_within(self, fresh_below: int, back_until: int) -> bool:
-        """Whether any has waited so long."""
+        """Return whether any has waited so long."""
         if self._fresh_head() < fresh_below:
             return True
         low = self._back.low() if self._back.size else None
@@ -237,15 +237,15 @@ class Lane:
         return popped
 
     def __iter__(self) -> Iterator[int]:
-        """The ids that ``pop`` would return, left where they are."""
+        """Return the ids that ``pop`` would return, left where they are."""
         return merge(self.fresh(), self._back.ids())
 
     def back_since(self, job: int) -> int | None:
-        """The moment since when a job is ready that was not fresh; None for all others."""
+        """Return the moment since when a job is ready that was not fresh; None for all others."""
         return self._back.since(job)
 
     def fresh(self) -> Iterator[int]:
-        """Those among them that were ready at once."""
+        """Return those among them that were ready at once."""
         return islice(chain.from_iterable(self._blocks), self._head, None)
 
     def given_back(self, until: int = LATEST) -> Iterator[int]:
@@ -334,7 +334,7 @@ class Group:
         self.times: Times | None = None
 
     def room(self, moment: int) -> int:
-        """How many more of its jobs may be claimed now."""
+        """Return how many more of its jobs may be claimed now."""
         limit = self.limit
         if limit is None:
             return _NO_LIMIT
@@ -406,7 +406,7 @@ class Family:
         self._heap.clear()
 
     def head(self) -> int:
-        """The lowest id at the head of any lane; its lane is ``number`` then."""
+        """Return the lowest id at the head of any lane; its lane is ``number`` then."""
         heap, ready = self._heap, self.ready
         while heap:
             head, _, lane = heap[0]

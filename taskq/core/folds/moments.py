@@ -65,7 +65,7 @@ class Timetable:
             self._wall.remove(job)
 
     def waits(self, job: int, moment_ns: int, is_wall: bool) -> bool:
-        """Whether the job is to be due then; in shifted time unless ``is_wall``."""
+        """Return whether the job is to be due then; in shifted time unless ``is_wall``."""
         return (self._wall if is_wall else self._shifted).has(moment_ns, job)
 
     def blocks(self) -> Iterator[tuple[array[int], array[int], bool]]:
@@ -110,7 +110,7 @@ class Timetable:
         (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
 
     def expires(self, job: int, moment_ns: int, is_wall: bool = False) -> bool:
-        """Whether the job is to expire then, in shifted time unless ``is_wall``."""
+        """Return whether the job is to expire then, in shifted time unless ``is_wall``."""
         return (self._expiries_wall if is_wall else self._expiries_shifted).has(moment_ns, job)
 
     def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
@@ -276,7 +276,7 @@ class Ages:
 
     @property
     def step_ns(self) -> int:
-        """How much older than it is a job may be taken for."""
+        """Return how much older than it is a job may be taken for."""
         return self.window_ns // _PARTS
 
     def note(self, lsn: int, moment: int) -> None:
@@ -321,14 +321,14 @@ class Ages:
         return bool(self._lsns) and job >= self._lsns[0]
 
     def before(self, moment: int) -> int:
-        """An id: the jobs below it are those that were enqueued then or earlier."""
+        """Return an id: the jobs below it are those that were enqueued then or earlier."""
         at = bisect_right(self._moments, moment) if moment >= 0 else 0
         if not at:
             return 0
         return self._lsns[at] if at < len(self._lsns) else NO_JOB
 
     def bounds(self, now: int) -> Bounds:
-        """Who has waited for how many windows at a moment."""
+        """Return who has waited for how many windows at a moment."""
         return Bounds(self, now)
 
 

@@ -50,7 +50,7 @@ class Queues:
         self.groups = Groups(self.lanes, self.block, self.unblock)
 
     def lane(self, priority: int, key: bytes) -> Lane:
-        """The lane of (queue length u8, task length u8, queue, task), made at first sight.
+        """Return the lane of (queue length u8, task length u8, queue, task), made at first sight.
 
         A concurrency key may stand behind that.
         """
@@ -137,7 +137,7 @@ class Queues:
                 self.unblock(lane, BLOCKED_BY_PAUSE)
 
     def any_ready(self) -> bool:
-        """Whether any unblocked lane has a job."""
+        """Return whether any unblocked lane has a job."""
         return any(self.ready)
 
     def stats(self) -> tuple[QueueStats, ...]:

@@ -109,15 +109,15 @@ class Taking:
 
     @property
     def is_full(self) -> bool:
-        """Whether a claim may have ended before it found all, for so many are expired."""
+        """Return whether a claim may have ended before it found all, for so many are expired."""
         return len(self.passed) >= PASSED_MAX
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
-        """Whether ``take`` would find a job."""
+        """Return whether ``take`` would find a job."""
         return any(True for level in self._ready for _ in _served(level, queues, tasks))
 
     def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
-        """The next jobs that ``take`` would claim, left where they are."""
+        """Return the next jobs that ``take`` would claim, left where they are."""
         jobs: list[int] = []
         seen: set[int] = set()
         bounds = self._ages.bounds(self._ages.moment)
@@ -146,7 +146,7 @@ class Taking:
         return self._lanes[chunk.lanes[self._table.index]].back_since(job)
 
     def level(self, job: int) -> int:
-        """The priority that a ready job has now, with what it gained by waiting."""
+        """Return the priority that a ready job has now, with what it gained by waiting."""
         chunk = self._table.find(job)
         if chunk is None:
             return 0
@@ -294,14 +294,14 @@ class Taking:
                 self._queues.open(lane)  # with another job at its head
 
     def _pass_over(self, jobs: list[int]) -> list[int]:
-        """Those of the jobs, popped from their lane, that are not expired."""
+        """Return those of the jobs, popped from their lane, that are not expired."""
         left: list[int] = []
         for job in jobs:
             (self.passed if self._is_over(job) else left).append(job)
         return left
 
     def _is_over(self, job: int) -> bool:
-        """Whether it is known that the job is expired."""
+        """Return whether it is known that the job is expired."""
         chunk = self._table.find(job) if job in self._times.over else None
         # A dead letter that is ready again has lost the expiry of its first life.
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
@@ -353,7 +353,7 @@ class Taking:
             self._queues.shut(lane)
 
     def _most(self, lane: Lane, count: int) -> int:
-        """How many of the lane's jobs may be claimed, of so many that are asked for."""
+        """Return how many of the lane's jobs may be claimed, of so many that are asked for."""
         group = lane.group
         if group is None or lane.blocked:
             return 0 if lane.blocked else count
@@ -380,7 +380,7 @@ class Taking:
 def _served(
     lanes: Iterable[Lane | Family], queues: frozenset[str] | None, tasks: frozenset[str] | None
 ) -> Iterator[Lane | Family]:
-    """Those among the lanes that a claimer asks for."""
+    """Return those among the lanes that a claimer asks for."""
     return (
         lane
         for lane in lanes
@@ -389,13 +389,13 @@ def _served(
 
 
 def _bound(lane: Lane, bounds: Bounds, level: int) -> tuple[int, int]:
-    """What a job of the lane must have waited to be of this level, or a higher one."""
+    """Return what a job of the lane must have waited to be of this level, or a higher one."""
     windows = level - lane.priority
     return bounds.fresh[windows], bounds.back[windows]
 
 
 def _top(lane: Lane, bounds: Bounds) -> int:
-    """The highest level of any job of the lane."""
+    """Return the highest level of any job of the lane."""
     level = lane.priority
     while level < PRIORITY_MAX and lane.has_within(*_bound(lane, bounds, level + 1)):
         level += 1

@@ -56,7 +56,7 @@ class Answers:
         return answers
 
     def stand(self) -> tuple[int, int, int]:
-        """How many there are, for ``go_back_to``."""
+        """Return how many there are, for ``go_back_to``."""
         return len(self.now), len(self.later), self.later_lsn
 
     def go_back_to(self, stand: tuple[int, int, int]) -> None:
@@ -100,7 +100,7 @@ class Undecided:
 
 
 def settlements(op: int, items: list[Any]) -> list[Settlement]:
-    """What a request of ``SOON`` settles."""
+    """Return what a request of ``SOON`` settles."""
     if op == Op.SETTLE_SOON:
         return items
     return [Settlement(Kind.SUCCEEDED, delivery) for delivery in items]
@@ -124,7 +124,7 @@ def tell_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answ
 
 
 def failure(error: BaseException) -> TaskqError:
-    """An error as the caller gets it."""
+    """Return an error as the caller gets it."""
     if isinstance(error, TaskqError):
         return error
     if isinstance(error, OSError):

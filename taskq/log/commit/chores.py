@@ -37,7 +37,7 @@ class InnerRequest:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it is answered."""
+        """Return whether it is answered."""
         return self._answered
 
     def cancelled(self) -> bool:
@@ -110,7 +110,7 @@ class Chore(ABC):
 
     @abstractmethod
     def _next_steps(self) -> Steps | None:
-        """The steps that are due now, if any are."""
+        """Return the steps that are due now, if any are."""
 
     @abstractmethod
     def _finished(self) -> None: ...
@@ -127,7 +127,7 @@ class Chore(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether there are steps to do now."""
+        """Return whether there are steps to do now."""
         if self._steps is None:
             return self._is_asked()
         return self._journal.clock.steady_ns() >= self._pause_until_ns
@@ -185,7 +185,7 @@ class Chore(ABC):
         self._pause_until_ns = self._journal.clock.steady_ns() + _TURN_NS
 
     def _take_turn(self) -> bool:
-        """Whether this process is the one that does it, from here to ``_stop``."""
+        """Return whether this process is the one that does it, from here to ``_stop``."""
         disk = self._journal.disk
         self._lock = disk.open(self._lock_path, create=True)
         if disk.try_lock(self._lock):

@@ -468,7 +468,7 @@ class Committer:
         self.answers.now += refusals(requests, error)
 
     def _not_watched(self, requests: list[Request]) -> list[Request]:
-        """The same without those that wait for an outcome already."""
+        """Return the same without those that wait for an outcome already."""
         has = self.waiters.outcomes.has
         return [one for one in requests if one[0] != Op.OUTCOME or not has(one[3], one[2])]
 
@@ -508,7 +508,7 @@ class Committer:
     # -- durability -------------------------------------------------------------------------------
 
     def must_sync(self) -> bool:
-        """Whether answers wait for the disk."""
+        """Return whether answers wait for the disk."""
         journal = self.journal
         # A loss of more could reach the ids after a restart.
         if journal.next_lsn - journal.durable_lsn > LSN_SKIP // 2:
@@ -543,7 +543,7 @@ class Committer:
 
 
 def engine_stats(committer: Committer) -> EngineStats:
-    """What this process's engine did so far."""
+    """Return what this process's engine did so far."""
     meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
     return EngineStats(
         batches=meters.batches,

@@ -23,14 +23,14 @@ class OtherOwners:
         self.left = False
 
     def all(self) -> set[int]:
-        """Those that hold claims, as far as this process has folded the log."""
+        """Return those that hold claims, as far as this process has folded the log."""
         agenda = self._facets.agenda
         if agenda is None:
             return set()
         return {claim[2] for claim in agenda.running.values()} - {self._peers.owner}
 
     def dead(self) -> set[int]:
-        """Those among them whose process is gone."""
+        """Return those among them whose process is gone."""
         return {owner for owner in self.all() if not self._peers.alive(owner)}
 
     def dead_if_due(self, steady_ns: int) -> set[int]:

@@ -151,7 +151,7 @@ class Room:
         self._look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
 
     def holds(self, size: int) -> bool:
-        """Whether the disk has room for so many bytes, whatever enqueues must leave."""
+        """Return whether the disk has room for so many bytes, whatever enqueues must leave."""
         try:
             return size <= self._disk.free_bytes(self._path)
         except OSError:
@@ -243,7 +243,7 @@ def _not_growing(requests: list[Request]) -> list[Request]:
 
 
 def files_left(disk: Disk, path: str) -> str:
-    """What is wrong if too few files may still be made on a disk; else empty."""
+    """Return what is wrong if too few files may still be made on a disk; else empty."""
     files = disk.files(path)
     if files is None:
         return ""
@@ -252,7 +252,7 @@ def files_left(disk: Disk, path: str) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that the disk or a quota is used up."""
+    """Return whether it says that the disk or a quota is used up."""
     return error.errno in _FULL
 
 
@@ -291,7 +291,7 @@ def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
 
 
 def _size_of(disk: Disk, path: str) -> int:
-    """Bytes of a file, 0 if it cannot be seen."""
+    """Return bytes of a file, 0 if it cannot be seen."""
     with contextlib.suppress(OSError):
         descriptor = disk.open(path, write=False)
         try:

@@ -56,7 +56,7 @@ class Growth:
         self._waiting.append((lsn, port, future))
 
     def told(self) -> list[Answer]:
-        """The answers that can be given now."""
+        """Return the answers that can be given now."""
         if not self._waiting:
             return []
         journal = self._journal
@@ -84,11 +84,11 @@ class Growth:
 
     @property
     def lacking(self) -> bool:
-        """Whether they wait for what was written and is not on disk."""
+        """Return whether they wait for what was written and is not on disk."""
         return bool(self._waiting) and self._limit < self._journal.next_lsn
 
     def sync_seconds(self, usual: float) -> float:
-        """How long they wait for somebody's sync before one is made for them."""
+        """Return how long they wait for somebody's sync before one is made for them."""
         if self._durability is Durability.FSYNC and self.lacking:
             return min(usual, _COMPANY_SECONDS)
         return usual
@@ -127,7 +127,7 @@ class Waiters:
         self.growth = Growth(journal)
 
     def claim_requests(self) -> list[Request]:
-        """The claims, as the requests that they came as; legal on any thread."""
+        """Return the claims, as the requests that they came as; legal on any thread."""
         return claim_requests(list(self.claims))
 
     def take_claims(self) -> list[Request]:
@@ -144,7 +144,7 @@ class Waiters:
         return [*self.outcomes.all(), *self.growth.all()]
 
     def interest(self) -> int:
-        """The interest bits of those that wait."""
+        """Return the interest bits of those that wait."""
         interest = INTEREST_READY if self.claims else 0
         interest |= INTEREST_OUTCOME if self.outcomes else 0
         return interest | (INTEREST_GROWTH if self.growth else 0)
@@ -188,7 +188,7 @@ class Outcomes:
         self._facets.watch_for(job)
 
     def has(self, job: int, future: Any) -> bool:
-        """Whether this future waits for the job."""
+        """Return whether this future waits for the job."""
         return any(one is future for _, one in self._waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
@@ -213,7 +213,7 @@ class Outcomes:
                 yield port, future, outcome
 
     def _look_again(self, job: int) -> Outcome | TaskqError:
-        """What became of a job whose end was written again since, or is not kept."""
+        """Return what became of a job whose end was written again since, or is not kept."""
         try:
             location = find_end(self._journal, job)
             if location is not None:

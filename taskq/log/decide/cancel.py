@@ -33,7 +33,7 @@ _TOO_LATE: Final = Cancel.TOO_LATE
 
 
 def is_asked(facets: Facets, delivery: Delivery) -> bool:
-    """Whether somebody wants the job of this very claim cancelled."""
+    """Return whether somebody wants the job of this very claim cancelled."""
     agenda = facets.need_agenda()
     claim = agenda.running.get(delivery.job)
     return claim is not None and claim[0] == delivery.token and delivery.job in agenda.leases.asked

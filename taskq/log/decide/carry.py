@@ -130,7 +130,7 @@ class Rewrites:
                 return removed
 
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
-        """What to write; None if it is not as it was found."""
+        """Return what to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return carried_live(agenda, dedup, item)
         expires_ns = item.expires_ns
@@ -215,7 +215,7 @@ class Edits:
 
 
 def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
-    """An unsettled job as it is to be written again; None if it is not as it was found."""
+    """Return an unsettled job as it is to be written again; None if it is not as it was found."""
     job, table = item.job, agenda.table
     chunk = table.find(job)
     if chunk is None or chunk.locations[table.index] != item.location:

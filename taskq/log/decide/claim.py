@@ -131,7 +131,7 @@ class Claims:
         return deliveries, must_sync
 
     def _records(self, taken: list[Taken]) -> list[bytes] | None:
-        """The enqueue records of jobs that were taken, or None if one of them is damaged."""
+        """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
         recent = self._recent.records
         records = list(map(recent.pop, [one[0] for one in taken], repeat(b"")))
         if all(records):

@@ -34,7 +34,7 @@ class Recent:
         self.size += len(record)
 
     def record(self, job: int, location: int) -> bytes:
-        """A job's enqueue record, from wherever it is.
+        """Return a job's enqueue record, from wherever it is.
 
         Raises:
             LogDamaged: it does not read back as it was written.

@@ -94,7 +94,7 @@ class DeadLetters:
         batch.interest |= INTEREST_READY
 
     def _expiry(self, letter: Letter, now_ns: int) -> tuple[bytes, int]:
-        """Its record, and wall time at which it expires if that shifts.
+        """Return its record, and wall time at which it expires if that shifts.
 
         Who asks for a job again wants it run: a moment that has passed does not count any more.
         """
@@ -110,7 +110,7 @@ class DeadLetters:
         return letter.born, told_ns if extras.expires_ns else 0
 
     def _purged(self, batch: Batch, job: int) -> bytes:
-        """What the record of a letter that goes says of those that wait for it."""
+        """Return what the record of a letter that goes says of those that wait for it."""
         flows, dead = self._context.agenda.flows, self._context.agenda.dead
         chunk = dead.find(job)
         if not flows.held or chunk is None:

@@ -136,7 +136,7 @@ class Keys:
         ending: frozenset[int] = _NOBODY,
         itself: int = 0,
     ) -> int | None:
-        """The job that holds a key, verified against its record; ``itself`` does not count.
+        """Return the job that holds a key, verified against its record; ``itself`` does not count.
 
         Nor do those that are ``ending``, if that frees the key.
         """
@@ -186,12 +186,12 @@ class Prepared:
 
     @property
     def needs(self) -> int | None:
-        """What the job waits for, as ``core.flows`` has it; None if it is not held."""
+        """Return what the job waits for, as ``core.flows`` has it; None if it is not held."""
         flow = self._flow
         return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
 
     def tail(self, replaced: int, lsn: int) -> bytes:
-        """The record from behind its length up to its body, as it is written at ``lsn``."""
+        """Return the record from behind its length up to its body, as it is written at ``lsn``."""
         spec, options = self._spec, self._options
         if self._flow is not None:
             options += encode_part(self._flow, lsn)
@@ -282,7 +282,7 @@ class Enqueues:
         ]
 
     def _add(self, batch: Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
-        """The hot path: a plain job that is ready at once."""
+        """Return the hot path: a plain job that is ready at once."""
         lsn = batch.lsn
         record = codec.pack_length(len(tail) + len(body) + 8) + tail + body
         record += codec.pack_length(codec.crc32(record, lsn & 0xFFFFFFFF))

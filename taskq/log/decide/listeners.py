@@ -102,7 +102,7 @@ class Deaths:
         self._written = 0
 
     def __bool__(self) -> bool:
-        """Whether somebody died since the last ``enqueue``."""
+        """Return whether somebody died since the last ``enqueue``."""
         return len(self._noted) > self._written
 
     def write(self, owner: object, writer: Writer) -> None:
@@ -150,7 +150,7 @@ class Deaths:
             enqueues.many(batch, self._jobs_of(letter))
 
     def _jobs_of(self, letter: DeadLetter) -> list[Item]:
-        """One of each task, however many apps of this process hold it."""
+        """Return one of each task, however many apps of this process hold it."""
         jobs: dict[str, Item] = {}
         for writer in self._writers.values():
             try:
@@ -160,7 +160,7 @@ class Deaths:
         return list(jobs.values())
 
     def told(self) -> list[Answer]:
-        """What goes out for the batch, once it is durable."""
+        """Return what goes out for the batch, once it is durable."""
         if not self._noted:
             return []
         noted, self._noted, self._written = self._noted, [], 0
@@ -200,7 +200,7 @@ class Asks:
             self._facets.need_agenda()
 
     def told(self) -> list[Answer]:
-        """What goes out for the asks that were folded since the last call."""
+        """Return what goes out for the asks that were folded since the last call."""
         agenda = self._facets.agenda
         if agenda is None or not agenda.leases.asked:
             if self._told:

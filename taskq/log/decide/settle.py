@@ -140,7 +140,7 @@ class Settles:
 
 
 def joined(options: bytes, lines: bytes) -> bytes:
-    """The options of an end, and what the attempt logged, if there is room for that too."""
+    """Return the options of an end, and what the attempt logged, if there is room for that too."""
     return options + lines if len(options) + len(lines) <= OPTIONS_BYTES_MAX else options
 
 

@@ -22,13 +22,13 @@ _TICKED_BYTES: Final = 320
 
 
 def request_size(op: int, operand: Any) -> int:
-    """Bytes of the records of a request that is no enqueue of one job."""
+    """Return bytes of the records of a request that is no enqueue of one job."""
     size = _SIZES.get(op)
     return codec.BACK.size if size is None else size(operand)
 
 
 def bundle_size(bundle: Bundle) -> int:
-    """Bytes of a transaction's records."""
+    """Return bytes of a transaction's records."""
     size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
     # Each may free a key, or take one over from a job that is cancelled for it.
     return size + _FREES_BYTES * sum(map(len, bundle))
@@ -40,7 +40,7 @@ def _enqueue_size(item: Item) -> int:
 
 
 def extras_size(extras: Extras) -> int:
-    """Bytes of a new job's options."""
+    """Return bytes of a new job's options."""
     headers = sum(len(name) + len(value) for name, value in extras.headers.items())
     flow = extras.flow.size if extras.flow is not None else 0
     keys = len(extras.key or b"") + len(extras.concurrency_key)

@@ -41,7 +41,7 @@ _SIZE: Final = struct.Struct("<Q")
 
 
 def check_compression(name: object) -> Compression:
-    """The name of a way to compress that this process has.
+    """Return the name of a way to compress that this process has.
 
     Raises:
         UsageError: there is no such way.
@@ -112,7 +112,7 @@ def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
 
 
 def original_size(stored: bytes, flags: int) -> int:
-    """Bytes that a body claims to have had, from what its record or file holds."""
+    """Return bytes that a body claims to have had, from what its record or file holds."""
     if not flags & _COMPRESSED:
         return len(stored)
     size: int = _SIZE.unpack_from(stored.ljust(_SIZE.size, b"\0"))[0]

@@ -76,7 +76,7 @@ class Carried(NamedTuple):
 
 
 def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
-    """The record, as it is written at ``lsn``."""
+    """Return the record, as it is written at ``lsn``."""
     options = _encode_options(carried)
     flags = carried.flags | (_OWN_FLAGS if carried.body is None else int(Flag.CHECKED))
     fixed = codec.CARRIED.pack(
@@ -88,7 +88,7 @@ def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
 
 
 def decode_carried(record: bytes) -> Carried:
-    """What a CARRIED, REQUEUED or EDITED record says.
+    """Return what a CARRIED, REQUEUED or EDITED record says.
 
     Raises:
         FormatError: the record inside does not fit.
@@ -133,7 +133,7 @@ def decode_carried(record: bytes) -> Carried:
 
 
 def born_in(record: bytes) -> bytes:
-    """The ENQUEUED record that a CARRIED, REQUEUED or EDITED one holds.
+    """Return the ENQUEUED record that a CARRIED, REQUEUED or EDITED one holds.
 
     Raises:
         FormatError: there is none of a length that fits.
@@ -150,23 +150,23 @@ def born_in(record: bytes) -> bytes:
 
 
 def is_carrying(record: bytes) -> bool:
-    """Whether the record holds a job's ENQUEUED record."""
+    """Return whether the record holds a job's ENQUEUED record."""
     return len(record) > KIND_AT and record[KIND_AT] in _CARRYING
 
 
 def encode_queue(kind: Kind, queue: str, lsn: int) -> bytes:
-    """A PAUSED or RESUMED record."""
+    """Return a PAUSED or RESUMED record."""
     fixed = codec.NAME.pack(0, kind, 0, 0, Flag.CHECKED, 0)
     return codec.encode_checked(fixed[4:], queue.encode("utf-8", "surrogatepass"), lsn)
 
 
 def decode_queue(record: bytes) -> str:
-    """The queue of a PAUSED or RESUMED record."""
+    """Return the queue of a PAUSED or RESUMED record."""
     return record[codec.NAME.size : -CRC_SIZE].decode("utf-8", "replace")
 
 
 def encode_tally(lane: Lane, lsn: int) -> bytes:
-    """A TALLIED record: how many jobs of the lane ended so far, and how."""
+    """Return a TALLIED record: how many jobs of the lane ended so far, and how."""
     fixed = codec.TALLY.pack(
         0, Kind.TALLIED, lane.priority, 0, Flag.CHECKED, 0, lane.succeeded, lane.dead,
         lane.cancelled, lane.expired,
@@ -175,18 +175,18 @@ def encode_tally(lane: Lane, lsn: int) -> bytes:
 
 
 def encode_compacted(floor_lsn: int, lsn: int) -> bytes:
-    """A COMPACTED record: segments that begin before ``floor_lsn`` may be gone."""
+    """Return a COMPACTED record: segments that begin before ``floor_lsn`` may be gone."""
     fixed = codec.OWNER.pack(0, Kind.COMPACTED, 0, 0, Flag.CHECKED, 0, floor_lsn)
     return codec.encode_checked(fixed[4:], b"", lsn)
 
 
 def encode_lease(deadline_ns: int) -> bytes:
-    """The option of a claim that ends at a moment."""
+    """Return the option of a claim that ends at a moment."""
     return option(Option.LEASE, _I64.pack(deadline_ns))
 
 
 def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
-    """The moment, or other number, that an option of a record tells; 0 if there is none."""
+    """Return the moment, or other number, that an option of a record tells; 0 if there is none."""
     for tag, value in each_option(data, at, size):
         if tag == wanted and len(value) == _I64.size:
             moment: int = _I64.unpack(value)[0]

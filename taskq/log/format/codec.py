@@ -263,17 +263,17 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_sync_point(self) -> bool:
-        """Whether it holds no record, and says only that all before it is on disk."""
+        """Return whether it holds no record, and says only that all before it is on disk."""
         return not self.records
 
 
 def frame_size(body_size: int) -> int:
-    """Bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
+    """Return bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
     return (FRAME_HEADER_SIZE + body_size + 7) & ~7
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """The 64 bytes that open a segment."""
+    """Return the 64 bytes that open a segment."""
     (offset, link_crc), size = header.link, SEGMENT_HEADER.size
     fields = (SEGMENT_MAGIC, FORMAT_VERSION, size, offset, *header[:4])
     plain = SEGMENT_HEADER.pack(*fields, 0, link_crc)
@@ -301,7 +301,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
 
 
 def segment_seed(log_id: UUID, first_lsn: int) -> int:
-    """The part of a frame's CRC seed that a segment fixes."""
+    """Return the part of a frame's CRC seed that a segment fixes."""
     return crc32(_U64.pack(first_lsn), crc32(log_id.bytes))
 
 
@@ -344,7 +344,7 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """The header at ``data[at:]``, ``offset`` of its segment; None if there is none.
+    """Return the header at ``data[at:]``, ``offset`` of its segment; None if there is none.
 
     Raises:
         FormatError: it has flags that this taskq does not know.
@@ -367,7 +367,7 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
 
 
 def body_is_whole(body: Buffer, header: FrameHeader, seed: int, offset: int) -> bool:
-    """Whether the body is what was written."""
+    """Return whether the body is what was written."""
     view = memoryview(body)
     if view.nbytes != header.body_size:
         return False
@@ -386,7 +386,7 @@ def enqueue_tail(
     route: bytes,
     options: bytes,
 ) -> bytes:
-    """An ENQUEUED record from behind its length up to its body."""
+    """Return an ENQUEUED record from behind its length up to its body."""
     fixed = ENQUEUED_TAIL.pack(
         Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
     )
@@ -429,7 +429,7 @@ def encode_back(
     lsn: int,
     options: bytes = b"",
 ) -> bytes:
-    """A RETRIED or RELEASED record."""
+    """Return a RETRIED or RELEASED record."""
     fixed = BACK.pack(0, kind, cause, len(options), Flag.CHECKED, attempt, job, token, due_ns)
     return encode_checked(fixed[4:] + options, body, lsn)
 
@@ -440,7 +440,7 @@ def encode_clock(step_ns: int, lsn: int) -> bytes:
 
 
 def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
-    """An OWNER record."""
+    """Return an OWNER record."""
     fixed = OWNER.pack(0, Kind.OWNER, 0, 0, Flag.CHECKED, 0, owner)
     return encode_checked(fixed[4:], description, lsn)
 
@@ -451,7 +451,7 @@ def option(tag: int, value: bytes) -> bytes:
 
 
 def enqueue_body(record: bytes) -> bytes:
-    """The payload of an ENQUEUED record."""
+    """Return the payload of an ENQUEUED record."""
     length, _, _, options_size, flags, _, queue_size, task_size = ENQUEUED.unpack_from(record)
     end = length - CRC_SIZE if flags & _CHECKED else length
     return record[ENQUEUED.size + queue_size + task_size + options_size : end]

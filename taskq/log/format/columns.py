@@ -19,7 +19,7 @@ _LOW: Final = 1 if _IS_BIG else 0
 
 
 def column(code: str, data: Buffer) -> array[int]:
-    """The numbers of an array type ("I", "Q", "q") that stand in a file as these bytes."""
+    """Return the numbers of an array type ("I", "Q", "q") that stand in a file as these bytes."""
     numbers: array[int] = array(code)
     numbers.frombytes(data)
     if _IS_BIG:
@@ -28,14 +28,14 @@ def column(code: str, data: Buffer) -> array[int]:
 
 
 def view(code: str, data: Buffer) -> Sequence[int]:
-    """The same numbers where they stand, to be looked at once or twice."""
+    """Return the same numbers where they stand, to be looked at once or twice."""
     if _IS_BIG:
         return column(code, data)
     return memoryview(data).cast("B").cast(code)  # type: ignore[call-overload, no-any-return]
 
 
 def packed(numbers: array[int]) -> bytes:
-    """The bytes of a column in a file."""
+    """Return the bytes of a column in a file."""
     if _IS_BIG:
         numbers = numbers[:]
         numbers.byteswap()
@@ -43,12 +43,12 @@ def packed(numbers: array[int]) -> bytes:
 
 
 def lower_halves(words: array[int]) -> array[int]:
-    """The low 32 bits of each u64."""
+    """Return the low 32 bits of each u64."""
     return array("I", words.tobytes())[_LOW::2]
 
 
 def upper_halves(words: array[int]) -> array[int]:
-    """The high 32 bits of each u64."""
+    """Return the high 32 bits of each u64."""
     return array("I", words.tobytes())[1 - _LOW :: 2]
 
 
@@ -63,7 +63,7 @@ def joined(lower: array[int], upper: array[int]) -> array[int]:
 def plain_records(
     kind: int, attempts: Sequence[int], jobs: Sequence[int], last: Iterable[int]
 ) -> bytes:
-    """The plain records of many jobs, one after the other; ``last`` are tokens or owners.
+    """Return the plain records of many jobs, one after the other; ``last`` are tokens or owners.
 
     For each what ``codec.JOB`` packs, with no byte, options or flags: four words of 8 bytes.
     """

@@ -55,7 +55,7 @@ class Takes(NamedTuple):
 
 
 def encode_part(part: FlowPart, lsn: int) -> bytes:
-    """The options of a flow's job that is written at ``lsn``."""
+    """Return the options of a flow's job that is written at ``lsn``."""
     base = lsn - part.index
     parts: list[bytes] = []
     if part.unlocks:
@@ -85,18 +85,18 @@ def check_size(size: int) -> None:
 
 
 def encode_needs(needs: int) -> bytes:
-    """The option that tells what a held job waits for."""
+    """Return the option that tells what a held job waits for."""
     doomed = _DOOMED if needs >> 40 else 0
     return option(Option.NEEDS, _NEEDS.pack(needs & 0xFFFFFFFF, needs >> 32 & 0x7F | doomed))
 
 
 def encode_unlocks(jobs: list[int]) -> bytes:
-    """The option that names jobs that wait."""
+    """Return the option that names jobs that wait."""
     return option(Option.UNLOCKS, struct.pack(f"<{len(jobs)}Q", *jobs))
 
 
 def decode_needs(value: bytes) -> int:
-    """What a held job waits for, as ``Flows`` has it.
+    """Return what a held job waits for, as ``Flows`` has it.
 
     Raises:
         FormatError: the option has another length.
@@ -108,7 +108,7 @@ def decode_needs(value: bytes) -> int:
 
 
 def decode_unlocks(value: bytes) -> tuple[int, ...]:
-    """The jobs that an option names."""
+    """Return the jobs that an option names."""
     return struct.unpack(f"<{len(value) // 8}Q", value[: len(value) // 8 * 8])
 
 
@@ -123,12 +123,12 @@ def held_needs(meta: int, data: bytes, at: int, size: int) -> int | None:
 
 
 def is_of_flow(record: bytes) -> bool:
-    """Whether the ENQUEUED record is of a flow's job."""
+    """Return whether the ENQUEUED record is of a flow's job."""
     return bool(record[FLAGS_AT] & FLOW_FLAG)
 
 
 def takes_of(record: bytes) -> Takes:
-    """What an ENQUEUED record says of other jobs."""
+    """Return what an ENQUEUED record says of other jobs."""
     if not is_of_flow(record):
         return Takes()
     _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)

@@ -59,7 +59,7 @@ def segment_name(first_lsn: int) -> str:
 
 
 def segment_lsn(name: str) -> int | None:
-    """The first lsn that a file name says, None if it is no segment's."""
+    """Return the first lsn that a file name says, None if it is no segment's."""
     stem = name.removesuffix(_SUFFIX)
     if stem == name or len(stem) != _NAME_DIGITS or not (stem.isascii() and stem.isdecimal()):
         return None
@@ -138,7 +138,7 @@ class Scanner:
         return Frame(data, start, header, offset)
 
     def _gap(self, offset: int, own: codec.FrameHeader | None) -> Gap:
-        """What the bad bytes at ``offset`` are, from the frames that stand behind them.
+        """Return what the bad bytes at ``offset`` are, from the frames that stand behind them.
 
         It ends where its own header says, or else at the next whole header: a bad frame behind it
         is another gap.
@@ -222,7 +222,7 @@ class Marks:
         offsets.append(offset)
 
     def before(self, lsn: int) -> Cursor | None:
-        """The nearest one at or before a record; None if the record is older than all."""
+        """Return the nearest one at or before a record; None if the record is older than all."""
         number = bisect_right(self._lsns, lsn) - 1
         if number < 0:
             return None

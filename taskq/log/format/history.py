@@ -33,7 +33,7 @@ OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "canc
 
 
 def encode_history(attempts: Sequence[AttemptView]) -> bytes:
-    """The latest of these attempts, as much of them as is kept."""
+    """Return the latest of these attempts, as much of them as is kept."""
     parts: list[bytes] = []
     size = 0
     for attempt in reversed(attempts[-ATTEMPTS_KEPT:]):
@@ -46,7 +46,7 @@ def encode_history(attempts: Sequence[AttemptView]) -> bytes:
 
 
 def decode_history(data: bytes) -> list[AttemptView]:
-    """The attempts; what is cut short is left out."""
+    """Return the attempts; what is cut short is left out."""
     attempts: list[AttemptView] = []
     at = 0
     while at + _ATTEMPT.size <= len(data):
@@ -77,7 +77,7 @@ def _encode(attempt: AttemptView) -> bytes:
 
 
 def encode_lines(text: str) -> bytes:
-    """The option LINES: as much of what an attempt logged as is kept, the latest of it."""
+    """Return the option LINES: as much of what an attempt logged as is kept, the latest of it."""
     data = text.encode("utf-8", "replace")[-LINES_BYTES_MAX:]
     while len(stored := zlib.compress(data, 1)) > _LINES_STORED_MAX:
         data = data[len(data) // 8 :]

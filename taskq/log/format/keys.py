@@ -13,7 +13,7 @@ _KEY: Final = int(Option.KEY)
 
 
 def key_hash_of(data: bytes, at: int = 0) -> int:
-    """The hash of an ENQUEUED record's key, 0 if it has none.
+    """Return the hash of an ENQUEUED record's key, 0 if it has none.
 
     Every settlement of a job with a key asks for it, and so does the index for each such record:
     that is why it makes no ``Extras``, nor goes by ``each_option``.

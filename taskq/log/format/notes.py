@@ -46,13 +46,13 @@ class UploadProgress(NamedTuple):
 
 
 def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
-    """An ADOPTED record."""
+    """Return an ADOPTED record."""
     fixed = codec.ADOPTED.pack(0, Kind.ADOPTED, 0, 0, _CHECKED, 0, *adopted)
     return codec.encode_checked(fixed[4:], b"", lsn)
 
 
 def decode_adopted(record: bytes) -> UploadProgress:
-    """What an ADOPTED record says."""
+    """Return what an ADOPTED record says."""
     return UploadProgress(*codec.ADOPTED.unpack_from(record)[6:])
 
 
@@ -82,7 +82,7 @@ _GONE: Final = 2
 
 
 def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
-    """A TICKED record."""
+    """Return a TICKED record."""
     state = ticked.state
     options = b""
     if ticked.has_rule and not ticked.is_gone:
@@ -97,7 +97,7 @@ def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
 
 
 def decode_ticked(record: bytes) -> Ticked:
-    """What a TICKED record says.
+    """Return what a TICKED record says.
 
     Raises:
         FormatError: its name is longer than any can be.
@@ -145,7 +145,7 @@ _GROUPS_MAX: Final = 1_000
 
 
 def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
-    """The groups whose times matter, in parts of which each fits a batch."""
+    """Return the groups whose times matter, in parts of which each fits a batch."""
     chunks: list[list[GroupKey]] = []
     pairs = _PAIRS_MAX
     for key, times in agenda.groups.rows(agenda.moment):
@@ -159,7 +159,7 @@ def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
 
 
 def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
-    """A RATED record."""
+    """Return a RATED record."""
     fixed = codec.RATED.pack(0, Kind.RATED, 0, 0, Flag.CHECKED, 0, times.most, times.window_ns)
     packed = pack_group(key)
     body = _SIZE.pack(len(packed)) + packed
@@ -168,7 +168,7 @@ def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
 
 
 def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
-    """The group of a RATED record, and its times.
+    """Return the group of a RATED record, and its times.
 
     Raises:
         FormatError: lengths do not fit.

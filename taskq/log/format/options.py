@@ -40,12 +40,12 @@ def encode_key_hash(hashed: int) -> bytes:
 
 
 def encode_replaces(job: int) -> bytes:
-    """The option of a job that took its key over from another."""
+    """Return the option of a job that took its key over from another."""
     return _NUMBERED.pack(Option.REPLACES, 8, job)
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
-    """The options of an ENQUEUED record, with spans of time counted from ``now_ns``.
+    """Return the options of an ENQUEUED record, with spans of time counted from ``now_ns``.
 
     Raises:
         UsageError: a key or header is empty, too long or not text.
@@ -171,7 +171,7 @@ def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool,
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
-    """The options of an ENQUEUED record; its moments are wall time when it was written.
+    """Return the options of an ENQUEUED record; its moments are wall time when it was written.
 
     Raises:
         FormatError: a number of another size.
@@ -213,7 +213,7 @@ def without_secret_headers(options: bytes) -> bytes:
 
 
 def decode_key_hash(data: Buffer, at: int, size: int) -> int:
-    """The key hash among a record's options, 0 if there is none."""
+    """Return the key hash among a record's options, 0 if there is none."""
     for tag, value in each_option(data, at, size):
         if tag == Option.KEY_HASH:
             return _number(tag, value) & _U64_MASK
@@ -221,7 +221,7 @@ def decode_key_hash(data: Buffer, at: int, size: int) -> int:
 
 
 def find_option(data: Buffer, at: int, size: int, wanted: int) -> bytes:
-    """The value of one option of a record; empty if it has none."""
+    """Return the value of one option of a record; empty if it has none."""
     return next((value for tag, value in each_option(data, at, size) if tag == wanted), b"")
 
 
@@ -234,7 +234,7 @@ def enqueue_extras(record: bytes) -> Extras:
 
 
 def queue_of(record: bytes) -> bytes:
-    """The name of the queue in an ENQUEUED record."""
+    """Return the name of the queue in an ENQUEUED record."""
     start = codec.ENQUEUED.size
     return record[start : start + record[QUEUE_SIZE_AT]]
 
@@ -248,7 +248,7 @@ EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELAT
 
 
 def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
-    """The record without the ``dropped`` options; everything else in it is kept as it is."""
+    """Return the record without the ``dropped`` options; everything else in it is kept as it is."""
     _, _, priority, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     at = codec.ENQUEUED.size + queue_size + task_size
     kept = b"".join(

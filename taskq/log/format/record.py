@@ -72,7 +72,7 @@ class LogRecord(NamedTuple):
 
     @property
     def body_flags(self) -> int:
-        """How the body is stored, as flags; 0: as it was given."""
+        """Return how the body is stored, as flags; 0: as it was given."""
         return self._born_flags & PACKED
 
     @property
@@ -107,7 +107,7 @@ def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
 
 
 def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
-    """One record from exactly its bytes.
+    """Return one record from exactly its bytes.
 
     Raises:
         FormatError: the type is unknown and may not be skipped.
@@ -164,7 +164,7 @@ _STATES: Final[dict[int, Callable[[bytes, LogRecord], LogRecord]]] = {
 
 
 def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
-    """A record that concerns no single job."""
+    """Return a record that concerns no single job."""
     kind = record.kind
     body = data[codec.FIXED_SIZES[kind] : end]
     if kind in _NAMED:
@@ -197,12 +197,12 @@ ENDINGS: Final[dict[int, int]] = {
 
 
 def carried_state(record: bytes) -> int:
-    """What a CARRIED, REQUEUED or EDITED record makes of its job."""
+    """Return what a CARRIED, REQUEUED or EDITED record makes of its job."""
     return ENDINGS.get(record[KIND_AT], record[STATE_AT])
 
 
 def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> bool:
-    """Whether the ENQUEUED record at ``at`` is of the queue and task; None for any."""
+    """Return whether the ENQUEUED record at ``at`` is of the queue and task; None for any."""
     if queue is None and task is None:
         return True
     start = at + codec.ENQUEUED.size
@@ -213,5 +213,5 @@ def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> b
 
 
 def encoded(name: str | None) -> bytes | None:
-    """A name as ``is_named`` takes it."""
+    """Return a name as ``is_named`` takes it."""
     return None if name is None else name.encode("utf-8", "surrogatepass")

@@ -66,7 +66,7 @@ def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _size_at(data: bytes, at: int) -> int:
-    """What a record there says of its size, 0 if it cannot be one."""
+    """Return what a record there says of its size, 0 if it cannot be one."""
     if at + codec.PREFIX.size > len(data):
         return 0
     length, kind, _, _, _ = codec.PREFIX.unpack_from(data, at)
@@ -130,7 +130,7 @@ class _Seeds:
         return None
 
     def _seed(self, at: int, size: int) -> int:
-        """The seed of which the stretch's CRC is the one that stands behind it."""
+        """Return the seed of which the stretch's CRC is the one that stands behind it."""
         end = at + size
         crc = codec.LENGTH.unpack_from(self._data, end)[0]
         return self._crc_before(at) ^ _taken_back(self._crc_before(end) ^ crc, size)
@@ -141,7 +141,7 @@ class _Seeds:
 
 
 def _taken_back(crc: int, zeros: int) -> int:
-    """What a CRC's register was before so many zero bytes."""
+    """Return what a CRC's register was before so many zero bytes."""
     for power, (low, second, third, high) in enumerate(_steps_back()):
         if zeros >> power & 1:
             crc = (

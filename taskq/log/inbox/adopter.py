@@ -234,7 +234,7 @@ class Adopter(Chore):
             raise LogError(f"{self._journal.path}: what was adopted could not be made durable")
 
     def _age_ns(self, upload: Upload) -> int:
-        """How long ago it was published; a step of the wall clock since does not count.
+        """Return how long ago it was published; a step of the wall clock since does not count.
 
         Unless the machine was started anew, too: then the wall clock is all there is.
         """

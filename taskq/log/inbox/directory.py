@@ -212,7 +212,7 @@ class Inbox:
     # -- what waits -------------------------------------------------------------------------------
 
     def waiting(self) -> Waiting:
-        """All manifests, whether they are adopted in part or not at all."""
+        """Return all manifests, whether they are adopted in part or not at all."""
         found = Waiting([], {})
         for name in waiting_uploads(self.disk, self._log_path):
             try:
@@ -239,7 +239,7 @@ class Inbox:
             return self.waiting()
 
     def count_waiting(self) -> int:
-        """How many uploads there are that may not be adopted as a whole."""
+        """Return how many uploads there are that may not be adopted as a whole."""
         return len(waiting_uploads(self.disk, self._log_path))
 
     def signal(self) -> int | None:
@@ -247,7 +247,7 @@ class Inbox:
         return self.disk.modified_ns(f"{self.path}/lock")
 
     def is_done(self, upload: Upload) -> bool:
-        """Whether it was adopted as a whole, and the disk knows that."""
+        """Return whether it was adopted as a whole, and the disk knows that."""
         data = self._read(f"{DONE}/{upload.name}{MANIFEST}")
         if data is None:
             return False
@@ -340,7 +340,7 @@ class Inbox:
             raise
 
     def _read(self, name: str) -> bytes | None:
-        """A small file of the inbox; None if there is none."""
+        """Return a small file of the inbox; None if there is none."""
         try:
             descriptor = self.disk.open(f"{self.path}/{name}", write=False)
         except (FileNotFoundError, NotADirectoryError):

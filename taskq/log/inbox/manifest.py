@@ -104,7 +104,7 @@ class Ended(NamedTuple):
 
 
 def check_upload_name(name: str, what: str = "upload", limit: int = UPLOAD_CHARACTERS_MAX) -> str:
-    """The name, if files can be called so.
+    """Return the name, if files can be called so.
 
     Raises:
         UsageError: it is not one; the message says why.
@@ -137,7 +137,7 @@ def stream_batch(name: str) -> tuple[str, int] | None:
 
 
 def check_part(part: Part) -> Part:
-    """The part, if there can be such a one.
+    """Return the part, if there can be such a one.
 
     Raises:
         UsageError: a field of it is not what it must be.
@@ -161,7 +161,7 @@ def _is_hex(value: object, digits: int) -> bool:
 
 
 def encode_upload(upload: Upload) -> bytes:
-    """A manifest.
+    """Return a manifest.
 
     Raises:
         UsageError: it would be too large.
@@ -176,7 +176,7 @@ def encode_upload(upload: Upload) -> bytes:
 
 
 def decode_upload(data: bytes, name: str, what: str) -> Upload:
-    """What the manifest of that name says; ``what`` its file is called in errors.
+    """Return what the manifest of that name says; ``what`` its file is called in errors.
 
     Raises:
         UploadDamaged: it is none.
@@ -197,12 +197,12 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
 
 
 def encode_ended(ended: Ended) -> bytes:
-    """What became of an upload, as a file."""
+    """Return what became of an upload, as a file."""
     return _seal(ended._asdict() | {"version": VERSION})
 
 
 def decode_ended(data: bytes, what: str) -> Ended:
-    """The same, read.
+    """Return the same, read.
 
     Raises:
         UploadDamaged: it is none.

@@ -80,7 +80,7 @@ class Job(NamedTuple):
 
 
 def encode_tail(spec: EnqueueSpec, extras: Extras | None = None) -> bytes:
-    """The tail of an entry. Spans (a delay, an expiry) count from the publication.
+    """Return the tail of an entry. Spans (a delay, an expiry) count from the publication.
 
     Raises:
         UsageError: a key or header is empty, too long or not text.
@@ -97,7 +97,7 @@ def encode_tail(spec: EnqueueSpec, extras: Extras | None = None) -> bytes:
 
 
 def decode_tail(tail: bytes) -> Job:
-    """The job of a tail, checked as a caller's options are.
+    """Return the job of a tail, checked as a caller's options are.
 
     Raises:
         UsageError: it is none, or says what no upload may.
@@ -157,7 +157,7 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(entries: list[bytes], offset: int) -> bytes:
-    """A whole chunk, as it stands at ``offset`` of its part."""
+    """Return a whole chunk, as it stands at ``offset`` of its part."""
     body = b"".join(entries)
     head = CHUNK_HEADER.pack(
         _CHUNK_MAGIC, VERSION, 0, len(entries), len(body), codec.crc32(body), 0
@@ -167,7 +167,7 @@ def encode_chunk(entries: list[bytes], offset: int) -> bytes:
 
 
 def decode_chunk(header: bytes, offset: int, what: str) -> Chunk:
-    """The header of the chunk at ``offset``; ``what`` its file is called in errors.
+    """Return the header of the chunk at ``offset``; ``what`` its file is called in errors.
 
     Raises:
         UploadDamaged: it is none.
@@ -209,7 +209,7 @@ def each_entry(body: bytes, what: str) -> Iterator[tuple[int, int]]:
 
 
 def tail_size(body: bytes, at: int, end: int, what: str) -> int:
-    """Bytes of the tail at ``body[at:]`` of an entry that ends at ``end``.
+    """Return bytes of the tail at ``body[at:]`` of an entry that ends at ``end``.
 
     Raises:
         UploadDamaged: it does not fit.
@@ -264,7 +264,7 @@ class PartFile:
             self._disk.close(descriptor)
 
     def chunk(self, offset: int) -> Chunk:
-        """The header of the chunk there.
+        """Return the header of the chunk there.
 
         Raises:
             UploadDamaged: there is none.
@@ -273,7 +273,7 @@ class PartFile:
         return decode_chunk(data, offset, self.path)
 
     def entries(self, chunk: Chunk, offset: int) -> bytes:
-        """The entries of the chunk there, checked.
+        """Return the entries of the chunk there, checked.
 
         Raises:
             UploadDamaged: they do not read back.
@@ -344,7 +344,7 @@ class UploadReader:
         self._end = 0
 
     def slice(self, start: int, age_ns: int) -> Slice:
-        """The next jobs behind the first ``start``, as many as suit one batch.
+        """Return the next jobs behind the first ``start``, as many as suit one batch.
 
         Args:
             start: fewer than there are in the upload.
@@ -404,7 +404,7 @@ class UploadReader:
                 raise UploadDamaged(f"{file.path}: the chunk at offset {offset} has not its jobs")
 
     def _parse(self, body: bytes, what: str) -> list[Plain | list[_Item]]:
-        """The jobs of a chunk, those together that are of one kind."""
+        """Return the jobs of a chunk, those together that are of one kind."""
         runs: list[Plain | list[_Item]] = []
         bodies: list[bytes] = []
         items: list[_Item] | None = None

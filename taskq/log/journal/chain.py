@@ -92,7 +92,7 @@ def _newest(place: Place, directory: str, suffix: str) -> int:
 
 
 def read_start(disk: Disk, path: str) -> bytes:
-    """The first bytes of a file, with its header."""
+    """Return the first bytes of a file, with its header."""
     descriptor = disk.open(path, write=False)
     try:
         return disk.read(descriptor, _HEADER_BYTES, 0)
@@ -147,7 +147,7 @@ def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
 
 
 def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
-    """Whether the segment names an end that ``before`` does not have."""
+    """Return whether the segment names an end that ``before`` does not have."""
     header = files.header(lsn)
     link = NO_LINK if header is None else header.link
     if link == NO_LINK:
@@ -162,7 +162,7 @@ def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
 
 
 def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> Damage | None:
-    """What stood between two segments, the first of them 0 for none; None if no lsn did."""
+    """Return what stood between two segments, the first of them 0 for none; None if no lsn did."""
     header = files.header(lsn)
     assert header is not None
     if not before:
@@ -201,7 +201,7 @@ def _gap(segment: str, offset: int, first_lsn: int, next_lsn: int, skipped: int 
 
 
 def link_to_end(files: SegmentFiles, segment: int) -> Link:
-    """How the next segment names the end of this one, wherever that is; 0: there is none."""
+    """Return how the next segment names the end of this one, wherever that is; 0: there is none."""
     if not segment:
         return NO_LINK
     last = 0
@@ -234,7 +234,7 @@ def moving_frames(files: SegmentFiles) -> Iterator[None]:
 
 
 def compacted_floor(place: Place) -> int:
-    """The highest floor of all COMPACTED records; the whole log is read for it."""
+    """Return the highest floor of all COMPACTED records; the whole log is read for it."""
     floor = 0
     for _, item in place.frames(place.start()):
         if not isinstance(item, Gap):

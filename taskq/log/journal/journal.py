@@ -114,27 +114,27 @@ class Journal:
 
     @functools.cached_property
     def lost(self) -> tuple[Damage, ...]:
-        """What the log lacks, and nothing says that it may; a look at each segment, once."""
+        """Return what the log lacks, and nothing says that it may; a look at each segment, once."""
         return find_losses(self, 0)
 
     def start(self) -> Cursor:
-        """The beginning of the log."""
+        """Return the beginning of the log."""
         return self.files.cursor_at(0) or self.end()
 
     def end(self) -> Cursor:
-        """The end of the log as of the last ``lock`` or ``refresh``."""
+        """Return the end of the log as of the last ``lock`` or ``refresh``."""
         return Cursor(self.segment, self.offset, self.next_lsn)
 
     def is_at_end(self, cursor: Cursor) -> bool:
-        """Whether nothing stands behind the cursor."""
+        """Return whether nothing stands behind the cursor."""
         return cursor.offset == self.offset and cursor.segment == self.segment
 
     def cursor_at(self, lsn: int) -> Cursor:
-        """A cursor at or before the frame that holds ``lsn``."""
+        """Return a cursor at or before the frame that holds ``lsn``."""
         return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
 
     def mark_before(self, lsn: int) -> Cursor | None:
-        """A frame of this process at or before a record, and near it, if it knows of one."""
+        """Return a frame of this process at or before a record, and near it, if it knows of one."""
         return self._marks.before(lsn)
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
@@ -251,7 +251,7 @@ class Journal:
                 self._adopt(hint)
 
     def has_grown(self) -> bool:
-        """Whether another process wrote since the last ``lock`` or ``refresh``."""
+        """Return whether another process wrote since the last ``lock`` or ``refresh``."""
         hint = self.writer.peek()
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
@@ -548,7 +548,7 @@ class Journal:
                 self._write_hint()
 
     def ends_in_sync_point(self) -> bool:
-        """Whether the log's known end needs none; what is before a segment was synced."""
+        """Return whether the log's known end needs none; what is before a segment was synced."""
         return self._tail.ends_in_sync_point(self.segment, self.offset)
 
     def sync(self) -> None:

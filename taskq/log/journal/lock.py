@@ -92,7 +92,7 @@ class TailHint(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether its numbers can be true together, whoever wrote them."""
+        """Return whether its numbers can be true together, whoever wrote them."""
         return (
             0 < self.segment <= self.next_lsn < LSN_MAX
             and SEGMENT_HEADER.size <= self.clean_offset <= self.offset <= _OFFSET_MAX
@@ -104,7 +104,7 @@ class TailHint(NamedTuple):
         )
 
     def fits(self, home: Home, segment: int, size: int) -> bool:
-        """Whether it speaks of this segment, here and on this boot, while it is as long."""
+        """Return whether it speaks of this segment, here and on this boot, while it is as long."""
         return home == self.home and segment == self.segment and self.offset <= size
 
 
@@ -240,7 +240,7 @@ class WriterLock:
         write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
 
     def is_in_place(self) -> bool:
-        """Whether the file that is locked here is the one that others would lock."""
+        """Return whether the file that is locked here is the one that others would lock."""
         try:
             status = self._disk.status(self._file_path)
         except OSError:  # who cannot be asked says nothing
@@ -248,7 +248,7 @@ class WriterLock:
         return status is not None and status[:2] == self.home[1:]
 
     def peek(self) -> TailHint | None:
-        """The hint, read without the lock."""
+        """Return the hint, read without the lock."""
         return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
 
     def _decoded(self, data: bytes) -> TailHint | None:
@@ -266,7 +266,7 @@ class WriterLock:
         self._disk.sync(self._file)
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
-        """What to tell callers who waited too long; asked from any thread.
+        """Return what to tell callers who waited too long; asked from any thread.
 
         The culprit has the lock, or is the next in line and does not pass the turnstile. Where the
         system does not tell, it is whoever wrote last.
@@ -351,7 +351,7 @@ def give_back(disk: Disk, descriptor: int) -> None:
 
 
 def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
-    """The hint in the lock's file, None if it cannot be believed; needs no lock."""
+    """Return the hint in the lock's file, None if it cannot be believed; needs no lock."""
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
@@ -385,7 +385,7 @@ def flock_holders(*paths: Path) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """What the system says of a process: its state and its name.
+    """Return what the system says of a process: its state and its name.
 
     Not its command line, where people put passwords. A process gives itself any name it likes.
     """

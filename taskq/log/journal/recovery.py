@@ -43,7 +43,7 @@ class _Log(NamedTuple):
 
 
 def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
-    """Whether the segments say nothing else: the hint's is the last, and ends as it says.
+    """Return whether the segments say nothing else: the hint's is the last, and ends as it says.
 
     A damaged last frame says nothing: it is no torn tail for that.
     """
@@ -100,7 +100,7 @@ def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
 
 
 def is_marked_failed(disk: Disk, path: str) -> bool:
-    """Whether an fsync failed, and the log was not opened since."""
+    """Return whether an fsync failed, and the log was not opened since."""
     return FAILED_FILE in disk.names(path)
 
 
@@ -142,7 +142,7 @@ def failure_marker(segment: int, durable_lsn: int, error: OSError) -> dict[str, 
 
 
 def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
-    """Whether the next opener is told, by this marker or by one that was there."""
+    """Return whether the next opener is told, by this marker or by one that was there."""
     with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
         if not is_marked_failed(disk, path):
             write_file(disk, f"{path}/{FAILED_FILE}", json.dumps(marker).encode())
@@ -265,7 +265,7 @@ def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following
 
 
 def _end_of(items: Iterator[Frame | Gap], size: int, following: int) -> int:
-    """Where what was moved before begins behind them; else the size."""
+    """Return where what was moved before begins behind them; else the size."""
     for item in items:
         if following and _first_lsn(item) >= following and not _is_sync_point(item):
             return item.offset
@@ -277,7 +277,7 @@ def _first_lsn(item: Frame | Gap) -> int:
 
 
 def _is_sync_point(item: Frame | Gap) -> bool:
-    """Whether it has the number of a record behind it, though not the record."""
+    """Return whether it has the number of a record behind it, though not the record."""
     return isinstance(item, Frame) and item.header.is_sync_point
 
 
@@ -316,7 +316,7 @@ def _write_again(
 
 
 def moved(frame: Frame, seed: int, offset: int) -> bytes:
-    """The same frame, as it stands at another place."""
+    """Return the same frame, as it stands at another place."""
     head = frame.header
     body = bytes(frame.data[frame.at : frame.at + head.body_size])
     return codec.encode_frame(

@@ -40,7 +40,7 @@ class SyncTurn:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What a forked child has to close."""
+        """Return what a forked child has to close."""
         return (self._file,)
 
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:

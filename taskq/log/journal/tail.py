@@ -61,7 +61,7 @@ class Tail:
         self._identity = self._disk.identity(self.descriptor)
 
     def size(self) -> int | None:
-        """Bytes of it; None: it is not where it was."""
+        """Return bytes of it; None: it is not where it was."""
         try:
             status = self._disk.status(self._path)
         except OSError:  # who cannot be asked says nothing
@@ -102,11 +102,11 @@ class Tail:
 
     @property
     def is_patient(self) -> bool:
-        """Whether there was no file for a segment behind it a moment ago."""
+        """Return whether there was no file for a segment behind it a moment ago."""
         return self._clock.steady_ns() < self._rotate_at_ns
 
     def finds_file(self, next_lsn: int) -> bool:
-        """Whether there is a file for a segment behind it.
+        """Return whether there is a file for a segment behind it.
 
         On a disk without an inode jobs must still be settled. Only where nothing at all was made:
         a file that comes back after a loss of power, whole, would end the log before its end.
@@ -162,7 +162,7 @@ class Tail:
         return next_lsn, offset
 
     def _peek_surely(self, writer: WriterLock) -> TailHint | None:
-        """The hint; not to know it is as bad as a failed fsync, so it is asked for again.
+        """Return the hint; not to know it is as bad as a failed fsync, so it is asked for again.
 
         Raises:
             OSError: it cannot be read.

@@ -175,7 +175,7 @@ def exposures(path: str) -> list[str]:
 
 
 def whose(path: str) -> str:
-    """Who may use a log, in words: its user, or the group that shares it."""
+    """Return who may use a log, in words: its user, or the group that shares it."""
     status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     return f"group {_group(status)}" if is_shared(status.st_mode) else _user(status.st_uid)
 
@@ -208,7 +208,7 @@ def _mode_of(path: str) -> int:
 
 
 def _is_alone(status: os.stat_result) -> bool:
-    """Whether the group is the user's own, which many systems give to each."""
+    """Return whether the group is the user's own, which many systems give to each."""
     try:
         user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:

@@ -135,19 +135,19 @@ class LocalDisk(syscalls.Pace):
             raise
 
     def modified_ns(self, path: str) -> int | None:
-        """When a file was last written or touched; None when it is missing."""
+        """Return when a file was last written or touched; None when it is missing."""
         try:
             return os.stat(path).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
         except FileNotFoundError:
             return None
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that may still be written."""
+        """Return bytes that may still be written."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def total_bytes(self, path: str) -> int:
-        """Bytes of the whole file system."""
+        """Return bytes of the whole file system."""
         found = os.statvfs(path)
         return found.f_blocks * found.f_frsize
 
@@ -181,7 +181,7 @@ class PatientDisk(LocalDisk):
     """The same for threads that hold no lock: while a large file is written, others compute."""
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
-        """Bytes written, which may be fewer than given."""
+        """Return bytes written, which may be fewer than given."""
         return os.pwrite(descriptor, data, offset)
 
 

@@ -126,7 +126,7 @@ def make_private(path: Path) -> bool:
 
 
 def is_shared(mode: int) -> bool:
-    """Whether a directory of this mode is shared by its group."""
+    """Return whether a directory of this mode is shared by its group."""
     return mode & (stat.S_ISGID | stat.S_IWGRP) == stat.S_ISGID | stat.S_IWGRP
 
 

@@ -29,7 +29,7 @@ def on_fork(action: Callable[[], object]) -> None:
 
 
 def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
-    """What the opener opens, which no forked child has."""
+    """Return what the opener opens, which no forked child has."""
     with _guard:
         descriptor = opener(*args, **kwargs)
         _unshared.add(descriptor)

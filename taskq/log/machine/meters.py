@@ -46,7 +46,7 @@ class Histogram:
             self.largest = value
 
     def quantile(self, share: float) -> float:
-        """A number that about ``share`` of all are at most; 0 when there is none.
+        """Return a number that about ``share`` of all are at most; 0 when there is none.
 
         The nearest rank, at the middle of its bucket: at most an eighth beside the true one.
         """
@@ -60,7 +60,7 @@ class Histogram:
         return 0.0
 
     def spread(self, unit: int = 1) -> Spread:
-        """The distribution, its numbers divided by ``unit``."""
+        """Return the distribution, its numbers divided by ``unit``."""
         return Spread(
             count=self.count,
             mean=self.total / self.count / unit if self.count else 0.0,
@@ -78,7 +78,7 @@ class Histogram:
 
 
 def _bounds(index: int) -> tuple[int, int]:
-    """A bucket's first number, and that of the next."""
+    """Return a bucket's first number, and that of the next."""
     shift = max(index // _PER_OCTAVE - 1, 0)
     mantissa = index - shift * _PER_OCTAVE
     return mantissa << shift, (mantissa + 1) << shift

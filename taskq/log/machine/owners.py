@@ -35,7 +35,7 @@ def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
 
 
 def limits_read(told: object) -> dict[str, Limit] | None:
-    """What was told, without what does not fit; None if there is nothing."""
+    """Return what was told, without what does not fit; None if there is nothing."""
     limits: dict[str, Limit] = {}
     for task, values in told.items() if isinstance(told, dict) else ():
         match values:
@@ -78,7 +78,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
 
 
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
-    """What an owner's workers claim, as far as it told; empty for one that only enqueues."""
+    """Return what an owner's workers claim, as far as it told; empty for one that only enqueues."""
     try:
         document = parse_json(read_file(directory / f"{owner:016x}{SERVES}", _BYTES_MAX))
     except (OSError, ValueError):
@@ -135,7 +135,7 @@ def _names(value: object) -> frozenset[str] | None:
 
 
 def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
-    """Every owner with a file here or a job in hand, the oldest first.
+    """Return every owner with a file here or a job in hand, the oldest first.
 
     Args:
         directory: where the owners' files are.
@@ -147,7 +147,7 @@ def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
 
 
 def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
-    """One owner, as far as its file still tells."""
+    """Return one owner, as far as its file still tells."""
     told = decode_description(describe_owner(directory, owner))
     return OwnerView(
         owner=owner,

@@ -60,7 +60,7 @@ _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 
 def _program() -> str:
-    """The name of what runs here; that of the package for ``python -m package``."""
+    """Return the name of what runs here; that of the package for ``python -m package``."""
     path = Path(sys.argv[0] if sys.argv else "python")
     return path.parent.name if path.name == "__main__.py" else path.name
 
@@ -117,11 +117,11 @@ class LocalPeers:
         self._poll.register(self._pipe, select.POLLIN)
 
     def alive(self, owner: int) -> bool:
-        """Whether that owner's process still has the log open."""
+        """Return whether that owner's process still has the log open."""
         return owner_alive(self._path, owner)
 
     def is_known(self) -> bool:
-        """Whether the file that this owner holds locked is where the others look for it."""
+        """Return whether the file that this owner holds locked is where the others look for it."""
         try:
             found = (self._path / f"{self.owner:016x}.lock").stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -298,13 +298,13 @@ def poke_owners(directory: Path) -> None:
 
 
 def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
-    """The owners that have such a file here, dead or alive."""
+    """Return the owners that have such a file here, dead or alive."""
     names = (path.stem for path in directory.glob(f"*{suffix}"))
     return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
 
 
 def owner_alive(directory: Path, owner: int) -> bool:
-    """Whether an owner's process still lives, asked without taking its lock."""
+    """Return whether an owner's process still lives, asked without taking its lock."""
     if owner in _local:
         return True
     try:
@@ -322,7 +322,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
 
 
 def describe_owner(directory: Path, owner: int) -> bytes:
-    """What an owner says of itself, as JSON; empty for one whose file is gone."""
+    """Return what an owner says of itself, as JSON; empty for one whose file is gone."""
     try:
         if owner in _local:
             return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)

@@ -12,7 +12,7 @@ class Disk(Protocol):
     """Files, as narrow as the log needs them."""
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        """A descriptor that no child inherits; ``create`` makes a missing file."""
+        """Return a descriptor that no child inherits; ``create`` makes a missing file."""
         ...
 
     def close(self, descriptor: int) -> None:
@@ -20,7 +20,7 @@ class Disk(Protocol):
         ...
 
     def size(self, descriptor: int) -> int:
-        """Bytes in the file."""
+        """Return bytes in the file."""
         ...
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
@@ -76,7 +76,7 @@ class Disk(Protocol):
         ...
 
     def modified_ns(self, path: str) -> int | None:
-        """When a file was last written or touched, in nanoseconds; None: it is missing."""
+        """Return when a file was last written or touched, in nanoseconds; None: it is missing."""
         ...
 
     def touch(self, path: str) -> None:
@@ -84,11 +84,11 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that this process may still write there."""
+        """Return bytes that this process may still write there."""
         ...
 
     def total_bytes(self, path: str) -> int:
-        """Bytes that the file system holds when it is full."""
+        """Return bytes that the file system holds when it is full."""
         ...
 
     def files(self, path: str) -> tuple[int, int] | None:
@@ -108,11 +108,11 @@ class Disk(Protocol):
         ...
 
     def boot_id(self) -> int:
-        """A 64-bit number of this boot of this machine."""
+        """Return a 64-bit number of this boot of this machine."""
         ...
 
     def was_restored(self, descriptor: int) -> bool:
-        """Whether a tool that copies wrote the file last, as far as its times tell."""
+        """Return whether a tool that copies wrote the file last, as far as its times tell."""
         ...
 
 
@@ -120,7 +120,7 @@ class Clock(Protocol):
     """The two times a log needs."""
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970, as people set them: it may step."""
+        """Return nanoseconds since 1970, as people set them: it may step."""
         ...
 
     def steady_ns(self) -> int:
@@ -141,11 +141,11 @@ class Peers(Protocol):
         ...
 
     def alive(self, owner: int) -> bool:
-        """Whether that owner's process still has the log open."""
+        """Return whether that owner's process still has the log open."""
         ...
 
     def is_known(self) -> bool:
-        """Whether the others find what tells them that this owner lives."""
+        """Return whether the others find what tells them that this owner lives."""
         ...
 
     def forget(self, owner: int) -> None:

@@ -55,7 +55,7 @@ _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
-    """The C library, if its calls do as Python's do."""
+    """Return the C library, if its calls do as Python's do."""
     try:
         library = ctypes.PyDLL(None, use_errno=True)
         for name in ("pread", "pwrite", "lseek"):
@@ -107,7 +107,7 @@ _library: Final = _load()
 
 
 def _load_statx() -> Any:
-    """The call that looks a path up, where there is one and the system allows it."""
+    """Return the call that looks a path up, where there is one and the system allows it."""
     try:
         call = ctypes.PyDLL(None, use_errno=True).statx
     except (OSError, AttributeError):
@@ -167,7 +167,7 @@ class SmallReader:
         self._buffer: Any = ctypes.create_string_buffer(size_max)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """What ``os.pread`` returns."""
+        """Return what ``os.pread`` returns."""
         pace = self._pace
         if pace.patient_until or _library is None:
             return pace.patiently(os.pread, descriptor, count, offset)
@@ -210,7 +210,7 @@ class StatusReader:
 
 
 def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
-    """What ``os.pwrite`` returns."""
+    """Return what ``os.pwrite`` returns."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.pwrite, descriptor, data, offset)
     if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
@@ -223,7 +223,7 @@ def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
 
 
 def size(pace: Pace, descriptor: int) -> int:
-    """Bytes in a file."""
+    """Return bytes in a file."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.fstat, descriptor).st_size
     began = perf_counter()
@@ -292,7 +292,7 @@ def drain(descriptor: int) -> None:
 
 
 def write(descriptor: int, data: bytes) -> int:
-    """What ``os.write`` returns."""
+    """Return what ``os.write`` returns."""
     if _library is None:
         return os.write(descriptor, data)
     return _checked(_library.write(descriptor, data, len(data)))

@@ -25,7 +25,7 @@ _pools: list[ThreadPoolExecutor] = []
 
 
 def pool() -> ThreadPoolExecutor:
-    """The threads of this process, begun when they are needed."""
+    """Return the threads of this process, begun when they are needed."""
     if not _pools:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few need it at once
 

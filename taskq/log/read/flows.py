@@ -51,12 +51,12 @@ class End(NamedTuple):
 
 
 def look_at_ties(sight: Sight, job: int) -> Takes | None:
-    """What a job has to do with others; None if there is no such job."""
+    """Return what a job has to do with others; None if there is no such job."""
     return ties_of(sight.journal, job)
 
 
 def ties_of(journal: Journal, job: int) -> Takes | None:
-    """The same, of any open log."""
+    """Return the same, of any open log."""
     for found in _about(journal, job):
         if found.record[KIND_AT] == _ENQUEUED:
             return takes_of(found.record)
@@ -66,7 +66,7 @@ def ties_of(journal: Journal, job: int) -> Takes | None:
 
 
 def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
-    """What a held job waits for; None for one that is not held."""
+    """Return what a held job waits for; None for one that is not held."""
     held = agenda.flows.remaining(job)
     ties = None if held is None else ties_of(journal, job)
     if held is None or ties is None:
@@ -97,7 +97,7 @@ def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | N
 
 
 def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
-    """The states of jobs that are not settled; ABSENT for all others."""
+    """Return the states of jobs that are not settled; ABSENT for all others."""
     agenda = sight.facets.need_agenda()
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 

@@ -39,7 +39,7 @@ class Lasting(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether an earlier call was cancelled and left something."""
+        """Return whether an earlier call was cancelled and left something."""
         return self._task is not None
 
     @property
@@ -51,7 +51,7 @@ class Lasting(Generic[T]):
         return task.result()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The outcome of what an earlier call left, or else of ``work``."""
+        """Return the outcome of what an earlier call left, or else of ``work``."""
         if self._task is None:
             self._task = asyncio.create_task(work())
             self._task.add_done_callback(_look_at)
@@ -110,7 +110,7 @@ class FrameReader:
         self._is_closed = False
 
     async def next(self, extent: Extent) -> Frame | None:
-        """The next frame; None when there is none up to the extent.
+        """Return the next frame; None when there is none up to the extent.
 
         Raises:
             ReaderFellBehind: compaction removed it.
@@ -288,7 +288,7 @@ class FrameReader:
         cursor.offset = max(cursor.offset, end)
 
     def _judge(self, limit: int) -> Iterator[Frame | Gap]:
-        """What stands at the cursor, up to and with the damage; on a thread."""
+        """Return what stands at the cursor, up to and with the damage; on a thread."""
         cursor = self.cursor
         scanner = self.files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
         nothing = Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
@@ -314,7 +314,7 @@ class Onlooker:
             self._hint_file = -1
 
     def look(self) -> Extent:
-        """Where the log ends now.
+        """Return where the log ends now.
 
         Raises:
             LogGone: its files were removed, moved or replaced.

@@ -73,7 +73,7 @@ class Gauges:
         return max((now_ns - min(since)) / SECOND_NS, 0.0) if since else None
 
     def _rates(self, agenda: Agenda) -> dict[str, float] | None:
-        """Jobs that ended per second; None before the first sample is a second old."""
+        """Return jobs that ended per second; None before the first sample is a second old."""
         now_ns, now = self._journal.clock.steady_ns(), _ended(agenda)
         samples = self._samples
         if not samples or now_ns - samples[0][0] < _SAMPLE_NS:
@@ -91,7 +91,7 @@ class Gauges:
         }
 
     def _ready_since(self, location: int, job: int) -> int:
-        """When a ready job was enqueued, requeued or first due; 0 if that cannot be told."""
+        """Return when a ready job was enqueued, requeued or first due; 0 if that cannot be told."""
         files = self._journal.files
         try:
             frame_ns = self._frame_time(location, job)
@@ -125,7 +125,7 @@ class Gauges:
 
 
 def _ended(agenda: Agenda) -> dict[str, int]:
-    """How many jobs succeeded or died, by queue."""
+    """Return how many jobs succeeded or died, by queue."""
     ended: dict[str, int] = {}
     for lane in agenda.lanes:
         ended[lane.queue] = ended.get(lane.queue, 0) + lane.succeeded + lane.dead
@@ -133,7 +133,7 @@ def _ended(agenda: Agenda) -> dict[str, int]:
 
 
 def age_ns(journal: Journal, lsn: int) -> int:
-    """Nanoseconds since a job was enqueued; 0 if the log does not know it any more.
+    """Return nanoseconds since a job was enqueued; 0 if the log does not know it any more.
 
     Steps of the clock are no time that passed: a machine that booted in 1970 and then learnt the
     year has not made its jobs old.

@@ -91,7 +91,7 @@ def newest_jobs(
 
 
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
-    """Everything the log says of these jobs, in their order.
+    """Return everything the log says of these jobs, in their order.
 
     From one walk over all since the first of them, or by the indexes where that is much to read.
     """
@@ -115,7 +115,7 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
 
 
 def _is_far(journal: Journal, job: int, jobs: int) -> bool:
-    """Whether a walk from this job on reads more than to look each of so many up."""
+    """Return whether a walk from this job on reads more than to look each of so many up."""
     start, end = journal.cursor_at(job), journal.end()
     later = (lsn for lsn in journal.files.lsns if start.segment <= lsn < end.segment)
     size = sum(map(journal.files.size, later)) + end.offset - start.offset
@@ -123,7 +123,7 @@ def _is_far(journal: Journal, job: int, jobs: int) -> bool:
 
 
 def _until(journal: Journal, before: int) -> Extent:
-    """The log up to the frame that holds this lsn; all of it where that is not found."""
+    """Return the log up to the frame that holds this lsn; all of it where that is not found."""
     last, files = journal.end(), journal.files
     end = Extent(last.segment, last.offset, last.next_lsn)
     if before < end.lsn and files.lsns:
@@ -137,7 +137,7 @@ def _until(journal: Journal, before: int) -> Extent:
 
 
 def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
-    """The newest jobs, from as few frames as hold them; None if the whole log has too few.
+    """Return the newest jobs, from as few frames as hold them; None if the whole log has too few.
 
     Those that compaction wrote again are older than all that began in segments that are left. Those
     that were moved to another queue count where they are: where there are any, all that came later
@@ -214,7 +214,7 @@ def _lane(agenda: Agenda, job: int) -> int:
 def _last(
     table: JobTable, wanted: Wanted, lanes: frozenset[int], states: frozenset[int] | None
 ) -> list[int]:
-    """The last jobs of a table that are in these lanes and states."""
+    """Return the last jobs of a table that are in these lanes and states."""
     fits = (
         chunk.ids[index]
         for chunk, index in table.below(wanted.before)
@@ -270,7 +270,7 @@ class _Backwards:
                 yield jobs[place]
 
     def _read(self, number: int) -> tuple[array[int], bytearray]:
-        """The jobs that began in a segment, with their states as far as it tells."""
+        """Return the jobs that began in a segment, with their states as far as it tells."""
         segment = self._segment = self._segments[number]
         jobs, ends = array("Q"), bytearray()
         later: dict[int, array[int]] = {}

@@ -81,7 +81,7 @@ def find_position(
 
 
 def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
-    """Whether a segment was begun right behind a frame of that time."""
+    """Return whether a segment was begun right behind a frame of that time."""
     return time_ns > 0 and created_ns(files, segment) == time_ns
 
 
@@ -118,7 +118,7 @@ def created_ns(files: SegmentFiles, segment: int) -> int:
 
 
 def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
-    """The record of that lsn, None if it is not there or does not read back."""
+    """Return the record of that lsn, None if it is not there or does not read back."""
     if not files.lsns or not files.lsns[0] <= lsn < end.lsn:
         return None
     cursor = find_lsn(files, lsn, end)
@@ -180,7 +180,7 @@ def find_latest(
 
 
 def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
-    """Where the frames of a segment start."""
+    """Return where the frames of a segment start."""
     offsets: list[int] = []
     reached = SEGMENT_HEADER.size
     for offset, header in hop(files, segment, reached, size):
@@ -199,7 +199,7 @@ def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterat
 
 
 def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> Frame | None:
-    """The frame that starts there, None if it is damaged."""
+    """Return the frame that starts there, None if it is damaged."""
     header = next((one for _, one in hop(files, segment, offset, size)), None)
     if header is None:
         return None

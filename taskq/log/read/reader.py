@@ -117,7 +117,7 @@ class LogReader:
 
     @property
     def bodies(self) -> BodyStore:
-        """What unpacks the payloads and results of its records."""
+        """Return what unpacks the payloads and results of its records."""
         return self._bodies
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class LogReader:
         self.close()
 
     def parse_id(self, text: str) -> int:
-        """The lsn in a job id.
+        """Return the lsn in a job id.
 
         Raises:
             WrongLog: it is an id of another log.
@@ -159,7 +159,7 @@ class LogReader:
         return parse_id(text, self.tag)
 
     def find_job(self, text: str) -> int:
-        """The lsn of the job with this id, or the only one whose id begins so.
+        """Return the lsn of the job with this id, or the only one whose id begins so.
 
         Looked at for that are the newest thousand jobs.
 
@@ -188,7 +188,7 @@ class LogReader:
         )
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
-        """Everything the log says of one job.
+        """Return everything the log says of one job.
 
         A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
         left out, and ``problem`` says why.
@@ -197,11 +197,11 @@ class LogReader:
         return None if view is None else self._bodies.show_view(view, body_bytes_max)
 
     def ties(self, lsn: int) -> Takes | None:
-        """What the job has to do with others of its flow; None if there is no such job."""
+        """Return what the job has to do with others of its flow; None if there is no such job."""
         return ties_of(self._journal, lsn)
 
     def progress(self, lsn: int) -> Told | None:
-        """How far a job is that runs now, as it told last.
+        """Return how far a job is that runs now, as it told last.
 
         Raises:
             JobNotFound: there is no such job in this log.
@@ -217,7 +217,7 @@ class LogReader:
         *,
         before: int = LSN_MAX,
     ) -> list[JobView]:
-        """The newest jobs that fit, newest first; only those before the one of an lsn.
+        """Return the newest jobs that fit, newest first; only those before the one of an lsn.
 
         Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
         """
@@ -280,7 +280,7 @@ class LogReader:
         )
 
     def segments(self) -> list[SegmentView]:
-        """The files of the log, the oldest first."""
+        """Return the files of the log, the oldest first."""
 
         def view(journal: Journal, lsn: int) -> SegmentView:
             files, end = journal.files, journal.end()
@@ -302,7 +302,7 @@ class LogReader:
         return Extent(end.segment, end.offset, end.next_lsn)
 
     def schedules(self) -> dict[str, ScheduleState]:
-        """What the log knows of schedules, by their names."""
+        """Return what the log knows of schedules, by their names."""
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
     def each_job(self, chosen: Chosen) -> Iterator[JobView]:
@@ -314,15 +314,15 @@ class LogReader:
         return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
-        """What happened to a job, oldest first; empty if there is no such job."""
+        """Return what happened to a job, oldest first; empty if there is no such job."""
         return self._told(lambda journal, _, __: timeline(journal, lsn))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
-        """The attempts of a job, with what is known of the processes that made them."""
+        """Return the attempts of a job, with what is known of the processes that made them."""
         return self._told(lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
-        """The one reason why a job is not running, None if there is no such job.
+        """Return the one reason why a job is not running, None if there is no such job.
 
         Nor is it known of a job that waited for a worker in the past.
         """
@@ -347,7 +347,7 @@ class LogReader:
         return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
 
     def owners(self) -> list[OwnerView]:
-        """The processes that have the log open, and dead ones that still hold jobs."""
+        """Return the processes that have the log open, and dead ones that still hold jobs."""
         if self._journal.is_past:
             return []
         claims = self._told(lambda _, facets, __: facets.need_agenda().running)
@@ -359,7 +359,7 @@ class LogReader:
         return verify(self._journal)
 
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
-        """What ``read`` makes of the log, and of the wall time.
+        """Return what ``read`` makes of the log, and of the wall time.
 
         What was folded is kept: the next question folds only what is new.
 
@@ -427,18 +427,18 @@ def _stats(journal: Journal, facets: Facets, now_ns: int) -> LogStats:
 
 
 def _first(journal: Journal) -> int:
-    """The first segment that there was when the journal was opened, 0 if there was none."""
+    """Return the first segment that there was when the journal was opened, 0 if there was none."""
     return journal.files.lsns[0] if journal.files.lsns else 0
 
 
 def _oldest(journal: Journal) -> int:
-    """The first segment that there is now, 0 if there is none."""
+    """Return the first segment that there is now, 0 if there is none."""
     names = journal.disk.names(f"{journal.path}/log")
     return min(filter(None, map(segment_lsn, names)), default=0)
 
 
 def open_journal(path: str, clock: Clock | None = None) -> Journal:
-    """A journal for reading the log in a directory, by this clock or the machine's.
+    """Return a journal for reading the log in a directory, by this clock or the machine's.
 
     Raises:
         LogError: there is none, or a newer taskq wrote it.
@@ -457,7 +457,7 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
 
 
 def parse_id(text: str, tag: str) -> int:
-    """The lsn in a job id of the log with this tag.
+    """Return the lsn in a job id of the log with this tag.
 
     Raises:
         WrongLog: it is an id of another log.

@@ -75,7 +75,7 @@ class _Slot(NamedTuple):
 
 
 def check_reader_name(name: str) -> str:
-    """The name, if files can be called so.
+    """Return the name, if files can be called so.
 
     Raises:
         UsageError: it is not one; the message says why.
@@ -96,7 +96,7 @@ def check_reader_name(name: str) -> str:
 
 
 def reader_names(disk: Disk, path: str) -> list[str]:
-    """The readers that have a position, sorted."""
+    """Return the readers that have a position, sorted."""
     names = (name for name in disk.names(f"{path}/{_FOLDER}") if name.endswith(_POSITION))
     return [stem for name in names if _is_name(stem := name.removesuffix(_POSITION))]
 
@@ -123,7 +123,7 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
 
 
 def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | None:
-    """Where a reader stands; None if there is no reader of that name.
+    """Return where a reader stands; None if there is no reader of that name.
 
     Raises:
         LogDamaged: neither copy of its position reads back.
@@ -133,7 +133,7 @@ def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | 
 
 
 def is_read(disk: Disk, path: str, name: str) -> bool:
-    """Whether somebody reads under the name now."""
+    """Return whether somebody reads under the name now."""
     try:
         descriptor = disk.open(_file_of(path, name, _LOCK), write=False)
     except OSError:
@@ -290,7 +290,7 @@ def _seed(log_id: UUID, name: str) -> int:
 
 
 def _read_slots(disk: Disk, file_path: str, seed: int) -> list[_Slot]:
-    """The copies that are whole; [] when there is no file."""
+    """Return the copies that are whole; [] when there is no file."""
     try:
         descriptor = disk.open(file_path, write=False)
     except FileNotFoundError:
@@ -320,7 +320,7 @@ def _decode_slot(data: bytes, seed: int, number: int) -> _Slot | None:
 
 
 def _take_lock(disk: Disk, path: str, name: str) -> int:
-    """A descriptor of the lock file, locked.
+    """Return a descriptor of the lock file, locked.
 
     Raises:
         ReaderBusy: another holds it.

@@ -59,7 +59,7 @@ class DeadFilter:
     before_ns: int = TIME_NS_MAX
 
     def fits_reason(self, reason: str) -> bool:
-        """Whether the reason of a death is one that is meant."""
+        """Return whether the reason of a death is one that is meant."""
         if self.error is None:
             return True
         if isinstance(self.error, str):
@@ -136,7 +136,7 @@ def newest_dead(
 
 
 def count_dead(sight: Sight, wanted: DeadFilter) -> int:
-    """How many dead letters fit, whatever their reason."""
+    """Return how many dead letters fit, whatever their reason."""
     agenda = sight.facets.need_agenda()
     if wanted == DeadFilter():
         return agenda.dead.live
@@ -145,7 +145,7 @@ def count_dead(sight: Sight, wanted: DeadFilter) -> int:
 
 
 def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
-    """Jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
+    """Return jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     page: Page[int] = Page([], [], 0)
@@ -168,7 +168,7 @@ def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int
 
 
 def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
-    """The first of these dead letters that make a batch, as they are to be written again.
+    """Return the first of these dead letters that make a batch, as they are to be written again.
 
     ``following`` is the first job of the rest.
     """
@@ -194,7 +194,7 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
 
 
 def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
-    """Those of these jobs that are dead letters, and what to say of the others."""
+    """Return those of these jobs that are dead letters, and what to say of the others."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[int] = Page([], [], 0)
     for job in jobs:
@@ -206,7 +206,7 @@ def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
 
 
 def _not_dead(journal: Journal, job: int) -> TaskqError:
-    """What to say of a job that is no dead letter."""
+    """Return what to say of a job that is no dead letter."""
     view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
@@ -215,13 +215,13 @@ def _not_dead(journal: Journal, job: int) -> TaskqError:
 
 
 def _told(journal: Journal, job: int) -> JobView | None:
-    """A dead letter as the log tells it."""
+    """Return a dead letter as the log tells it."""
     view = tell(journal, job, journal.clock.wall_ns())
     return view if view is not None and view.state is State.DEAD else None
 
 
 def _fitting(agenda: Agenda, wanted: DeadFilter) -> Callable[[Chunk, int], bool]:
-    """Whether a dead letter fits but for its reason."""
+    """Return whether a dead letter fits but for its reason."""
     lanes = _lanes(agenda, wanted.queue, wanted.task)
     since, before = wanted.since_ns // SECOND_NS, wanted.before_ns // SECOND_NS
 
@@ -247,7 +247,7 @@ class _BirthTimes:
         self._first_lsn = self._next_lsn = self._time_ns = 0
 
     def time_ns(self, job: int) -> int:
-        """The time of the frame that holds a job's ENQUEUED record.
+        """Return the time of the frame that holds a job's ENQUEUED record.
 
         Raises:
             LogDamaged: there is none.
@@ -268,7 +268,7 @@ class _BirthTimes:
 def _letter(
     journal: Journal, job: int, location: int, births: _BirthTimes, shift_ns: int
 ) -> Letter:
-    """A dead letter whose ENQUEUED record stands at a location, or in the record there.
+    """Return a dead letter whose ENQUEUED record stands at a location, or in the record there.
 
     ``shift_ns`` is by how much the clock was set so far.
 
@@ -316,7 +316,7 @@ def waiting_page(
 
 
 def waiting_job(sight: Sight, job: int) -> Rewrite:
-    """A job that waits, as it is to be written again by an edit.
+    """Return a job that waits, as it is to be written again by an edit.
 
     Raises:
         JobNotFound: there is no such job.
@@ -345,7 +345,7 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
 
 
 def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
-    """Jobs that run now."""
+    """Return jobs that run now."""
     agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)
@@ -355,7 +355,7 @@ def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
 
 
 def key_holder(sight: Sight, queue: bytes, key: bytes) -> int | None:
-    """The job that holds a key in a queue, by its record; None if nobody does.
+    """Return the job that holds a key in a queue, by its record; None if nobody does.
 
     One whose record does not read back counts: an enqueue with its key would be refused.
     """

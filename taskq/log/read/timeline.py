@@ -100,12 +100,12 @@ class JobEvent:
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
-    """What happened to a job, oldest first; empty if there is no such job."""
+    """Return what happened to a job, oldest first; empty if there is no such job."""
     return name_workers(journal, events_of(job_records(journal, job)))
 
 
 def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
-    """What the records that concern a job tell, with their workers by number only."""
+    """Return what the records that concern a job tell, with their workers by number only."""
     events: list[JobEvent] = []
     owner = 0
     task = ""
@@ -129,7 +129,7 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
 
 
 def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
-    """The same, with what is known of the processes."""
+    """Return the same, with what is known of the processes."""
     owners = {event.owner for event in events if event.owner}
     known = _describe(journal, owners, max((event.lsn for event in events), default=0))
     named: list[JobEvent] = []
@@ -140,7 +140,7 @@ def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent
 
 
 def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
-    """The attempts, with what is known of the processes that made them."""
+    """Return the attempts, with what is known of the processes that made them."""
     known = _describe(journal, {one.owner for one in attempts if one.owner}, codec.LSN_MAX)
     named: list[AttemptView] = []
     for one in attempts:
@@ -185,7 +185,7 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
 
 
 def _from_carried(carried: Carried) -> Iterator[JobEvent]:
-    """What a record tells that was written for those that are gone."""
+    """Yield what a record tells that was written for those that are gone."""
     yield JobEvent(time_ns=carried.enqueued_ns, kind="enqueued")
     last_ns = 0
     for attempt in decode_history(carried.history):

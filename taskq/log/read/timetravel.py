@@ -47,7 +47,7 @@ class Moment:
 
     @classmethod
     def of(cls, at: datetime | int) -> Moment:
-        """The moment of a datetime with a time zone, or of an lsn.
+        """Return the moment of a datetime with a time zone, or of an lsn.
 
         Raises:
             UsageError: it is neither.
@@ -64,7 +64,7 @@ class Moment:
 
     @classmethod
     def parse(cls, text: str, now_ns: int, what: str = "the moment") -> Moment:
-        """The moment that a text names; a time without a zone is local.
+        """Return the moment that a text names; a time without a zone is local.
 
         Raises:
             UsageError: it is no span, no time and no lsn.
@@ -96,7 +96,7 @@ class Still:
         self.steady_ns = clock.steady_ns
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970, then."""
+        """Return nanoseconds since 1970, then."""
         return self._now_ns
 
 
@@ -150,14 +150,14 @@ def _refuse_future(journal: Journal, moment: Moment) -> None:
 
 
 def _is_beyond(moment: Moment, header: codec.FrameHeader, later_steps_ns: int) -> bool:
-    """Whether a frame came after the moment; the clock made these steps since the frame."""
+    """Return whether a frame came after the moment; the clock made these steps since the frame."""
     if moment.time_ns is not None:
         return header.time_ns + later_steps_ns > moment.time_ns
     return moment.lsn is not None and header.first_lsn > moment.lsn
 
 
 def _steps_of(journal: Journal) -> _Steps:
-    """What must be known of the whole log before a moment in it can be found."""
+    """Return what must be known of the whole log before a moment in it can be found."""
     kept = journal.files.lsns[0] if journal.files.lsns else 0
     steps_ns = floor_lsn = floor_ns = 0
     for _, item in journal.frames(journal.start()):
@@ -172,7 +172,7 @@ def _steps_of(journal: Journal) -> _Steps:
 
 
 def _step_of(frame: Frame) -> int:
-    """The step of the clock that a frame opens with, 0 for none."""
+    """Return the step of the clock that a frame opens with, 0 for none."""
     if frame.data[frame.at + KIND_AT] != _CLOCK:
         return 0
     step_ns: int = codec.CLOCK.unpack_from(frame.data, frame.at)[6]

@@ -39,7 +39,7 @@ _WITH_TOKEN: Final = frozenset(
 
 
 def verify(journal: Journal) -> VerifyReport:
-    """What a full read of the log finds, up to its known end, and what it lacks there.
+    """Return what a full read of the log finds, up to its known end, and what it lacks there.
 
     Raises:
         FormatError: a record that a newer taskq wrote.
@@ -80,7 +80,7 @@ def verify(journal: Journal) -> VerifyReport:
 
 
 def _check_files(journal: Journal, named: dict[bytes, int]) -> Iterator[str]:
-    """What is wrong with the files that records name, given one of the jobs for each."""
+    """Yield what is wrong with the files that records name, given one of the jobs for each."""
     spill = Spill(journal.path, lambda: journal.disk)
     for stored, job in named.items():
         try:
@@ -104,7 +104,7 @@ def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
 
 
 def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
-    """What a gap cost, and what of it was read all the same."""
+    """Return what a gap cost, and what of it was read all the same."""
     salvaged = 0
     frame = journal.files.damaged_frame(base, gap)
     if frame is not None:

@@ -46,7 +46,7 @@ _SKIPPABLE: Final = 128
 
 
 def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
-    """Every record that concerns one of these jobs, and every step of the clock."""
+    """Yield every record that concerns one of these jobs, and every step of the clock."""
     wanted = frozenset(jobs)
     job_at = _JOB.unpack_from
     for _, item in journal.frames(journal.cursor_at(min(jobs))):
@@ -101,13 +101,13 @@ class Entry(NamedTuple):
         return job
 
     def decode(self) -> LogRecord:
-        """All that it says."""
+        """Return all that it says."""
         record = self.data[self.at : self.at + self.length]
         return decode_record(record, self.lsn, self.epoch, self.time_ns)
 
 
 def entries(journal: Journal) -> Iterator[Entry]:
-    """Every record of the log; of damaged frames those that are whole by their own CRC."""
+    """Yield every record of the log; of damaged frames those that are whole by their own CRC."""
     for base, item in journal.frames(journal.start()):
         if not isinstance(item, Gap):
             header = item.header
@@ -157,7 +157,7 @@ class Chosen(NamedTuple):
 
 
 def each_job(journal: Journal, chosen: Chosen, now_ns: int) -> Iterator[JobView]:
-    """The jobs that fit: those that are over as they ended, then all others by their number.
+    """Return the jobs that fit: those that are over as they ended, then all others by their number.
 
     Payloads and results are as the log holds them: packed, where ``payload_flags`` say so.
     """
@@ -239,7 +239,7 @@ class _Walk:
         return state
 
     def _tell(self, job: int, places: array[int], over: State | None) -> Iterator[JobView]:
-        """The job, if it is wanted."""
+        """Yield the job, if it is wanted."""
         states = self._chosen.states
         if over is State.ABSENT or (over is not None and states and over not in states):
             return
@@ -285,7 +285,7 @@ class _Newborns:
         self._is_taken.append(0)
 
     def take(self, job: int) -> array[int] | None:
-        """Its place; from now on it is somebody else's."""
+        """Return its place; from now on it is somebody else's."""
         jobs, times, locations = self._columns
         index = bisect_left(jobs, job)
         if index == len(jobs) or jobs[index] != job or self._is_taken[index]:
@@ -298,7 +298,7 @@ class _Newborns:
         return place
 
     def __iter__(self) -> Iterator[array[int]]:
-        """The places of those that are left, by job."""
+        """Yield the places of those that are left, by job."""
         for index, (job, time_ns, location) in enumerate(zip(*self._columns, strict=True)):
             if not self._is_taken[index]:
                 yield array("Q", (job, time_ns, location))
@@ -342,7 +342,7 @@ class PastJob(NamedTuple):
 
 
 def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
-    """The jobs that fit, as of the journal's known end, in the order of the log."""
+    """Yield the jobs that fit, as of the journal's known end, in the order of the log."""
     start = journal.start()
     if past.since_ns is not None:
         start = journal.indexes.cursor_at_time(past.since_ns)
@@ -443,7 +443,7 @@ def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int,
 
 
 def _born(frame: Frame, lsn: int, at: int) -> int | None:
-    """The job whose ENQUEUED record this is, or carries."""
+    """Return the job whose ENQUEUED record this is, or carries."""
     kind = frame.data[at + KIND_AT]
     if kind == _ENQUEUED:
         return lsn

@@ -35,7 +35,7 @@ _STOPPED: Final = "stopped"
 
 
 def live_workers(path: str) -> tuple[OwnerView, ...]:
-    """The live processes that claim jobs of the log in a directory."""
+    """Return the live processes that claim jobs of the log in a directory."""
     views = owner_views(Path(path) / "owners", {})
     return tuple(view for view in views if view.alive and view.serves)
 
@@ -43,7 +43,7 @@ def live_workers(path: str) -> tuple[OwnerView, ...]:
 def facts_of(
     journal: Journal, agenda: Agenda, lsn: int, workers: tuple[OwnerView, ...]
 ) -> Facts | None:
-    """All facts of a job but those about the writer lock; None if there is no such job.
+    """Return all facts of a job but those about the writer lock; None if there is no such job.
 
     Args:
         journal: of the log.
@@ -107,7 +107,7 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
 def _used_up(
     agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
 ) -> UsedUp | None:
-    """The limit of its task, as its workers tell it, that keeps a ready job from running."""
+    """Return the limit of its task, as its workers tell it, that keeps a ready job from running."""
     if job.state is not State.READY:
         return None
     told = (serving.limits or {} for worker in workers for serving in worker.serves)
@@ -129,7 +129,7 @@ def _keeper(path: Path) -> tuple[int, str]:
 
 
 def find_progress(journal: Journal, job: int) -> Told | None:
-    """What a job that runs told last; None if it does not run, or told nothing yet.
+    """Return what a job that runs told last; None if it does not run, or told nothing yet.
 
     Raises:
         JobNotFound: there is no such job in this log.

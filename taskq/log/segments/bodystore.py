@@ -73,7 +73,7 @@ class BodyStore:
     def pack(
         self, body: bytes, packing: Packing | None, what: str, *, is_new_job: bool = True
     ) -> tuple[bytes, int]:
-        """The body as its record holds it, and the record's flags for it.
+        """Return the body as its record holds it, and the record's flags for it.
 
         A file that the record names survives a power loss when this returns. New jobs leave free
         on the disk what settling others needs.
@@ -102,7 +102,7 @@ class BodyStore:
         return not flags & _SPILLED and original_size(stored, flags) <= QUICK_BYTES_MAX
 
     def unpack(self, stored: bytes, flags: int, what: str, limit: int | None = None) -> bytes:
-        """The body as it was given; ``what`` it is called in errors.
+        """Return the body as it was given; ``what`` it is called in errors.
 
         Its record tells its size, so what is too large is not read at all.
 
@@ -136,7 +136,7 @@ class BodyStore:
         return decompress(stored, flags, self.config.decompressed_bytes_max, what)
 
     def payload(self, delivery: Delivery) -> bytes:
-        """A job's payload as it was given; raises what ``unpack`` does."""
+        """Return a job's payload as it was given; raises what ``unpack`` does."""
         return self.unpack(
             delivery.stored_payload, delivery.payload_flags, f"the payload of job {delivery.job_id}"
         )
@@ -172,7 +172,7 @@ class BodyStore:
         return view
 
     def list_views(self, views: list[JobView]) -> list[JobView]:
-        """The views as lists show them: without what is larger than LISTED_BYTES_MAX."""
+        """Return the views as lists show them: without what is larger than LISTED_BYTES_MAX."""
         return [self.show_view(view, LISTED_BYTES_MAX) for view in views]
 
     def _shown(
@@ -184,7 +184,7 @@ class BodyStore:
             return None, str(error)
 
     def _least_free(self, total_bytes: int) -> int:
-        """Bytes of the disk that new jobs must leave free."""
+        """Return bytes of the disk that new jobs must leave free."""
         given = self.config.min_free_bytes
         return min(MIN_FREE_BYTES, total_bytes // TINY_DISK_PARTS) if given is None else given
 

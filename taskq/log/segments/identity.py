@@ -47,7 +47,7 @@ class Identity(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What every job id of this log starts with."""
+        """Return what every job id of this log starts with."""
         return self.log_id.hex[:8]
 
 
@@ -122,7 +122,7 @@ def device_of_copy(path: str) -> str:
 
 
 def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
-    """The identity of the directory's log, which is made where there is none.
+    """Return the identity of the directory's log, which is made where there is none.
 
     Raises:
         FormatError: as ``read_identity``, or it is missing beside segments.
@@ -164,7 +164,7 @@ def write_identity(disk: Disk, path: str, identity: Identity) -> None:
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """What the file holds."""
+    """Return what the file holds."""
     features: dict[str, list[str]] = {
         "compat": [],
         "read_only_compat": sorted(identity.read_only),

@@ -294,22 +294,22 @@ class IndexBuilder:
         return set(self._spilled)
 
     def at_lsn(self, lsn: int) -> Entry | None:
-        """The last entry at or before a record."""
+        """Return the last entry at or before a record."""
         return self.entries.at_lsn(lsn)
 
     def at_offset(self, offset: int) -> Entry | None:
-        """The last entry at or before an offset."""
+        """Return the last entry at or before an offset."""
         return self.entries.at_offset(offset)
 
     def before_time(self, time_ns: int) -> Entry | None:
-        """The last entry up to which all is older."""
+        """Return the last entry up to which all is older."""
         return self.entries.before_time(time_ns)
 
 
 def _run_length(
     data: bytes, at: int, end: int, length: int, checks: tuple[tuple[int, bytes], ...]
 ) -> int:
-    """How many records of this length follow one another in ``data[at:end]``, at most 4 096.
+    """Return how many records of this length follow one another in ``data[at:end]``, at most 4 096.
 
     The checks say where in a record a byte stands, and what it may be.
     """

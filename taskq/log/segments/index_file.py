@@ -171,17 +171,17 @@ class SegmentIndex:
         return {data[at : at + HASH_SIZE] for at in range(0, size, HASH_SIZE)}
 
     def at_lsn(self, lsn: int) -> Entry | None:
-        """The last entry at or before a record."""
+        """Return the last entry at or before a record."""
         number = bisect_right(self._directory.lsns, lsn) - 1
         return self._entries(number).at_lsn(lsn) if number >= 0 else None
 
     def at_offset(self, offset: int) -> Entry | None:
-        """The last entry at or before an offset."""
+        """Return the last entry at or before an offset."""
         number = bisect_right(self._directory.offsets, offset) - 1
         return self._entries(number).at_offset(offset) if number >= 0 else None
 
     def before_time(self, time_ns: int) -> Entry | None:
-        """The last entry up to which all is older."""
+        """Return the last entry up to which all is older."""
         number = bisect_left(self._directory.times, time_ns) - 1
         return self._entries(number).before_time(time_ns) if number >= 0 else None
 
@@ -200,7 +200,7 @@ class SegmentIndex:
         return index_format.page_holds(page, word)
 
     def _page(self, number: int) -> bytes:
-        """A page by its number in the directory."""
+        """Return a page by its number in the directory."""
         pages, key = self._pages, (self._path, number)
         page = pages.pop(key, None)
         if page is None:

@@ -101,22 +101,22 @@ _ONE: Final = ord("1")
 
 
 def pages_for(keys: int) -> int:
-    """How many pages a filter of so many keys has."""
+    """Return how many pages a filter of so many keys has."""
     return -(-keys * _BITS_A_KEY // _PAGE_BITS)
 
 
 def mixed(key: int) -> int:
-    """A key's 64 bits: the upper half chooses its page, the lower one its places there."""
+    """Return a key's 64 bits: the upper half chooses its page, the lower one its places there."""
     return _mix(key, _HALF)
 
 
 def page_of(word: int, pages: int) -> int:
-    """The page of a mixed key."""
+    """Return the page of a mixed key."""
     return (word >> 32) * pages >> 32
 
 
 def page_holds(page: bytes, word: int) -> bool:
-    """Whether a mixed key seems to be in its page."""
+    """Return whether a mixed key seems to be in its page."""
     place, step = word & _PLACE, (word >> _PLACE_BITS & _PLACE) | 1
     for _ in range(_BITS_SET):
         if not page[place >> 3] & 0x80 >> (place & 7):
@@ -150,7 +150,7 @@ class BloomBuilder:
             place = place + step & places
 
     def page(self, number: int) -> bytes:
-        """A page as it stands in a file."""
+        """Return a page as it stands in a file."""
         start = number * _PAGE_BITS
         return int(self._bits[start : start + _PAGE_BITS], 2).to_bytes(PAGE_SIZE, "big")
 
@@ -172,7 +172,7 @@ def _fold(products: int, halves: int) -> int:
 
 
 def _lanes(value: int, count: int) -> int:
-    """The value in each of so many lanes of 64 bits."""
+    """Return the value in each of so many lanes of 64 bits."""
     return int.from_bytes(value.to_bytes(8, "little") * count, "little")
 
 
@@ -211,7 +211,7 @@ class Counts(NamedTuple):
         return -(-self.entries // ENTRIES_A_PAGE)
 
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each section, in their order in the file."""
+        """Return bytes of each section, in their order in the file."""
         pages = (self.place_pages, self.entry_pages, self.filter_pages)
         directory = sum(n * size for n, size in zip(pages, _DIRECTORY_SIZES, strict=True))
         return (
@@ -264,7 +264,7 @@ class IndexHeader(NamedTuple):
 
 
 def encode_header(header: IndexHeader) -> bytes:
-    """The first bytes of the file."""
+    """Return the first bytes of the file."""
     start = (MAGIC, VERSION, HEADER_SIZE, 0, *header[:11], *header.last_frame, *header.counts)
     fields = (*start, *Offsets.of(header.counts), header.hashes_crc, header.directory_crc)
     plain = _HEADER.pack(*fields, 0, 0)

@@ -66,7 +66,7 @@ class _Run:
             self._pairs, self._end = None, len(store)
 
     def pairs(self) -> array[int]:
-        """All of them."""
+        """Return all of them."""
         if self._pairs is not None:
             return self._pairs
         planes = zlib.decompress(self._store[self._start : self._end])
@@ -124,7 +124,7 @@ class JobPlaces:
         return sorted(found)
 
     def may_hold(self, job: int) -> bool:
-        """Whether the job lies between the lowest and the highest."""
+        """Return whether the job lies between the lowest and the highest."""
         self._sort_tail()
         return self.job_min <= job <= self.job_max
 
@@ -189,7 +189,7 @@ def _steps(step: int, count: int) -> int:
 
 
 def _merged(runs: list[_Run]) -> Iterator[array[int]]:
-    """The pairs of sorted runs, sorted, in parts that are cut between two jobs."""
+    """Yield the pairs of sorted runs, sorted, in parts that are cut between two jobs."""
     samples = sorted(chain.from_iterable(run.samples for run in runs))
     cuts = sorted({sample >> 32 << 32 for sample in samples[_PART::_PART]})
     waiting = sorted(runs, key=lambda run: run.first, reverse=True)
@@ -255,7 +255,7 @@ class Entries:
 
     @classmethod
     def of(cls, page: bytes) -> Entries:
-        """What ``Sparse.page`` has packed."""
+        """Return what ``Sparse.page`` has packed."""
         data = memoryview(page)
         count = len(data) // ENTRY_SIZE
         return cls(
@@ -279,15 +279,15 @@ class Entries:
         )
 
     def at_lsn(self, lsn: int) -> Entry | None:
-        """The last entry at or before a record; None if it is before all."""
+        """Return the last entry at or before a record; None if it is before all."""
         return self._entry(bisect_right(self._lsns, lsn) - 1)
 
     def at_offset(self, offset: int) -> Entry | None:
-        """The last entry at or before an offset; None if it is before all."""
+        """Return the last entry at or before an offset; None if it is before all."""
         return self._entry(bisect_right(self._offsets, offset) - 1)
 
     def before_time(self, time_ns: int) -> Entry | None:
-        """The last entry up to which all is older; None if the first is not."""
+        """Return the last entry up to which all is older; None if the first is not."""
         return self._entry(bisect_left(self._times, time_ns) - 1)
 
     def _entry(self, number: int) -> Entry | None:

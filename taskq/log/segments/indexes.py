@@ -89,7 +89,7 @@ class SegmentIndexes:
         self._lookup.forget()
 
     def find(self, lsn: int) -> RecordFound | None:
-        """The record of that number, None if it is not in the log."""
+        """Return the record of that number, None if it is not in the log."""
         segments = self._segments()
         home = bisect_right(segments, lsn) - 1
         if home < 0 or lsn >= self._place.next_lsn:
@@ -104,7 +104,7 @@ class SegmentIndexes:
         return self._ask(segment, lambda index: self._lookup.by_lsn(segment, index, lsn))
 
     def about(self, job: int) -> Iterator[RecordFound]:
-        """Every record that concerns a job, in the order of the log, none twice.
+        """Yield every record that concerns a job, in the order of the log, none twice.
 
         The first is its ENQUEUED record, or where that is gone one that carries it; nothing, if
         there is no such job.
@@ -218,7 +218,7 @@ class SegmentIndexes:
         return [segment for segment in self._segments()[:-1] if self._lacks_file(segment)]
 
     def is_damaged(self, segment: int) -> bool:
-        """Whether bytes of the segment did not read back when it was indexed.
+        """Return whether bytes of the segment did not read back when it was indexed.
 
         A segment with damage has no file, so that a new process reads it anew.
         """
@@ -263,7 +263,7 @@ class SegmentIndexes:
     # -- one segment ------------------------------------------------------------------------------
 
     def _segments(self) -> list[int]:
-        """The segments up to the known end."""
+        """Return the segments up to the known end."""
         lsns = self._files.lsns
         if not lsns:
             self._files.refresh()
@@ -317,7 +317,7 @@ class SegmentIndexes:
     # -- files ------------------------------------------------------------------------------------
 
     def _open_file(self, segment: int) -> SegmentIndex | None:
-        """The segment's index file, None if it is of no use."""
+        """Return the segment's index file, None if it is of no use."""
         path = f"{self._place.path}/log/{index_name(segment)}"
         try:
             index = SegmentIndex(self._place.disk, path, self._pages)
@@ -361,7 +361,7 @@ class SegmentIndexes:
     # -- in memory --------------------------------------------------------------------------------
 
     def _grown(self) -> IndexBuilder:
-        """The builder of the segment that grows; not fed yet."""
+        """Return the builder of the segment that grows; not fed yet."""
         place, builder = self._place, self._growing
         if builder is not None and builder.first_lsn != place.segment:
             if builder.first_lsn < place.segment:
@@ -377,7 +377,7 @@ class SegmentIndexes:
         return builder
 
     def _builder(self, segment: int) -> IndexBuilder:
-        """The builder of a sealed segment; not fed yet."""
+        """Return the builder of a sealed segment; not fed yet."""
         growing = self._growing
         if growing is not None and growing.first_lsn == segment:
             self._growing = None
@@ -420,11 +420,11 @@ def _summary(index: Index) -> _Summary:
 
 
 def _frame_of(entry: Entry | None) -> int:
-    """Where to begin to look: at the entry's frame, or at the first."""
+    """Return where to begin to look: at the entry's frame, or at the first."""
     return codec.SEGMENT_HEADER.size if entry is None or entry.alone else entry.frame
 
 
 def _concerns(record: bytes, job: int) -> bool:
-    """Whether that is what stands there: a segment is not as it was indexed if it is not."""
+    """Return whether that is what stands there: a segment is not as it was indexed if it is not."""
     number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
     return record[KIND_AT] in _JOB_KINDS and number == job

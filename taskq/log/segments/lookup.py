@@ -56,7 +56,7 @@ class Lookup:
         self._bodies.clear()
 
     def by_lsn(self, segment: int, index: Index, lsn: int) -> RecordFound | None:
-        """The record of that number, None if it is not in the segment."""
+        """Return the record of that number, None if it is not in the segment."""
         entry = index.at_lsn(lsn)
         if entry is None:
             return None
@@ -65,7 +65,7 @@ class Lookup:
         return self.from_entry(segment, entry, lsn, index.offset)
 
     def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> RecordFound | None:
-        """The record of that number, which stands behind an entry and before ``end``."""
+        """Return the record of that number, which stands behind an entry and before ``end``."""
         for frame, header in hop(self._files, segment, entry.frame, end):
             if header.next_lsn > lsn:
                 if header.first_lsn > lsn:
@@ -74,7 +74,7 @@ class Lookup:
         return None
 
     def by_offset(self, segment: int, index: Index, offset: int) -> RecordFound | None:
-        """The record that starts at an offset, None if none does."""
+        """Return the record that starts at an offset, None if none does."""
         entry = index.at_offset(offset)
         if entry is None:
             return None
@@ -94,7 +94,7 @@ class Lookup:
         lsn: int,
         offset: int,
     ) -> RecordFound | None:
-        """The record of a frame that has this number, or this offset."""
+        """Return the record of a frame that has this number, or this offset."""
         start = frame + codec.FRAME_HEADER_SIZE
         at, number = start, header.first_lsn
         if frame == entry.frame:
@@ -122,7 +122,7 @@ class Lookup:
         )
 
     def _body(self, segment: int, frame: int, header: codec.FrameHeader) -> bytes | None:
-        """The records of a frame, None if they do not read back as they were written."""
+        """Return the records of a frame, None if they do not read back as they were written."""
         key = segment, frame
         body = self._bodies.pop(key, None)
         if body is None:
@@ -138,7 +138,7 @@ class Lookup:
         return body
 
     def _salvaged(self, segment: int, index: Index, entry: Entry) -> RecordFound | None:
-        """A record that stands alone in a damaged frame, by its own CRC."""
+        """Return a record that stands alone in a damaged frame, by its own CRC."""
         header = index.salvaged[entry.frame]
         location = self._files.base(segment) + entry.offset
         record = _checked(self._files.unchecked_record(location), 0, entry.lsn)
@@ -168,7 +168,7 @@ def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[
 
 
 def _cut(data: bytes, place: int) -> bytes:
-    """The record at a place, empty if it is not whole there."""
+    """Return the record at a place, empty if it is not whole there."""
     if place < 0:
         return b""
     length = codec.LENGTH.unpack_from(data, place)[0]
@@ -176,7 +176,7 @@ def _cut(data: bytes, place: int) -> bytes:
 
 
 def _checked(data: bytes, place: int, lsn: int) -> bytes:
-    """The record at a place, empty if it is not whole by a CRC of its own."""
+    """Return the record at a place, empty if it is not whole by a CRC of its own."""
     record = _cut(data, place)
     if not record or not record[FLAGS_AT] & _CHECKED:
         return b""

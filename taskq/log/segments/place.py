@@ -32,19 +32,19 @@ class Place(Protocol):
 
     @property
     def lost(self) -> tuple[Damage, ...]:
-        """What the log lacks, and nothing says that it may."""
+        """Return what the log lacks, and nothing says that it may."""
         ...
 
     def start(self) -> Cursor:
-        """The beginning of the log."""
+        """Return the beginning of the log."""
         ...
 
     def end(self) -> Cursor:
-        """The known end."""
+        """Return the known end."""
         ...
 
     def mark_before(self, lsn: int) -> Cursor | None:
-        """A frame of this process at or before a record, and near it, if it knows of one."""
+        """Return a frame of this process at or before a record, and near it, if it knows of one."""
         ...
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:

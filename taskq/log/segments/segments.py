@@ -118,7 +118,7 @@ class SegmentFiles:
         return lsn in self._ordinals
 
     def after(self, lsn: int, last: int) -> int | None:
-        """The segment that follows, up to ``last``."""
+        """Return the segment that follows, up to ``last``."""
         later = [one for one in self.lsns if lsn < one <= last]
         if not later and lsn != last:
             self.refresh()
@@ -144,12 +144,12 @@ class SegmentFiles:
         return codec.SegmentHeader(lsn, frame.epoch, self.log_id.bytes, frame.time_ns)
 
     def frame_header(self, lsn: int, offset: int) -> codec.FrameHeader | None:
-        """The header of the frame that starts there, None if it is not whole."""
+        """Return the header of the frame that starts there, None if it is not whole."""
         data = self._read(self.descriptor(lsn), codec.FRAME_HEADER_SIZE, offset)
         return codec.decode_frame_header(data, 0, self.seed(lsn), offset)
 
     def has_damaged_header(self, lsn: int) -> bool:
-        """Whether the file holds more than a header, and that is not whole."""
+        """Return whether the file holds more than a header, and that is not whole."""
         data = self._read(self.descriptor(lsn), codec.SEGMENT_HEADER.size + 1, 0)
         if len(data) <= codec.SEGMENT_HEADER.size:
             return False
@@ -157,11 +157,11 @@ class SegmentFiles:
         return header is None or header[0] != lsn or header.log_id != self.log_id.bytes
 
     def bound(self, lsn: int) -> int:
-        """An lsn that no record of the segment can have reached, whatever stands in it."""
+        """Return an lsn that no record of the segment can have reached, whatever stands in it."""
         return lsn + self.size(lsn) // codec.PREFIX.size
 
     def file_path(self, lsn: int) -> str:
-        """Where a segment's file is."""
+        """Return where a segment's file is."""
         return f"{self.path}/log/{segment_name(lsn)}"
 
     def create(self, lsn: int, epoch: int, time_ns: int, link: codec.Link) -> None:
@@ -211,18 +211,18 @@ class SegmentFiles:
         self.when_fewer()
 
     def size(self, lsn: int) -> int:
-        """Bytes of a segment."""
+        """Return bytes of a segment."""
         return self._disk.size(self.descriptor(lsn))
 
     def sealed_size(self, lsn: int) -> int:
-        """Bytes of a segment that is not written to any more; looked up once."""
+        """Return bytes of a segment that is not written to any more; looked up once."""
         size = self._sealed_sizes.get(lsn)
         if size is None:
             size = self._sealed_sizes[lsn] = self.size(lsn)
         return size
 
     def total_size(self) -> int:
-        """Bytes of all segments."""
+        """Return bytes of all segments."""
         self.refresh()
         total = 0
         for lsn in self.lsns:
@@ -233,7 +233,7 @@ class SegmentFiles:
     # -- descriptors ------------------------------------------------------------------------------
 
     def descriptor(self, lsn: int) -> int:
-        """An open descriptor of a segment.
+        """Return an open descriptor of a segment.
 
         Raises:
             SegmentGone: there is none any more.
@@ -294,7 +294,7 @@ class SegmentFiles:
         return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
 
     def walk(self, lsn: int, size: int, offset: int, next_lsn: int, *, in_order: bool) -> Walk:
-        """Where the whole frames of a last segment end; ``in_order`` as for ``Scanner``."""
+        """Return where the whole frames of a last segment end; ``in_order`` as for ``Scanner``."""
         last, synced_through, last_offset, gaps = None, 0, 0, 0
         scanner = self.scanner(lsn, size, next_lsn, sealed=False, in_order=in_order)
         for item in scanner.frames(offset):
@@ -343,7 +343,7 @@ class SegmentFiles:
             cursor.frame = -1
 
     def _successor(self, segment: int, last: int) -> int | None:
-        """The segment behind one that was read to its end.
+        """Return the segment behind one that was read to its end.
 
         Segments go from the oldest on: while this one is listed, none behind it was left out.
         """
@@ -356,11 +356,11 @@ class SegmentFiles:
         return SegmentGone(f"{self.path}: {segment_name(segment)} is gone")
 
     def numbered(self) -> list[int]:
-        """The segments by their number in locations, those among them that are gone."""
+        """Return the segments by their number in locations, those among them that are gone."""
         return list(self._by_ordinal)
 
     def number(self, lsns: list[int]) -> list[int]:
-        """The number that each segment has in locations; one that is gone gets one, too."""
+        """Return the number that each segment has in locations; one that is gone gets one, too."""
         for lsn in lsns:
             if lsn not in self._ordinals:
                 self._ordinals[lsn] = len(self._by_ordinal)
@@ -376,7 +376,7 @@ class SegmentFiles:
         return self._by_ordinal[location >> OFFSET_BITS]
 
     def seed(self, lsn: int) -> int:
-        """The segment's part of its frames' CRC seed."""
+        """Return the segment's part of its frames' CRC seed."""
         seed = self._seeds.get(lsn)
         if seed is None:
             seed = self._seeds[lsn] = codec.segment_seed(self.log_id, lsn)
@@ -385,7 +385,7 @@ class SegmentFiles:
     def scanner(
         self, lsn: int, size: int, next_lsn: int, *, sealed: bool, in_order: bool = False
     ) -> Scanner:
-        """A reader of a segment's frames."""
+        """Return a reader of a segment's frames."""
         # A tail that cannot be read is no torn one: nobody may cut it for that.
         read = self._read if sealed else self._disk.read
         self.descriptor(lsn)
@@ -438,7 +438,7 @@ class SegmentFiles:
         return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
 
     def record(self, location: int, lsn: int) -> bytes:
-        """The ENQUEUED record of a job, checked by its own CRC.
+        """Return the ENQUEUED record of a job, checked by its own CRC.
 
         It stands at the location, or in a record there that carries it.
 

@@ -60,7 +60,7 @@ class Reference(NamedTuple):
 
 
 def decode_reference(body: bytes, what: str) -> Reference:
-    """The file that a record with flag SPILLED names; ``what`` the body is called in errors.
+    """Return the file that a record with flag SPILLED names; ``what`` the body is called in errors.
 
     Raises:
         LogDamaged: the record does not name one.
@@ -71,7 +71,7 @@ def decode_reference(body: bytes, what: str) -> Reference:
 
 
 def files_named(record: LogRecord) -> list[bytes]:
-    """What a record says of the files that it names: of a payload, a result, or of both."""
+    """Return what a record says of the files that it names: of a payload, a result, or of both."""
     named = [record.body if record.body_flags & _SPILLED else None]
     if record.carried is not None:
         named.append(record.carried.body if record.carried.flags & _SPILLED else None)
@@ -133,7 +133,7 @@ class Spill:
         return _REFERENCE.pack(digest, len(body))
 
     def get(self, stored: bytes, what: str) -> bytes:
-        """The body whose record says this; ``what`` it is called in errors.
+        """Return the body whose record says this; ``what`` it is called in errors.
 
         The file is checked piece by piece before memory is taken for all of it.
 
@@ -170,7 +170,7 @@ class Spill:
             yield disk, descriptor, size
 
     def file_path(self, reference: Reference) -> str:
-        """Where the file is that a record names."""
+        """Return where the file is that a record names."""
         return f"{self.path}/{DIRECTORY}/{reference.name}"
 
     def _keep_directory(self, disk: Disk) -> None:

@@ -88,13 +88,13 @@ class Facets:
         self._at_once: set[str] = set()
 
     def need_agenda(self) -> Agenda:
-        """The agenda, caught up to the journal's known end."""
+        """Return the agenda, caught up to the journal's known end."""
         self._until_whole("agenda")
         assert self.agenda is not None
         return self.agenda
 
     def need_dedup(self) -> Dedup:
-        """The table of keys, caught up to the journal's known end."""
+        """Return the table of keys, caught up to the journal's known end."""
         self._until_whole("dedup")
         assert self.dedup is not None
         return self.dedup
@@ -108,7 +108,7 @@ class Facets:
         self._at_once.discard(name)
 
     def _opened(self, name: str) -> tuple[Agenda | Dedup, Cursor]:
-        """The newest snapshot that fits, or the beginning of the log."""
+        """Return the newest snapshot that fits, or the beginning of the log."""
         journal = self._journal
         if name == "dedup":
             keys = load_newest(journal, DEDUP) if self.trusts_snapshots else None
@@ -129,7 +129,7 @@ class Facets:
     # -- building in steps ------------------------------------------------------------------------
 
     def lacks(self, *, agenda: bool, keys: bool) -> bool:
-        """Whether one of those that are wanted is built in steps, or has to be from now on.
+        """Return whether one of those that are wanted is built in steps, or has to be from now on.
 
         That is so if there is much to read, be it all or what others wrote since. Until ``build``
         is done with it, it is as if it had never been built.
@@ -148,7 +148,7 @@ class Facets:
 
     @property
     def is_building(self) -> bool:
-        """Whether anything is built in steps now."""
+        """Return whether anything is built in steps now."""
         return bool(self._steps)
 
     def build(self) -> bool:
@@ -223,7 +223,7 @@ class Facets:
                 self._at_once.discard(name)
 
     def stands(self, name: str) -> Cursor | None:
-        """How far the agenda or the dedup table has come; None if it is not built."""
+        """Return how far the agenda or the dedup table has come; None if it is not built."""
         return self._cursors.get(name)
 
     def _until_whole(self, name: str) -> None:
@@ -280,7 +280,7 @@ class Facets:
         )
 
     def _walk_back(self, start: Cursor, sought: set[int]) -> dict[int, int | None]:
-        """Where each job was settled, behind ``start``."""
+        """Return where each job was settled, behind ``start``."""
         alone = Watch()
         alone.jobs = {job for job in sought if is_job(self._journal, job)}
         ends: dict[int, int | None] = dict.fromkeys(sought, NO_JOB)
@@ -294,7 +294,7 @@ class Facets:
         return ends
 
     def _look_up(self, job: int) -> int | None:
-        """Where the job was settled."""
+        """Return where the job was settled."""
         try:
             return find_end(self._journal, job)
         except JobNotFound:

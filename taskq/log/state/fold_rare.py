@@ -94,14 +94,14 @@ class Watch:
             self.jobs.add(job)
 
     def take(self) -> list[tuple[int, int]]:
-        """The settled jobs; they are forgotten here."""
+        """Return the settled jobs; they are forgotten here."""
         settled, self.settled = self.settled, []
         self.dead.clear()
         return settled
 
 
 def enqueued_meta(flags: int) -> int:
-    """The flags of an ENQUEUED record that the agenda keeps."""
+    """Return the flags of an ENQUEUED record that the agenda keeps."""
     meta = 0
     if flags & _DURABLE_CLAIM:
         meta = META_DURABLE_CLAIM

@@ -143,14 +143,14 @@ class Header(NamedTuple):
         return HEADER.size + _SEGMENT.size * len(self.segments) + _CRC_SIZE
 
     def encode(self) -> bytes:
-        """The bytes that open the file."""
+        """Return the bytes that open the file."""
         fields = (*self[2:10], len(self.segments), 0)
         data = HEADER.pack(MAGIC, VERSION, self.code, self.version, *fields)
         data += b"".join(_SEGMENT.pack(*one) for one in self.segments)
         return data + codec.crc32(data).to_bytes(_CRC_SIZE, "little")
 
     def block_seed(self, number: int) -> int:
-        """What the CRC of a block starts from."""
+        """Return what the CRC of a block starts from."""
         return codec.crc32(_SEED.pack(self.log_id, self.next_lsn, number))
 
 
@@ -160,7 +160,7 @@ def snapshot_name(lsn: int, facet: str) -> str:
 
 
 def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
-    """Names of a facet's snapshots in the directory of a log, the newest first."""
+    """Return names of a facet's snapshots in the directory of a log, the newest first."""
     names = disk.names(f"{path}/{DIRECTORY}")
     length = len(snapshot_name(0, facet))
     return [
@@ -173,7 +173,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
 
 
 def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Header:
-    """What the open file says of itself; its size and its CRC are right.
+    """Return what the open file says of itself; its size and its CRC are right.
 
     Raises:
         Unusable: it cannot be a whole snapshot of this facet and log.
@@ -210,7 +210,7 @@ def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Heade
 
 
 def contents_size(frozen: Frozen) -> int:
-    """Bytes of the contents, without the CRCs of the blocks."""
+    """Return bytes of the contents, without the CRCs of the blocks."""
     return sum(
         _COLUMN.size + sum(len(part) * part.itemsize for part in parts)
         for _, parts in frozen.columns
@@ -218,7 +218,7 @@ def contents_size(frozen: Frozen) -> int:
 
 
 def file_parts(header: Header, frozen: Frozen) -> Iterator[bytes]:
-    """The bytes of the file, a block at a time; what was handed out is not kept."""
+    """Yield the bytes of the file, a block at a time; what was handed out is not kept."""
     yield header.encode()
     block = bytearray()
     number = 0
@@ -264,11 +264,11 @@ class Contents:
         self._blocks = 0
 
     def take(self, code: str) -> array[int]:
-        """The next column."""
+        """Return the next column."""
         return column(code, self._bytes(self._open(code) * array(code).itemsize))
 
     def take_arrays(self, code: str) -> list[array[int]]:
-        """The arrays that make up the next column."""
+        """Return the arrays that make up the next column."""
         sizes = self.take("I")
         count = self._open(code)
         if count != sum(sizes):
@@ -277,7 +277,7 @@ class Contents:
         return [column(code, self._bytes(size * itemsize)) for size in sizes]
 
     def take_locations(self) -> list[array[int]]:
-        """The same for locations, with this process's numbers of the segments."""
+        """Return the same for locations, with this process's numbers of the segments."""
         parts = self.take_arrays("Q")
         return parts if self._is_same else [self._renumbered(part) for part in parts]
 
@@ -388,7 +388,7 @@ def check_fit(place: Place, header: Header) -> None:
 
 
 def read_frame_header(place: Place, segment: int, offset: int) -> bytes:
-    """The bytes of a frame's header, checked by no CRC."""
+    """Return the bytes of a frame's header, checked by no CRC."""
     return place.disk.read(place.files.descriptor(segment), codec.FRAME_HEADER_SIZE, offset)
 
 

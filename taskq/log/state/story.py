@@ -52,7 +52,7 @@ _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, 
 def records(
     journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
 ) -> Iterator[LogRecord]:
-    """Every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
+    """Yield every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
     for base, item in journal.frames(cursor):
         if isinstance(item, Gap):
             if on_gap is not None:
@@ -65,7 +65,7 @@ def records(
 
 
 def is_job(journal: Journal, lsn: int) -> bool:
-    """Whether the log knows of a job of this number."""
+    """Return whether the log knows of a job of this number."""
     found = _patiently(journal, lambda: journal.indexes.find(lsn))
     if found is not None:
         return found.record[KIND_AT] == _ENQUEUED
@@ -73,7 +73,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 
 def find_end(journal: Journal, job: int) -> int | None:
-    """The location of the record that settled or purged a job, None if it is not settled.
+    """Return the location of the record that settled or purged a job, None if it is not settled.
 
     Raises:
         JobNotFound: there is no such job in this log.
@@ -96,7 +96,7 @@ def find_end(journal: Journal, job: int) -> int | None:
 
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
-    """What the settling record at a location says.
+    """Return what the settling record at a location says.
 
     Raises:
         JobNotFound: the job was purged.
@@ -236,7 +236,7 @@ class Story:
         self._reason = ""
 
     def moved_between(self) -> tuple[int, int] | None:
-        """The lsns between which steps of the clock matter to the job; None if none does."""
+        """Return the lsns between which steps of the clock matter to the job; None if none does."""
         if self._expires_ns and not self._expires_is_wall:
             return self._expires_lsn, self._ended_lsn
         is_delayed = self.state is State.SCHEDULED and not self._due_is_wall
@@ -254,7 +254,7 @@ class Story:
             self._expires_ns += step_ns
 
     def view(self, now_ns: int) -> JobView:
-        """The job as of ``now_ns``."""
+        """Return the job as of ``now_ns``."""
         born = self._born
         state = self.state
         if state is State.SCHEDULED and self._due_ns <= now_ns:
@@ -287,7 +287,7 @@ class Story:
 
 
 def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
-    """Everything the log says of one job, None if there is no such job."""
+    """Return everything the log says of one job, None if there is no such job."""
     story: Story | None = None
     for found in _about(journal, lsn):
         record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
@@ -306,13 +306,13 @@ def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
 
 
 def job_records(journal: Journal, job: int) -> Iterator[LogRecord]:
-    """The records that concern a job, in order."""
+    """Yield the records that concern a job, in order."""
     for found in _about(journal, job):
         yield decode_record(found.record, found.lsn, found.epoch, found.time_ns)
 
 
 def _about(journal: Journal, job: int) -> list[RecordFound]:
-    """The records that concern a job, up to one after which there are none."""
+    """Return the records that concern a job, up to one after which there are none."""
     return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
 
 
@@ -327,7 +327,7 @@ def _until_final(found: Iterator[RecordFound]) -> Iterator[RecordFound]:
 
 
 def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
-    """What is found; if compaction took a segment meanwhile, what is found in the others."""
+    """Return what is found; if compaction took a segment meanwhile, what is found in the others."""
     known = journal.files.lsns
     try:
         return look()
@@ -339,7 +339,7 @@ def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
 
 
 def _begins(record: bytes) -> bool:
-    """Whether a job's story may begin with it."""
+    """Return whether a job's story may begin with it."""
     kind = record[KIND_AT]
     return kind == _ENQUEUED or (kind in _CARRYING and record[STATE_AT] != State.ABSENT)
 

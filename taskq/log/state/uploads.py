@@ -38,7 +38,7 @@ _TRIES: Final = 4
 
 
 def waiting_uploads(disk: Disk, path: str) -> list[str]:
-    """The names of the uploads to a log that may not be adopted as a whole."""
+    """Return the names of the uploads to a log that may not be adopted as a whole."""
     names = disk.names(f"{path}/{INBOX}")
     return [name.removesuffix(MANIFEST) for name in names if name.endswith(MANIFEST)]
 
@@ -186,7 +186,7 @@ class UploadsSeen:
         cursor.offset, cursor.next_lsn = max(item.resume, cursor.offset + 8), item.next_lsn
 
     def _is_record(self, found: _Found) -> bool:
-        """Whether the records of its frame are such that one begins there."""
+        """Return whether the records of its frame are such that one begins there."""
         files = self._journal.files
         with contextlib.suppress(SegmentGone, FormatError):
             size = files.size(found.segment)

@@ -53,13 +53,13 @@ class Mailbox:
 
     @property
     def has_work(self) -> bool:
-        """Whether the thread must not go to sleep."""
+        """Return whether the thread must not go to sleep."""
         return bool(
             self.requests or self.closing or self.chores or self.orders or self._waiting_for_room
         )
 
     def closed(self) -> LogClosed:
-        """What is said to those who send when it is not usable."""
+        """Return what is said to those who send when it is not usable."""
         return LogClosed(f"{self.path}: the log is closed here; open it again")
 
     def order(self, order: Order | AdoptOrder) -> None:

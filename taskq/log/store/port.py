@@ -87,7 +87,7 @@ class _Port:
 
     @property
     def full(self) -> bool:
-        """Whether the mailbox is at its limit: wait for ``room`` before sending more."""
+        """Return whether the mailbox is at its limit: wait for ``room`` before sending more."""
         return len(self._requests) >= MAILBOX_MAX
 
     def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
@@ -132,11 +132,11 @@ class _Port:
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
     def outcome(self, lsn: int) -> Any:
-        """How a job ended, once it has."""
+        """Return how a job ended, once it has."""
         return self._send(Op.OUTCOME, lsn)
 
     def view(self, lsn: int) -> Any:
-        """Everything the log says of a job, None if there is no such job."""
+        """Return everything the log says of a job, None if there is no such job."""
         return self._send(Op.LOOK, (lambda one: _view(one, lsn), False))
 
     def stats(self) -> Any:
@@ -144,7 +144,7 @@ class _Port:
         return self._send(Op.STATS, _stats)
 
     def peek(self, count: int, queue: str | None = None) -> Any:
-        """The next ready jobs, in the order in which they would be claimed."""
+        """Return the next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
     def look(
@@ -154,7 +154,7 @@ class _Port:
         needs_agenda: bool = True,
         needs_keys: bool = False,
     ) -> Any:
-        """What a function of this process's folds gives: it reads only, without the lock."""
+        """Return what a function of this process's folds gives: it reads only, without the lock."""
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
 
@@ -263,7 +263,7 @@ class LoopPort(_Port):
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> _Future[int | Duplicate]:
-        """The new job's lsn once it is durable, or the job that holds its key."""
+        """Return the new job's lsn once it is durable, or the job that holds its key."""
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
@@ -312,7 +312,7 @@ class LoopPort(_Port):
 
     @property
     def busy(self) -> bool:
-        """Whether answers are on their way."""
+        """Return whether answers are on their way."""
         return bool(self._inbox)
 
     def when_closed(self, stranded: Callable[[], list[Settlement]]) -> Callable[[], None]:

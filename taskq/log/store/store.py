@@ -116,12 +116,12 @@ class Store:
 
     @property
     def log_id(self) -> UUID:
-        """What makes this log another than all others."""
+        """Return what makes this log another than all others."""
         return self._open.journal.identity.log_id
 
     @property
     def recovered(self) -> list[str]:
-        """What opening had to repair, in words."""
+        """Return what opening had to repair, in words."""
         return self._open.journal.recovered
 
     @property
@@ -140,17 +140,17 @@ class Store:
         return self._open.writer.waits.largest / SECOND_NS
 
     def steady_ns(self) -> int:
-        """The clock of ``ClaimRequest.wait_until_ns``."""
+        """Return the clock of ``ClaimRequest.wait_until_ns``."""
         return self._open.journal.clock.steady_ns()
 
     def wall_ns(self) -> int:
-        """The log's time, in nanoseconds since 1970."""
+        """Return the log's time, in nanoseconds since 1970."""
         return self._open.journal.clock.wall_ns()
 
     # -- its ends for callers ---------------------------------------------------------------------
 
     def port(self) -> LoopPort:
-        """The port of the running event loop.
+        """Return the port of the running event loop.
 
         Every enqueue asks: ``get_running_loop`` makes a system call each time before Python 3.12
         (0.3 µs), so the loop that this thread asked from last is tried first.

@@ -50,7 +50,7 @@ _KEPT_MAX: Final = 64
 
 
 def seconds_until_due(committer: Committer) -> float:
-    """Seconds until something of the log falls due; infinite when nothing will."""
+    """Return seconds until something of the log falls due; infinite when nothing will."""
     clock, waiters = committer.journal.clock, committer.waiters
     limits = [float("inf")]
     if committer.undecided.held:
@@ -90,7 +90,7 @@ def is_behind(committer: Committer) -> bool:
 
 
 def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
-    """Whether a batch may wait a moment for company: nobody waits for any of it.
+    """Return whether a batch may wait a moment for company: nobody waits for any of it.
 
     With few producers every other batch would hold nothing but the settlements of the jobs
     that the one before has handed out, while the next enqueues are a moment away.
@@ -235,7 +235,7 @@ class StorageThread:
             self._nap()
 
     def _interest(self) -> int:
-        """What other processes are to wake this one for."""
+        """Return what other processes are to wake this one for."""
         committer = self.committer
         asks = INTEREST_CANCEL if committer.operations.asks else 0
         return committer.waiters.interest() | asks
@@ -276,7 +276,7 @@ class StorageThread:
     # -- one batch --------------------------------------------------------------------------------
 
     def _take(self) -> tuple[list[Request], BatchNeeds]:
-        """The next batch: 256 KiB, and whatever the last request has beyond that."""
+        """Return the next batch: 256 KiB, and whatever the last request has beyond that."""
         mailbox = self._mailbox
         requests, self._kept = self._kept, []
         needs = BatchNeeds.of(requests) if requests else BatchNeeds()
@@ -344,7 +344,7 @@ class StorageThread:
             self._sync()
 
     def _until_sync(self) -> float:
-        """Seconds until a sync is due that nobody waits for; infinite when none is."""
+        """Return seconds until a sync is due that nobody waits for; infinite when none is."""
         if self._sync_seconds == float("inf"):
             return self._sync_seconds
         growth = self.committer.waiters.growth
@@ -441,7 +441,7 @@ class StorageThread:
             return False
 
     def _timeout(self) -> float | None:
-        """Seconds until something falls due; None when nothing will."""
+        """Return seconds until something falls due; None when nothing will."""
         rest = self._until_rest(time.monotonic())
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():

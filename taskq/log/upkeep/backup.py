@@ -363,7 +363,7 @@ class _Copier:
         return True
 
     def _is_there(self, name: str, copy: str) -> bool:
-        """Whether the file was copied whole, and was not written again since."""
+        """Return whether the file was copied whole, and was not written again since."""
         ours, theirs = f"{self._target}/{copy}", f"{self._source}/{name}"
         there, wanted = self._disk.status(ours), self._disk.status(theirs)
         if there is None or wanted is None or there[2] != wanted[2]:

@@ -111,7 +111,7 @@ class Compaction:
             raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
 
     def pays(self, needed_bytes_max: int | None) -> bool:
-        """Whether to write again what is needed, after it was measured.
+        """Return whether to write again what is needed, after it was measured.
 
         It does if that is little of the segment; or else if it is little of the whole log: dense
         segments go round once, and with them what lies between them. A log that is needed for the
@@ -241,7 +241,7 @@ class Compaction:
         return self._agenda.dead.find(job) is not None
 
     def _frames(self) -> Iterator[Frame]:
-        """Each frame of the segment.
+        """Yield each frame of the segment.
 
         Raises:
             LogDamaged: one does not read back.
@@ -288,7 +288,7 @@ class Compaction:
     def _item(
         self, frame: Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
     ) -> Rewrite | None:
-        """What stands there, if it is needed still; as it is now."""
+        """Return what stands there, if it is needed still; as it is now."""
         at = _place(frame, offset)
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
@@ -343,7 +343,7 @@ class Compaction:
 
 
 def without_body(born: bytes, job: int) -> bytes:
-    """An ENQUEUED record without its payload."""
+    """Return an ENQUEUED record without its payload."""
     _, _, _, options_size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
     end = codec.ENQUEUED.size + queue_size + task_size + options_size
     plain = codec.LENGTH.pack(flags & ~PACKED)
@@ -351,5 +351,5 @@ def without_body(born: bytes, job: int) -> bytes:
 
 
 def _place(frame: Frame, offset: int) -> int:
-    """Where in the frame's data a record at an offset of the segment stands."""
+    """Return where in the frame's data a record at an offset of the segment stands."""
     return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE

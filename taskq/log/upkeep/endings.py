@@ -45,7 +45,7 @@ class _Seen:
         self.ended_ns = self.over_ns = 0
 
     def look(self, frame: Frame, own_keep_ns: Callable[[bytes], int]) -> bool:
-        """Whether there is an end in the frame that tells enough of the segment."""
+        """Return whether there is an end in the frame that tells enough of the segment."""
         data = frame.data
         for _, at, length in places(frame):
             kind = data[at + KIND_AT]
@@ -96,7 +96,7 @@ class Endings:
                 yield
 
     def any(self, segment: int, now_ns: int) -> bool:
-        """Whether something in a segment, all of which is past the log's time, is to go."""
+        """Return whether something in a segment, all of which is past the log's time, is to go."""
         seen = self._seen[segment]
         return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
 

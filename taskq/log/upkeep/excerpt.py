@@ -40,7 +40,7 @@ class Excerpt(NamedTuple):
 def excerpt(
     journal: Journal, since_ns: int, *, bodies: bool, hides: bool = False
 ) -> Iterator[Excerpt]:
-    """The frames from a moment on, as segments that verify clean and that every reader takes.
+    """Yield the frames from a moment on, as segments that verify clean and that every reader takes.
 
     Lsns, epochs and times are those of the log, and so are job ids. What is told of jobs from
     before the moment is left out: they have no beginning there.
@@ -93,17 +93,17 @@ class _Segment:
         )  # fmt: skip
 
     def link(self) -> Link:
-        """How the next one names the end of this."""
+        """Return how the next one names the end of this."""
         crc = codec.LENGTH.unpack_from(self._data, self._last + codec.FRAME_HEADER_SIZE - 4)[0]
         return Link(self._last, crc)
 
     def whole(self) -> Excerpt:
-        """All of it."""
+        """Return all of it."""
         return Excerpt(segment_name(self._lsn), bytes(self._data))
 
 
 def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
-    """The records of a frame as the excerpt has them; jobs that begin there become known."""
+    """Return the records of a frame as the excerpt has them; jobs that begin there become known."""
     found = []
     for lsn, at, length in places(frame):
         record = frame.data[at : at + length]
@@ -121,7 +121,7 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
 
 
 def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
-    """The record without the secrets that its headers or its reason tell."""
+    """Return the record without the secrets that its headers or its reason tell."""
     if kind == Kind.ENQUEUED:
         _, _, priority, size, flags, attempts, queue, task = codec.ENQUEUED.unpack_from(record)
         at = codec.ENQUEUED.size + queue + task
@@ -145,7 +145,7 @@ def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
 
 
 def _bare(record: bytes, kind: int, lsn: int) -> bytes:
-    """The record without a payload or a result."""
+    """Return the record without a payload or a result."""
     if kind == Kind.ENQUEUED:
         _, _, priority, size, flags, attempts, queue, task = codec.ENQUEUED.unpack_from(record)
         at = codec.ENQUEUED.size + queue + task

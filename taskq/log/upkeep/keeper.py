@@ -74,7 +74,7 @@ class Needed:
         self._keys.sort()
 
     def jobs(self) -> set[int]:
-        """All of them."""
+        """Return all of them."""
         return {key >> 1 & _JOB_MASK for key in self._keys}
 
     def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
@@ -204,7 +204,7 @@ class Retained:
             births.keeps[job] = keep_ns
 
     def own_keep_ns(self, born: bytes) -> int:
-        """How long a job is kept that says so itself, or its queue does; else 0."""
+        """Return how long a job is kept that says so itself, or its queue does; else 0."""
         if is_of_flow(born) and self._is_taken_in(born):
             return TIME_NS_MAX
         if self._drops_finished:
@@ -218,7 +218,7 @@ class Retained:
         return keep_ns
 
     def _is_taken_in(self, born: bytes) -> bool:
-        """Whether a job may still want the result: it waits or runs, or is a dead letter."""
+        """Return whether a job may still want the result: it waits or runs, or is a dead letter."""
         agenda = self._committer.facets.need_agenda()
         return any(
             agenda.table.find(job) is not None or agenda.dead.find(job) is not None
@@ -235,7 +235,7 @@ class Retained:
     # -- what is known of a job -------------------------------------------------------------------
 
     def keeps(self, job: int) -> bool:
-        """Whether it is a finished job that stays."""
+        """Return whether it is a finished job that stays."""
         return job in self._kept
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
@@ -247,21 +247,21 @@ class Retained:
                 self._kept[job] = end
 
     def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Rewrite | None:
-        """A finished job that stays; None if it does not."""
+        """Return a finished job that stays; None if it does not."""
         end = self._kept.get(job)
         return None if end is None else self._item(job, location, born, enqueued_ns, end)
 
     def dead_item(
         self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
     ) -> Rewrite:
-        """A dead letter; also one of whose end nothing can be read any more."""
+        """Return a dead letter; also one of whose end nothing can be read any more."""
         end = _end(self._journal, job)
         if end is not None and end_of(end)[0] is State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
         return Rewrite(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
 
     def history(self, job: int, attempt: int) -> bytes:
-        """The attempts so far, packed."""
+        """Return the attempts so far, packed."""
         if not attempt:
             return b""
         view = tell(self._journal, job, self._now_ns)
@@ -283,7 +283,7 @@ class Retained:
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> int:
-        """When a job that is settled would have expired, if that shifted."""
+        """Return when a job that is settled would have expired, if that shifted."""
         extras = enqueue_extras(born)
         if not extras.expires_ns or extras.expires_is_wall:
             return 0
@@ -311,7 +311,7 @@ class _Births:
         self._offsets[job - self._first] = offset
 
     def ended(self, job: int) -> int:
-        """The job's offset, 0 if it was not born here; it is not ``open`` any more."""
+        """Return the job's offset, 0 if it was not born here; it is not ``open`` any more."""
         offset = self.carried.pop(job, 0)
         number = job - self._first
         if 0 <= number < len(self._offsets):
@@ -336,7 +336,7 @@ def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
 
 
 def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
-    """The record that ended a job; None if it lives, or is a dead letter that was purged.
+    """Return the record that ended a job; None if it lives, or is a dead letter that was purged.
 
     None also if all that is known of the job was written again at ``following`` or behind.
     """
@@ -356,7 +356,7 @@ def _tells_all(record: LogRecord) -> bool:
 
 
 def is_end(record: LogRecord) -> bool:
-    """Whether the job is settled after it."""
+    """Return whether the job is settled after it."""
     if record.carried is not None and record.kind == Kind.CARRIED:
         return record.carried.state not in LIVE_STATES
     return record.kind in FINAL_KINDS

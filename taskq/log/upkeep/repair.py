@@ -64,7 +64,7 @@ class RepairReport:
 
 
 def survey_damage(journal: Journal) -> RepairReport:
-    """What a repair would do; reads only."""
+    """Return what a repair would do; reads only."""
     damage: list[Damage] = []
     saved: set[int] = set()
     for base, item in everything(journal):
@@ -236,7 +236,7 @@ def _write_anew(journal: Journal, segment: int, path: str) -> None:
 
 
 def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
-    """The segment's own header, or what it must have been."""
+    """Return the segment's own header, or what it must have been."""
     header = journal.files.header(segment)
     if header is not None:
         return header
@@ -276,7 +276,7 @@ def _salvaged(
 def _runs(
     journal: Journal, base: int, gap: Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, list[bytes]]]:
-    """The same, those together whose numbers follow one another: a frame can hold them."""
+    """Yield the same, those together whose numbers follow one another: a frame can hold them."""
     records: list[bytes] = []
     first = 0
     last: codec.FrameHeader | None = None

@@ -58,7 +58,7 @@ def due(
     goal: int,
     gone: int = 0,
 ) -> Due | Pinned | None:
-    """The oldest segment, if the policy says that it may go; None if nothing is due.
+    """Return the oldest segment, if the policy says that it may go; None if nothing is due.
 
     For its age it goes up to the ``goal``, the last one with something that is past its time.
     ``gone`` of the oldest segments are taken for removed already.
@@ -79,7 +79,7 @@ def due(
 
 
 def past(journal: Journal, keep_seconds: float | None, now_ns: int) -> list[int]:
-    """The sealed segments all of which is older than that, the oldest first."""
+    """Return the sealed segments all of which is older than that, the oldest first."""
     lsns = journal.files.lsns
     pairs = itertools.pairwise(lsns)
     return [
@@ -118,14 +118,14 @@ def last_due(
 
 
 def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
-    """Whether what stands before a segment is older than that."""
+    """Return whether what stands before a segment is older than that."""
     # Its header tells when the last frame before it was written.
     header = journal.files.header(following) if seconds is not None else None
     return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
 
 
 def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned | None:
-    """The named reader that still has to read the segment, unless it is too far behind."""
+    """Return the named reader that still has to read the segment, unless it is too far behind."""
     for name, (segment, lsn) in reader_positions(journal.disk, journal.path).items():
         if max(segment, lsn) >= following:
             continue
@@ -167,17 +167,17 @@ class DeadPolicy:
         }
 
     def __bool__(self) -> bool:
-        """Whether any letter may ever be too old or one too many."""
+        """Return whether any letter may ever be too old or one too many."""
         return bool(self._queues) or not (self._keep_seconds is None and self._max is None)
 
     def keep_seconds(self, queue: str) -> float | None:
-        """How long letters of the queue stay; None for ever."""
+        """Return how long letters of the queue stay; None for ever."""
         policy = self._queues.get(queue)
         own = None if policy is None else policy.keep_dead_seconds
         return self._keep_seconds if own is None else own
 
     def group(self, queue: str) -> str:
-        """The queue itself if it is counted alone, else ""."""
+        """Return the queue itself if it is counted alone, else ""."""
         policy = self._queues.get(queue)
         return "" if policy is None or policy.dead_max is None else queue
 
@@ -259,7 +259,7 @@ class _Excess:
                 found[:] = nsmallest(_EXCESS_MAX, found)
 
     def jobs(self) -> Iterator[list[int]]:
-        """Those that are too many, of one group after the other."""
+        """Yield those that are too many, of one group after the other."""
         for group, over in self._over.items():
             oldest = nsmallest(max(min(over, _EXCESS_MAX), 0), self._found[group])
             yield sorted(job for _, job in oldest)
@@ -268,7 +268,7 @@ class _Excess:
 def _scan(
     agenda: Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
 ) -> tuple[list[int], int]:
-    """The letters from ``start`` on that are too old, and where to go on; -1 at the end."""
+    """Return the letters from ``start`` on that are too old, and where to go on; -1 at the end."""
     now = now_ns // SECOND_NS
     lanes: dict[int, tuple[float | None, str]] = {}
     old: list[int] = []

@@ -62,7 +62,7 @@ class SnapshotPolicy:
         self._state_parts = state_parts
 
     def limit(self, snapshot_bytes: int) -> int:
-        """Bytes of log behind a snapshot of this size at which the next one is due."""
+        """Return bytes of log behind a snapshot of this size at which the next one is due."""
         return max(self._log_bytes_min, snapshot_bytes // self._state_parts)
 
 
@@ -131,7 +131,7 @@ class Snapshots:
         return None
 
     def _fitting(self, form: Form[Any], name: str) -> Header:
-        """What a file says of itself.
+        """Return what a file says of itself.
 
         Raises:
             Unusable: it does not fit the log, or is damaged.
@@ -148,7 +148,7 @@ class Snapshots:
         return header
 
     def _log_bytes(self, segment: int) -> int:
-        """Bytes of the log from the start of a segment on."""
+        """Return bytes of the log from the start of a segment on."""
         journal, files = self._journal, self._journal.files
         total = journal.offset
         for lsn in files.lsns:
@@ -201,7 +201,7 @@ class Snapshots:
             disk.close(lock)
 
     def _write(self, form: Form[Any]) -> Generator[None, None, None]:
-        """One snapshot, from the copy to the removal of older ones.
+        """Yield one snapshot, from the copy to the removal of older ones.
 
         Raises:
             OSError: the disk refused; nothing is left of it.
@@ -269,7 +269,7 @@ class Snapshots:
         yield
 
     def _is_true(self, header: Header, generation: int) -> bool:
-        """Whether the log before the position is on disk, and stands where it stood."""
+        """Return whether the log before the position is on disk, and stands where it stood."""
         journal = self._journal
         if journal.durable_lsn < header.next_lsn:
             self._committer.sync()

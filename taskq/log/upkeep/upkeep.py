@@ -47,7 +47,7 @@ class Report:
 
     @property
     def gone(self) -> int:
-        """How many segments went."""
+        """Return how many segments went."""
         return sum(one.removed for one in self._segments)
 
     def note(
@@ -266,7 +266,7 @@ class Upkeep(Chore):
             yield from self._compact_one(last, keep_seconds, report)
 
     def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> Steps:
-        """The same of the sealed segments."""
+        """Yield the same of the sealed segments."""
         journal = self._journal
         # What is written again meanwhile is not looked at in the same pass, or it would never end.
         end = journal.segment
@@ -307,7 +307,7 @@ class Upkeep(Chore):
         return 0
 
     def _last_due(self, keep_seconds: float | None) -> Generator[None, None, Due | None]:
-        """The segment that is written to, if it is to be sealed for what ended in it."""
+        """Yield the segment that is written to, if it is to be sealed for what ended in it."""
         journal, endings = self._journal, self._endings
         journal.refresh()
         now_ns = journal.clock.wall_ns()
@@ -330,14 +330,14 @@ class Upkeep(Chore):
         )
 
     def _jobs(self) -> int:
-        """Those that are needed whatever the limits."""
+        """Return those that are needed whatever the limits."""
         agenda = self._committer.facets.need_agenda()
         return agenda.table.live + agenda.dead.live
 
     def _compact_one(
         self, found: Due, keep_seconds: float | None, report: Report
     ) -> Generator[InnerRequest | None, None, bool]:
-        """Whether the segment went."""
+        """Yield whether the segment went."""
         retained = self._retained(keep_seconds, drops_finished=found.drops_finished)
         compaction = Compaction(self._committer, self._port, found.segment, retained)
         files = self._journal.files

@@ -38,7 +38,7 @@ class Caller(Protocol):
         ...
 
     def counts(self) -> tuple[int | None, int]:
-        """Jobs (succeeded, not ended) as the store says; None if it keeps no count of those.
+        """Return jobs (succeeded, not ended) as the store says; None if it keeps no count of those.
 
         Fails if one ended otherwise.
         """

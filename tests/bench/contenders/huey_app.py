@@ -69,7 +69,7 @@ class HueyCaller:
             cursor.executemany("insert into task (queue, data, priority) values (?, ?, ?)", rows)
 
     def counts(self) -> tuple[int | None, int]:
-        """What waits; of the rest nothing is kept."""
+        """Return what waits; of the rest nothing is kept."""
         return None, huey.pending_count()
 
     def close(self) -> None:

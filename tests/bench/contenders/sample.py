@@ -73,7 +73,7 @@ class Stage:
         self.heard.hear("stamp", START_SECONDS)
 
     def settled(self, jobs: int) -> float:
-        """The moment at which the store says that all succeeded and none is left."""
+        """Return the moment at which the store says that all succeeded and none is left."""
         until = time.monotonic() + SETTLE_SECONDS
         while True:
             ended, left = self.caller.counts()
@@ -103,7 +103,7 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 def lone(stage: Stage, jobs: int) -> dict[str, Any]:
-    """One caller, each enqueue after the answer to the last; nobody works."""
+    """Return one caller, each enqueue after the answer to the last; nobody works."""
     begin = time.monotonic()
     latencies = stage.caller.enqueue_each(jobs)
     seconds = time.monotonic() - begin

@@ -35,7 +35,7 @@ async def _grow(tmp_path: Path) -> tuple[Path, str, str]:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> tuple[Path, str, str]:
-    """A log of some segments; ids of its oldest finished job, and of one that waits."""
+    """Return a log of some segments; ids of its oldest finished job, and of one that waits."""
     return asyncio.run(_grow(tmp_path))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lines(*arguments: object) -> list[dict[str, Any]]:
-    """What ``taskq export`` prints."""
+    """Return what ``taskq export`` prints."""
     result = taskq("export", *arguments)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -105,7 +105,7 @@ def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
 
 
 def _records(sample: Sample, tmp_path: Path, *options: str) -> list[dict[str, Any]]:
-    """The rows that ``taskq export --records`` writes as Parquet."""
+    """Return the rows that ``taskq export --records`` writes as Parquet."""
     target = tmp_path / "records"
     wanted = ("--records", "--format", "parquet", "-o", target)
     result = taskq("export", "-d", sample.path, *wanted, *options)

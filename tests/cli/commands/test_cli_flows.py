@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def held(tmp_path: Path) -> str:
-    """A job that waits for another one."""
+    """Return a job that waits for another one."""
     app = TaskQ(tmp_path)
 
     @app.task

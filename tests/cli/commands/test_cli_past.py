@@ -8,7 +8,7 @@ from tests.cli.helpers import Sample, taskq, taskq_json
 
 
 def lsn_of(sample: Sample, name: str) -> int:
-    """The position of a job's enqueue; each job of the sample came in a frame of its own."""
+    """Return the position of a job's enqueue; each job of the sample came in a frame of its own."""
     return int(sample.ids[name].rpartition("-")[2])
 
 

@@ -150,7 +150,7 @@ async def test_workers_shows_who_has_the_log_open_and_what_they_hold(tmp_path: P
 
 
 def owners_seen_by_a_process(path: Path) -> list[dict[str, object]]:
-    """What another process sees: a reader must not touch the locks of this one."""
+    """Return what another process sees: a reader must not touch the locks of this one."""
     command = [sys.executable, "-m", "taskq", "workers", "-d", str(path), "--json"]
     owners: list[dict[str, object]] = json.loads(
         subprocess.run(command, capture_output=True, check=True).stdout

@@ -28,7 +28,7 @@ async def _fill(path: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A log of five jobs of which "billing" has read two."""
+    """Return a log of five jobs of which "billing" has read two."""
     asyncio.run(_fill(tmp_path))
     return tmp_path
 
@@ -120,7 +120,7 @@ def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
 
 
 def _files(path: Path) -> dict[str, tuple[int, bytes]]:
-    """The files of a log, when each was written, and what it holds."""
+    """Return the files of a log, when each was written, and what it holds."""
     return {
         str(one.relative_to(path)): (one.stat().st_mtime_ns, one.read_bytes())
         for one in path.rglob("*")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def damaged(sample: Sample, tmp_path: Path) -> Path:
-    """A copy of the sample with one flipped bit inside the first job's payload."""
+    """Return a copy of the sample with one flipped bit inside the first job's payload."""
     copy = tmp_path / "queue"
     shutil.copytree(sample.path, copy, ignore=shutil.ignore_patterns("*.pipe"))
     segment = min((copy / "log").glob("*.log"))
@@ -29,7 +29,7 @@ def damaged(sample: Sample, tmp_path: Path) -> Path:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """Every file of a directory."""
+    """Return every file of a directory."""
     return {str(one): one.read_bytes() for one in path.rglob("*") if one.is_file()}
 
 

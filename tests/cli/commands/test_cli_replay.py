@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def copy(sample: Sample, tmp_path: Path) -> Sample:
-    """One that may be changed."""
+    """Return one that may be changed."""
     return Sample(shutil.copytree(sample.path, tmp_path / "queue"), sample.ids)
 
 

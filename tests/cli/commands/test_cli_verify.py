@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def damaged(sample: Sample, tmp_path: Path) -> Path:
-    """A copy of the sample with one flipped bit inside the first job's payload."""
+    """Return a copy of the sample with one flipped bit inside the first job's payload."""
     copy = tmp_path / "queue"
     shutil.copytree(sample.path, copy)
     segment = min((copy / "log").glob("*.log"))

@@ -73,7 +73,7 @@ class Model:
         tasks: frozenset[str] | None,
         without: Collection[int] = (),
     ) -> list[int]:
-        """Every job that a claim may return, in the order in which claims return them."""
+        """Return every job that a claim may return, in the order in which claims return them."""
         ready = [
             job
             for job in self.jobs.values()
@@ -95,7 +95,7 @@ class Model:
         return allowed
 
     def room(self, task: str, key: bytes) -> int:
-        """How many more jobs of the group may be claimed now."""
+        """Return how many more jobs of the group may be claimed now."""
         running = sum(
             job.state is State.RUNNING and (job.task, job.key) == (task, key)
             for job in self.jobs.values()

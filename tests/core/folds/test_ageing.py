@@ -31,7 +31,7 @@ class Clocked:
         return self.agenda.queues.lane(priority, bytes((1, len(task))) + b"q" + task.encode())
 
     def enqueue(self, priority: int, count: int = 1, task: str = "t") -> int:
-        """The first job's number."""
+        """Return the first job's number."""
         first = self.lsn + 1
         self.lsn += count
         self.agenda.begin_frame(first, self.now)
@@ -237,7 +237,7 @@ def test_of_lanes_of_a_higher_priority_each_job_is_ahead_once_however_old(clocke
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often ages, heads and lanes are looked at on behalf of ageing."""
+    """Return how often ages, heads and lanes are looked at on behalf of ageing."""
     counts: Counter[str] = Counter()
 
     def counted(kind: type, name: str) -> None:

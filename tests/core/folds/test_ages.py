@@ -17,7 +17,7 @@ FRAMES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1,
 
 
 def noted(frames: list[tuple[int, int]], window: int = WINDOW) -> tuple[Ages, list[int], list[int]]:
-    """The ages, and the true (first lsn, moment) of each frame."""
+    """Return the ages, and the true (first lsn, moment) of each frame."""
     ages, lsns, moments = Ages(window), [1], [1_000]
     for count, span in frames:
         lsns.append(lsns[-1] + count)

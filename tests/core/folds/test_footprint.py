@@ -108,7 +108,7 @@ def size_of(*roots: object) -> int:
 
 
 def measured(fill: Callable[[Agenda, Dedup, Lane], None]) -> tuple[int, Agenda, Dedup]:
-    """Bytes that the folds grew by."""
+    """Return bytes that the folds grew by."""
     agenda, dedup = Agenda(), Dedup()
     lane = a_lane(agenda)
     before = size_of(agenda, dedup)

@@ -70,7 +70,7 @@ def example() -> Driven:
 
 
 def every(root: object) -> list[Any]:
-    """All objects of the folds' own classes that are reached from one."""
+    """Return all objects of the folds' own classes that are reached from one."""
     found: dict[int, object] = {}
     left = [root]
     while left:

@@ -13,7 +13,7 @@ _KEYS = (b"\x01\x01qt", b"\x01\x01pt")
 
 
 def _limited(concurrency: int, jobs: int = 6) -> Agenda:
-    """Jobs of one task in two queues."""
+    """Return jobs of one task in two queues."""
     agenda = Agenda()
     agenda.groups.tell({"t": Limit(concurrency=concurrency)}, 0)
     for job in range(1, jobs + 1):

@@ -124,7 +124,7 @@ def test_health_looks_at_the_files_that_may_still_be_made(
 
 @pytest.fixture
 def few_files(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 inodes."""
+    """Yield a file system of 200 inodes."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=32m,nr_inodes=200", "tmpfs", str(tmp_path)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a tmpfs needs root")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the disk was asked of, each time."""
+    """Return what the disk was asked of, each time."""
     asked: list[int] = []
     free_bytes = process.disk.free_bytes
 

@@ -23,7 +23,7 @@ TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
 
 
 def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
-    """A delivery of a job that somebody wants cancelled."""
+    """Return a delivery of a job that somebody wants cancelled."""
     job = process.enqueue(spec=spec, **rest)
     (delivery,) = process.claim()
     assert process.ask(Op.CANCEL, job) is Cancel.ASKED

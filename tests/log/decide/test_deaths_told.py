@@ -25,7 +25,7 @@ ONCE = EnqueueSpec(attempts=1, task="mail")
 
 
 def told(world: World) -> list[bytes]:
-    """The bodies of the jobs that tell, each in the frame of a death."""
+    """Return the bodies of the jobs that tell, each in the frame of a death."""
     records = world.records()
     deaths = [one for one in records if one.kind == Kind.DEAD]
     jobs = [one for one in records if (one.kind, one.task) == (Kind.ENQUEUED, b"tell")]

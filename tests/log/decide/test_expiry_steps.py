@@ -34,7 +34,7 @@ _FILL: Final = EnqueueSpec("fill", "run", 1)
 
 
 def _expiring(process: Process, seconds: float = _HOUR, due_seconds: float = 0) -> int:
-    """A job that expires so long after now, whatever the clock says then."""
+    """Return a job that expires so long after now, whatever the clock says then."""
     extras = Extras(
         expires_ns=int(seconds * SECOND_NS), due_ns=int(due_seconds * SECOND_NS), key=b"k"
     )
@@ -44,7 +44,7 @@ def _expiring(process: Process, seconds: float = _HOUR, due_seconds: float = 0) 
 
 
 def _dated(process: Process, seconds: float = _HOUR) -> int:
-    """A job that expires when the clock shows so much more than now."""
+    """Return a job that expires when the clock shows so much more than now."""
     moment = process.world.clock.wall_ns() + int(seconds * SECOND_NS)
     return process.enqueue(b"dated", Extras(expires_ns=moment, expires_is_wall=True), _JOB)
 
@@ -56,7 +56,7 @@ def _view(world: World, job: int) -> JobView:
 
 
 def _state(process: Process, job: int) -> State:
-    """What became of it, once two frames have had the chance to let it expire."""
+    """Return what became of it, once two frames have had the chance to let it expire."""
     for _ in range(2):
         process.catch_up()
         process.commit([])
@@ -66,7 +66,7 @@ def _state(process: Process, job: int) -> State:
 
 
 def _left_seconds(world: World, job: int) -> float:
-    """How long the job is said to have."""
+    """Return how long the job is said to have."""
     return (_view(world, job).expires_ns - world.clock.wall_ns()) / SECOND_NS
 
 

@@ -33,7 +33,7 @@ ACTS: Final = ("put", "claim", "claim", "settle", "settle", "settle", "kill", "p
 
 
 def put(process: Process, node: Node) -> list[int]:
-    """The lsns of the flow's jobs, the last to run first."""
+    """Return the lsns of the flow's jobs, the last to run first."""
     lsns: list[int] = process.ask(Op.ENQUEUE_MANY, items_of(node))
     return lsns
 

@@ -246,7 +246,7 @@ def all_of(facets: Facets, now_ns: int) -> dict[str, Any]:
 
 
 def parts_of(agenda: Agenda, now_ns: int) -> dict[str, Any]:
-    """What limits and flows come to."""
+    """Return what limits and flows come to."""
     shift_ns = agenda.times.shift_ns
     return {
         "held": dict(agenda.flows.held),

@@ -35,7 +35,7 @@ def of(key: str) -> Extras:
 
 
 def claim(process: Process, count: int = 9) -> list[Delivery]:
-    """What a worker that knows the limits gets at once."""
+    """Return what a worker that knows the limits gets at once."""
     request = ClaimRequest(count, tasks=frozenset(LIMITS), wait_until_ns=0, limits=LIMITS)
     deliveries: list[Delivery] = process.ask(Op.CLAIM, request)
     return deliveries

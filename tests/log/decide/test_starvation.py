@@ -24,7 +24,7 @@ def put(process: Process, priority: int, body: bytes = b"{}", delay: float = 0) 
 
 
 def order(world: World) -> list[int]:
-    """What somebody who folds the log anew would claim, in turn."""
+    """Return what somebody who folds the log anew would claim, in turn."""
     agenda = world.fold().need_agenda()
     agenda.promote(world.clock.wall_ns())
     return agenda.taking.next_ready(10**6, None)

@@ -90,7 +90,7 @@ class Scene:
 
     @property
     def after(self) -> dict[bytes, State]:
-        """Where everything stands once it was done."""
+        """Return where everything stands once it was done."""
         return {
             b"0": State.SUCCEEDED, b"1": State.SCHEDULED, b"2": State.READY, b"3": State.CANCELLED,
             b"later": State.CANCELLED, b"new": State.READY, b"newer": State.READY,
@@ -183,7 +183,7 @@ def _patient() -> Any:
 
 
 def bad_parts(scene: Scene) -> dict[str, tuple[type[TaskqError], dict[str, Any]]]:
-    """What each adds to the transaction, and the error that it brings."""
+    """Return what each adds to the transaction, and the error that it brings."""
     process, held = scene.process, scene.held
     stale = held[2]._replace(token=held[2].token + 1)
     big = b"x" * 1_000_000

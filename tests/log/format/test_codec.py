@@ -74,7 +74,7 @@ def enqueued(spec: EnqueueSpec, options: bytes, body: bytes, lsn: int) -> bytes:
 
 
 def read(record: bytes, lsn: int) -> LogRecord:
-    """The record decoded, after the checks that each encoder must meet."""
+    """Return the record decoded, after the checks that each encoder must meet."""
     assert codec.LENGTH.unpack_from(record)[0] == len(record)
     if record[8] & Flag.CHECKED:
         assert list(salvage(record, lsn)) == [(lsn, 0, record)]

@@ -56,7 +56,7 @@ def world() -> World:
 
 
 def chunks(world: World, part: Part) -> list[int]:
-    """Jobs in each chunk."""
+    """Return jobs in each chunk."""
     file = PartFile(CrashableDisk(world.machine), f"{INBOX}/{part.name}")
     found, offset = [], 0
     while offset < part.size_bytes:

@@ -74,7 +74,7 @@ def _restored_over(path: Path) -> Path:
 
 
 def _restored_over_longer(path: Path) -> Path:
-    """The same, after segments came that the backup does not have; they stay."""
+    """Return the same, after segments came that the backup does not have; they stay."""
     backup = _copied(path)
     _written(path, 80)
     return shutil.copytree(backup, path, dirs_exist_ok=True, copy_function=shutil.copyfile)

@@ -28,7 +28,7 @@ def _files(world: World) -> Files:
 
 
 def _revive(files: Files, *, same_boot: bool) -> World:
-    """The same directory, all of it on disk, on this boot of the machine or the next."""
+    """Return the same directory, all of it on disk, on this boot of the machine or the next."""
     world = World()
     world.process().close()
     for path, data in files.items():

@@ -167,7 +167,7 @@ def _expiring(process: Process, seconds: float) -> int:
 
 
 def _dated(process: Process, seconds: float) -> int:
-    """A job that expires at a date, so many seconds from now as the clock stands."""
+    """Return a job that expires at a date, so many seconds from now as the clock stands."""
     moment = process.world.clock.wall_ns() + int(seconds * SECOND_NS)
     return process.enqueue(extras=Extras(expires_ns=moment, expires_is_wall=True))
 

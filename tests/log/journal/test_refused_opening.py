@@ -116,7 +116,7 @@ def test_a_path_that_can_be_no_directory_is_one_line_that_says_what_to_do(
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A log on a file system that nobody may write to."""
+    """Yield a log on a file system that nobody may write to."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]

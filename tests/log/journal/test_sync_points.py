@@ -39,7 +39,7 @@ def _world(durability: Durability) -> World:
 
 
 def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
-    """Jobs by two processes, some of which ran; and whether they closed, or were killed."""
+    """Return jobs by two processes, some of which ran; and whether they closed, or were killed."""
     world = _world(durability)
     one, other = world.process(), world.process()
     jobs: list[Future[int]] = []
@@ -62,7 +62,7 @@ def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
 
 
 def _frame_offsets(world: World) -> list[int]:
-    """Where the frames of the only segment start, sync points among them."""
+    """Return where the frames of the only segment start, sync points among them."""
     journal = world.reader()
     scanner = journal.files.scanner(
         journal.segment, journal.files.size(journal.segment), 1, sealed=True

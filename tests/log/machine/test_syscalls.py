@@ -43,7 +43,7 @@ _WRONG: Final[dict[str, Callable[..., int]]] = {
 
 
 def _library(wrong: dict[str, Callable[..., int]]) -> Any:
-    """The C library with some calls of it exchanged."""
+    """Return the C library with some calls of it exchanged."""
     real = _PyDLL(None, use_errno=True)
     return SimpleNamespace(**{name: wrong.get(name) or getattr(real, name) for name in _CALLS})
 
@@ -99,7 +99,7 @@ class Times:
         return len(data)
 
     def gives_up(self, pace: syscalls.Pace, takes: float = 0.0, size: int = 3) -> bool:
-        """Whether a write that takes so long gives the GIL up."""
+        """Return whether a write that takes so long gives the GIL up."""
         self.takes = takes
         assert syscalls.write_at(pace, 0, bytes(size), 0) == size
         return self.patient

@@ -58,7 +58,7 @@ def test_jobs_are_found_by_state_queue_and_task(directory: str) -> None:
 
 @pytest.fixture
 def long_log(tmp_path: Path) -> str:
-    """A job in each of five segments; what became of four of them stands in a sixth."""
+    """Return a job in each of five segments; what became of four of them stands in a sixth."""
     config = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
     store = open_store(str(tmp_path), config)
     port = store.thread_port

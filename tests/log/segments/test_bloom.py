@@ -47,7 +47,7 @@ def _folded(number: int, factor: int) -> int:
 
 
 def _as_specified(keys: list[int]) -> list[bytes]:
-    """The filter, made key by key as the module's docstring says."""
+    """Return the filter, made key by key as the module's docstring says."""
     pages = [bytearray(PAGE_SIZE) for _ in range(pages_for(len(keys)))]
     for key in keys:
         number = _folded(key & 0xFFFFFFFF, 0x9E3779B1) ^ _folded(key >> 32, 0x85EBCA77)

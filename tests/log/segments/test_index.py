@@ -231,7 +231,7 @@ def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_t
 
 
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
-    """What ``tell`` says, from a walk over all that follows the job's record."""
+    """Return what ``tell`` says, from a walk over all that follows the job's record."""
     story: Story | None = None
     for record in records(journal, journal.start()):
         if record.lsn == job and record.kind == Kind.ENQUEUED:

@@ -29,7 +29,7 @@ _FIRST: Final = f"{PATH}/log/{index_name(1)}"
 
 @pytest.fixture(scope="module")
 def saved() -> dict[str, bytes]:
-    """The files of a log of some segments with their indexes."""
+    """Return the files of a log of some segments with their indexes."""
     process = random_log(3)
     save(process)
     process.close()
@@ -126,7 +126,7 @@ def test_the_index_of_a_segment_that_was_longer_or_ended_otherwise_is_written_an
 
 
 def _rotated(process: Process, body: bytes) -> dict[str, bytes]:
-    """The files of a log with one sealed segment of jobs with that body."""
+    """Return the files of a log with one sealed segment of jobs with that body."""
     while process.journal.offset < SEGMENT_BYTES_MIN:
         process.enqueue(body)
     process.enqueue(b"next")

@@ -35,7 +35,7 @@ def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[
 
 
 def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
-    """How often each segment is opened from now on."""
+    """Return how often each segment is opened from now on."""
     opened: Counter[str] = Counter()
     open_file = CrashableDisk.open
 

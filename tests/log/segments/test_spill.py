@@ -42,7 +42,7 @@ class Place:
         return CrashableDisk(self.machine)
 
     def spill(self) -> Spill:
-        """The files as one process sees them."""
+        """Return the files as one process sees them."""
         disk = self.disk()
         return Spill(PATH, lambda: disk)
 

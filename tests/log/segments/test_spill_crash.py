@@ -34,7 +34,7 @@ def digest(stored: bytes) -> bytes:
 
 
 def named(world: World) -> set[bytes]:
-    """What the records in the log say of files."""
+    """Return what the records in the log say of files."""
     return {one.body for one in world.records() if one.flags & SPILLED and one.body is not None}
 
 
@@ -180,7 +180,7 @@ class Town:
         self.collecting = process, old[1:], referenced
 
     def _still_named(self) -> list[bytes]:
-        """What unsettled jobs name, those of callers who were never answered among them."""
+        """Return what unsettled jobs name, those of callers who were never answered among them."""
         ended = {one.job for one in self.world.records() if one.kind == Kind.SUCCEEDED}
         return [
             one.body

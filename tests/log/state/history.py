@@ -233,7 +233,7 @@ class History:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """The frames as the log reads them."""
+    """Return the frames as the log reads them."""
 
     def read(count: int, offset: int) -> bytes:
         return data[offset : offset + count]

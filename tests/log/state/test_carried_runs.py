@@ -98,7 +98,7 @@ def _fold(parts: Sequence[bytes], dedup: Dedup | None = None) -> Agenda:
 
 
 def _picture(agenda: Agenda) -> object:
-    """All that it says of jobs; how they lie in the table's chunks is all the same."""
+    """Return all that it says of jobs; how they lie in the table's chunks is all the same."""
     rows = [
         (chunk.ids[at], chunk.locations[at], agenda.lanes[chunk.lanes[at]].key, chunk.metas[at])
         for chunk, at in agenda.table

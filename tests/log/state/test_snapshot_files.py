@@ -71,7 +71,7 @@ class Small:
         return told(folded(self.world, trusts_snapshots=True), self.now_ns)
 
     def cursor(self, facet: str) -> int | None:
-        """Where the snapshot ends that a fold would begin with."""
+        """Return where the snapshot ends that a fold would begin with."""
         place = self.world.reader()
         if facet == "agenda":
             loaded: tuple[object, Cursor] | None = load_newest(place, AGENDA)
@@ -168,7 +168,7 @@ def _contents_at(data: bytes) -> int:
 
 
 def _with_fields(data: bytes, **changes: int) -> bytes:
-    """The file with another version, or the like, and a header CRC that fits."""
+    """Return the file with another version, or the like, and a header CRC that fits."""
     end = _contents_at(data)
     head = bytearray(data[: end - 4])
     places = {"version": ("<H", 8), "facet": ("<H", 10), "frozen": ("<I", 12), "count": ("<I", 136)}

@@ -35,7 +35,7 @@ def stories(data: bytes) -> dict[int, Story]:
 
 
 def forward(steps: list[Step]) -> list[Step]:
-    """The clock steps ahead only: what was due once is not due again in the story."""
+    """Return the clock steps ahead only: what was due once is not due again in the story."""
     return [(name, a, b % 150 + 150 if name == "begin" else b, c) for name, a, b, c in steps]
 
 

@@ -60,7 +60,7 @@ class Model:
     # -- operations -------------------------------------------------------------------------------
 
     def holder(self, queue: str, key: bytes | None, now_ns: int) -> int | None:
-        """The job that has the key."""
+        """Return the job that has the key."""
         job, until = self.keys.get((queue, key or b""), (0, 0))
         if not job or key is None:
             return None
@@ -76,7 +76,7 @@ class Model:
             self.keys[job.queue, job.key] = (job.lsn, until)
 
     def ready(self) -> list[int]:
-        """Jobs in the order of their claims."""
+        """Return jobs in the order of their claims."""
         ready = [
             job
             for job in self.jobs.values()
@@ -85,7 +85,7 @@ class Model:
         return [job.lsn for job in sorted(ready, key=lambda job: (-job.priority, job.lsn))]
 
     def claim(self, count: int, owner: int) -> list[int]:
-        """Who is claimed."""
+        """Return who is claimed."""
         claimed = self.ready()[:count]
         for lsn in claimed:
             job = self.jobs[lsn]
@@ -117,7 +117,7 @@ class Model:
         return Cancel.WITHDRAWN
 
     def requeue(self, lsn: int, now_ns: int) -> bool:
-        """Whether its key was free."""
+        """Return whether its key was free."""
         job = self.jobs[lsn]
         if job.key is not None and not job.window_ns:
             if self.holder(job.queue, job.key, now_ns) is not None:

@@ -107,7 +107,7 @@ class Scene:
             self.sync()
 
     def kept(self) -> set[str]:
-        """The names of those requests that changed the log."""
+        """Return the names of those requests that changed the log."""
         bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
         kept = {name for name in _WRITES if name.encode() in bodies}
         for name, job in (("acked", self.acked), ("cancelled", self.cancelled)):
@@ -118,7 +118,7 @@ class Scene:
         return kept
 
     def outcome(self, name: str) -> str:
-        """What became of a request: done, refused, unknown, or it waits."""
+        """Return what became of a request: done, refused, unknown, or it waits."""
         future = self.asked[name]
         if not future.done():
             return "waits"
@@ -144,7 +144,7 @@ def _calls(durability: Durability, *, cold: bool) -> list[tuple[str, object]]:
 
 
 def _cases(step: int, durability: Durability = Durability.FSYNC) -> list[Case]:
-    """One case of ``step``: of each call of the disk, each code, each kind of fault."""
+    """Return one case of ``step``: of each call of the disk, each code, each kind of fault."""
     every = [
         Case(durability, cold, number, code, fault)
         for cold in (True, False)
@@ -246,7 +246,7 @@ def test_the_same_of_every_call_code_and_durability(durability: Durability) -> N
 
 @pytest.fixture
 def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
-    """A log whose lock somebody else keeps; callers wait for it so many seconds."""
+    """Yield a log whose lock somebody else keeps; callers wait for it so many seconds."""
     app, limit = TaskQ(tmp_path), getattr(request, "param", 30.0)
     app._connection.config = replace(app._connection.config, lock_wait_seconds=limit)
     app.enqueue_by_name_sync("never.run")

@@ -33,7 +33,7 @@ _SECONDS: Final = 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """Yield a file system of 4 MiB."""
     with _mounted(tmp_path / "disk", _SIZE_BYTES) as place:
         yield place
 

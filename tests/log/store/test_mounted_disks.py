@@ -39,7 +39,7 @@ _IMAGE_BYTES: Final = 128 * 1024 * 1024
 
 @pytest.fixture(params=["ext4", "btrfs"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system in a file."""
+    """Yield a file system in a file."""
     image, place = tmp_path / "image", tmp_path / "disk"
     place.mkdir()
     image.touch()

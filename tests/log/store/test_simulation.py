@@ -83,7 +83,7 @@ class _Story:
         self.told: set[int] = set()
 
     def begin(self) -> tuple[Process, Process, list[Delivery]]:
-        """The part before the first crash."""
+        """Return the part before the first crash."""
         first, second = self.world.process(), self.world.process()
         for number in range(3):
             first.enqueue(b"early %d" % number)

@@ -243,13 +243,13 @@ class Sweep:
         self.sites = sites
 
     def cases(self) -> list[tuple[Site, int]]:
-        """Each site of an undisturbed scene, with each error that may come there."""
+        """Return each site of an undisturbed scene, with each error that may come there."""
         for _ in range(2):
             self.play()
         return [(site, code) for site in self.sites.seen for code in ERRORS.get(site.call, ())]
 
     def play(self, site: Site | None = None, code: int = 0) -> str:
-        """What became of it: what people were told; nothing if nobody noticed."""
+        """Return what became of it: what people were told; nothing if nobody noticed."""
         path = tempfile.mkdtemp(prefix="taskq-site-")
         try:
             scene = Scene(path)
@@ -269,7 +269,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 
 def _fault(told: str, site: Site) -> str:
-    """What is wrong with how that ended, if anything is."""
+    """Return what is wrong with how that ended, if anything is."""
     if site.call == "sync":
         return ""  # nobody knows what is on disk: the log is to be opened again
     ended = {"LogFailed", "LogClosed"} & set(told.split(", "))

@@ -320,7 +320,7 @@ class LogMachine(RuleBasedStateMachine):
             self.model.put(ModelJob(found[0], queue, 5, body, None, 0, State.READY, 0, 0), now_ns)
 
     def _traces(self, op: Op) -> set[int]:
-        """The records that an operation of this kind leaves."""
+        """Return the records that an operation of this kind leaves."""
         return {record.lsn for record in self.world.records() if record.kind in TRACES[op]}
 
     def _tick(self) -> int:

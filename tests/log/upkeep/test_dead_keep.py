@@ -23,7 +23,7 @@ HOUR = 3_600
 
 
 def dead_letters(process: Process, count: int, queue: str = "mail") -> list[int]:
-    """Jobs that die now."""
+    """Return jobs that die now."""
     spec = EnqueueSpec(queue=queue)
     jobs: list[int] = process.ask(Op.ENQUEUE_MANY, [(spec, b"x", None)] * count)
     deliveries = process.claim(count)

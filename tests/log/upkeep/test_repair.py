@@ -67,7 +67,7 @@ def _flip(world: World, offset: int, segment: int = 0) -> None:
 
 
 def _in_record(world: World, frame: Frame, number: int) -> int:
-    """An offset inside the payload of a frame's record."""
+    """Return an offset inside the payload of a frame's record."""
     body = frame.data[frame.at : frame.at + frame.header.body_size]
     at = -1
     for _ in range(number + 1):
@@ -114,7 +114,7 @@ DAMAGES: Final = [
 
 
 def _picture(world: World) -> Any:
-    """All that can be claimed now or later, and all counts."""
+    """Return all that can be claimed now or later, and all counts."""
     facets = Facets(world.reader())
     agenda = facets.need_agenda()
     agenda.promote(world.clock.wall_ns(), 2**62)

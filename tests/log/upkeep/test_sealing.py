@@ -24,7 +24,7 @@ LOOK = LOOK_NS // SECOND_NS
 
 
 def holders(world: World) -> list[str]:
-    """The files that hold the marker."""
+    """Return the files that hold the marker."""
     return [path for path in world.machine.paths() if MARK in world.machine.content(path)]
 
 

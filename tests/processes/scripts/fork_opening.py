@@ -22,7 +22,7 @@ def open_and_close(path: str, stop: threading.Event) -> None:
 
 
 def inherited() -> int:
-    """How many files of locks are open here."""
+    """Return how many files of locks are open here."""
     names = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -84,7 +84,7 @@ async def timed(seconds: float) -> tuple[int, float, float]:
 
 @app.task
 async def stands(seconds: float) -> tuple[int, float, float]:
-    """The same, keeping the loop from turning meanwhile."""
+    """Return the same, keeping the loop from turning meanwhile."""
     began = time.time()
     threading.Event().wait(seconds)
     return os.getpid(), began, time.time()
@@ -92,7 +92,7 @@ async def stands(seconds: float) -> tuple[int, float, float]:
 
 @app.task
 def threaded(seconds: float) -> tuple[int, float, float]:
-    """The same in a thread."""
+    """Return the same in a thread."""
     began = time.time()
     threading.Event().wait(seconds)
     return os.getpid(), began, time.time()

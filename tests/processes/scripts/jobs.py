@@ -56,7 +56,7 @@ def forks_by_multiprocessing() -> int:
 
 @app.task
 def forks_by_itself() -> int:
-    """The same with os.fork."""
+    """Return the same with os.fork."""
     attempt = told_attempt()
     if attempt == 1:
         child = os.fork()

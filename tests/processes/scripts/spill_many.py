@@ -14,7 +14,7 @@ from taskq import TaskLog
 
 
 def body(number: int) -> bytes:
-    """A payload that no compression makes fit the log; every tenth number has the same."""
+    """Return a payload that no compression makes fit the log; every tenth number has the same."""
     return random.Random(number % 10).randbytes(1_050_000) + b"%d" % (number % 10) * 10_000
 
 

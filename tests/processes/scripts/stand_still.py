@@ -33,7 +33,7 @@ class Heart:
         self._loop.call_later(_TICK_SECONDS, self._beat)
 
     def read(self) -> float:
-        """The longest pause since this was asked last, in milliseconds."""
+        """Return the longest pause since this was asked last, in milliseconds."""
         pause, self.pause = self.pause, 0.0
         return pause * 1_000
 

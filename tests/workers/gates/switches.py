@@ -38,7 +38,7 @@ class Switch:
 
 
 async def records(app: TaskQ) -> Counter[str]:
-    """How many records of each kind the log holds; "released" with its cause."""
+    """Return how many records of each kind the log holds; "released" with its cause."""
     counts: Counter[str] = Counter()
     async for record in app.stream(follow=False):
         cause = f" {record.cause}" if record.kind == "released" else ""

@@ -45,7 +45,7 @@ def check(*words: object) -> tuple[int, dict[str, tuple[bool, str]]]:
 
 
 def module(text: str) -> str:
-    """A module of that text in the working directory, of a name that nothing has."""
+    """Return a module of that text in the working directory, of a name that nothing has."""
     name = f"checked_{next(numbers)}"
     Path(f"{name}.py").write_text(text)
     return f"{name}:app"

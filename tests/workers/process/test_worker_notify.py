@@ -22,7 +22,7 @@ SECONDS = 20
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The manager's end of the socket."""
+    """Yield the manager's end of the socket."""
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
@@ -33,7 +33,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def told(manager: socket.socket, word: str) -> list[str]:
-    """The lines of the next message whose first one begins so."""
+    """Return the lines of the next message whose first one begins so."""
     while True:
         lines = manager.recv(4_096).decode().splitlines()
         if lines[0].startswith(word):

@@ -28,7 +28,7 @@ SECONDS = 20
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What a program with a format of its own logs."""
+    """Yield what a program with a format of its own logs."""
     output = io.StringIO()
     handler = logging.StreamHandler(output)
     form = "%(taskq_job)s|%(taskq_task)s|%(taskq_attempt)d|%(message)s"
@@ -186,7 +186,7 @@ async def test_a_size_that_cannot_be_kept_is_refused_where_it_is_written(
 
 
 def kept(app: TaskQ, job_id: str) -> list[str]:
-    """The lines of each attempt, as a reader beside it finds them."""
+    """Return the lines of each attempt, as a reader beside it finds them."""
     with LogReader.open(str(app.data_dir)) as reader:
         view = reader.job(reader.parse_id(job_id))
     assert view is not None
@@ -194,5 +194,5 @@ def kept(app: TaskQ, job_id: str) -> list[str]:
 
 
 def _untimed(lines: str) -> list[str]:
-    """The lines without the moments that they begin with."""
+    """Return the lines without the moments that they begin with."""
     return [line.split(" ", 2)[2] for line in lines.splitlines()]

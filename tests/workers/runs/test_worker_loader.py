@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test imports is forgotten after it, and was not imported before."""
+    """Yield what a test imports is forgotten after it, and was not imported before."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
         monkeypatch.delitem(sys.modules, name)

@@ -50,7 +50,7 @@ async def look(app: TaskQ, *schedulers: Scheduler) -> float:
 
 
 async def jobs(app: TaskQ) -> list[JobView]:
-    """The jobs that were enqueued, the oldest first."""
+    """Return the jobs that were enqueued, the oldest first."""
     waiting: list[JobView] = await app.store().port().peek(5_000)
     return waiting
 

@@ -126,7 +126,7 @@ class Log(FakePort):
         return any(self._fits(one, queues, tasks) for one in self.ready)
 
     def is_claimable(self, delivery: Delivery) -> bool:
-        """Whether neither its queue nor its task's limit keeps it back."""
+        """Return whether neither its queue nor its task's limit keeps it back."""
         if delivery.queue in self.paused:
             return False
         if delivery.task != "limited":
@@ -408,7 +408,7 @@ class Schedule:
             self.loop.on_wait = None
 
     def begin(self) -> Worker:
-        """The worker, with its first jobs."""
+        """Return the worker, with its first jobs."""
         plan = self.plan
         self.log = Log(self.random)
         self.app = App(self.log)
@@ -567,7 +567,7 @@ class Seeded(Protocol):
 
     @property
     def plan(self) -> object:
-        """What is special about it."""
+        """Return what is special about it."""
         ...
 
     def run(self) -> None:

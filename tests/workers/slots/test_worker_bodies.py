@@ -32,7 +32,7 @@ DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
 
 
 async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
-    """A job whose payload the log holds in exactly this form."""
+    """Return a job whose payload the log holds in exactly this form."""
     port = app.store().port()
     return app.job(f"{app.store().tag}-{await port.enqueue(task.spec.packed(flags), stored)}")
 

@@ -23,7 +23,7 @@ KINDS = ["on_loop", "in_thread", "on_own_loop", "in_process"]
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[TaskQ]:
-    """The app whose tasks child processes import, and afterwards as it was."""
+    """Yield the app whose tasks child processes import, and afterwards as it was."""
     app = afar_jobs.app
     app.data_dir = tmp_path / "data"
     tasks = app._tasks

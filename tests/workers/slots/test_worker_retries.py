@@ -30,7 +30,7 @@ def clock(app: TaskQ) -> TravelClock:
 
 
 async def settled(job: Any) -> JobView:
-    """The job, once it has ended."""
+    """Return the job, once it has ended."""
     with pytest.raises(JobFailed):
         await job.result(timeout=20)
     view: JobView = await job.view()
@@ -38,7 +38,7 @@ async def settled(job: Any) -> JobView:
 
 
 async def until_waiting(job: Any) -> JobView:
-    """The job, once an attempt has ended and another is to come."""
+    """Return the job, once an attempt has ended and another is to come."""
     while True:
         view: JobView = await job.view()
         if view.attempts and view.attempts[-1].ended_ns and view.state is not State.RUNNING:
@@ -46,7 +46,7 @@ async def until_waiting(job: Any) -> JobView:
 
 
 def due_seconds(view: JobView) -> float:
-    """How long after its last attempt the job is due."""
+    """Return how long after its last attempt the job is due."""
     return (view.due_ns - view.attempts[-1].ended_ns) / SECOND_NS
 
 

@@ -53,7 +53,7 @@ def succeeded(
 
 
 def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
-    """The end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
+    """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
     delay_ns = ELSEWHERE_SECONDS * SECOND_NS
     return ended(number, Settlement(Kind.RELEASED, delivery, encode_reason(reason), delay_ns), 0.0)
 
@@ -61,7 +61,7 @@ def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
 def ended(
     number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
 ) -> Ended:
-    """What goes back of a settlement."""
+    """Return what goes back of a settlement."""
     return Ended(
         number,
         int(settlement.kind),

@@ -187,7 +187,7 @@ class _Bench:
         return self._run(task, delivery, self._app_over(task.app, work.log))
 
     def _app_over(self, app: TaskQ, log: str) -> TaskQ:
-        """The app over the log of a job."""
+        """Return the app over the log of a job."""
         if not log:
             return app
         view = self._views.get((id(app), log))

@@ -86,7 +86,7 @@ class ProcessRunner:
         return [child.pid for child in self._children]
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Ended]]:
-        """What runs one job of the task, given its payload, within the job's context."""
+        """Return what runs one job of the task, given its payload, within the job's context."""
         known = self._tasks.get(task.name, task)
         self._tasks[task.name] = task
         if known is not task:

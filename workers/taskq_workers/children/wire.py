@@ -94,7 +94,7 @@ class LostChild(Exception):
 
 
 def packed(message: Outfit | Work | Message) -> bytes:
-    """The bytes of one message."""
+    """Return the bytes of one message."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
@@ -106,7 +106,7 @@ class Inlet:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> list[Any]:
-        """The messages that this piece completes.
+        """Return the messages that this piece completes.
 
         Raises:
             LostChild: it is no message.

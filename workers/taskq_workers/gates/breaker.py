@@ -46,11 +46,11 @@ class Breaker(Gate):
         self._told = ""
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Its queue, and whatever tasks may be claimed."""
+        """Return its queue, and whatever tasks may be claimed."""
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
     def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
-        """A job of the queue failed; whether it is given back, so that no attempt is burnt.
+        """Return a job of the queue failed; whether it is given back, so that no attempt is burnt.
 
         Args:
             error: what it met.

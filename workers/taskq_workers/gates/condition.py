@@ -35,7 +35,7 @@ class ConditionGate(Gate):
         self._shut_by: tuple[Probe, int] | None = None
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Its tasks, in all queues that may be claimed from."""
+        """Return its tasks, in all queues that may be claimed from."""
         return self.host.open_queues(), frozenset(self.tasks)
 
     async def has_lost_network(self) -> bool:

@@ -60,11 +60,11 @@ class GateHost(Protocol):
     probes: Probes
 
     def open_queues(self) -> frozenset[str] | None:
-        """The queues that may be claimed from now."""
+        """Return the queues that may be claimed from now."""
         ...
 
     def open_tasks(self) -> frozenset[str]:
-        """The tasks whose jobs may be claimed now."""
+        """Return the tasks whose jobs may be claimed now."""
         ...
 
     def changed(self) -> None:
@@ -72,11 +72,11 @@ class GateHost(Protocol):
         ...
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that may run; the others are given back."""
+        """Return those that may run; the others are given back."""
         ...
 
     def wall_ns(self) -> int:
-        """The log's time."""
+        """Return the log's time."""
         ...
 
     def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
@@ -84,7 +84,7 @@ class GateHost(Protocol):
         ...
 
     def is_running(self, tasks: set[str]) -> bool:
-        """Whether a job of these tasks runs here."""
+        """Return whether a job of these tasks runs here."""
         ...
 
     def stop_running(self, tasks: set[str]) -> None:
@@ -92,7 +92,7 @@ class GateHost(Protocol):
         ...
 
     def network_conditions(self, queue: str) -> list[Condition]:
-        """The hosts that tasks of a queue say they need."""
+        """Return the hosts that tasks of a queue say they need."""
         ...
 
 
@@ -153,11 +153,11 @@ class Gate(ABC):
 
     @property
     def is_flying(self) -> bool:
-        """Whether jobs run that it let through a few at a time."""
+        """Return whether jobs run that it let through a few at a time."""
         return bool(self._flying)
 
     def lets_fly(self, delivery: Delivery) -> bool:
-        """Whether it let this very job through."""
+        """Return whether it let this very job through."""
         return delivery.token in self._flying
 
     def withdraw(self, ask: Ask) -> Delivery | None:
@@ -169,7 +169,7 @@ class Gate(ABC):
         return None
 
     async def demand(self) -> bool:
-        """Whether jobs wait that it keeps back."""
+        """Return whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
         found: bool = await self.host.port.look(
             lambda one: one.facets.need_agenda().taking.has_ready(queues, tasks)
@@ -184,7 +184,7 @@ class Gate(ABC):
 
     @abstractmethod
     async def _is_passable(self) -> bool:
-        """Whether a slow start may go on."""
+        """Return whether a slow start may go on."""
 
     def _enter(self, mode: Mode, hold: Hold | None = None) -> None:
         before, self.mode = (self.mode, self.hold), mode

@@ -153,7 +153,7 @@ class Gates:
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
     ) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """What may be claimed now of these queues and tasks."""
+        """Return what may be claimed now of these queues and tasks."""
         if self._shut_tasks:
             tasks -= self._shut_tasks
         if self._shut_queues:
@@ -161,7 +161,7 @@ class Gates:
         return queues, tasks
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that may run; the others are given back."""
+        """Return those that may run; the others are given back."""
         if not (self._shut_tasks or self._shut_queues):
             return deliveries
         kept: list[Delivery] = []
@@ -176,11 +176,11 @@ class Gates:
     # -- for the gates ----------------------------------------------------------------------------
 
     def open_queues(self) -> frozenset[str] | None:
-        """The queues that no breaker keeps back."""
+        """Return the queues that no breaker keeps back."""
         return self.claimable(self._queues, frozenset())[0]
 
     def open_tasks(self) -> frozenset[str]:
-        """The tasks that no condition keeps back."""
+        """Return the tasks that no condition keeps back."""
         return frozenset(self._app._tasks) - self._shut_tasks
 
     def changed(self) -> None:
@@ -192,11 +192,11 @@ class Gates:
         self._changed()
 
     def holds(self) -> tuple[Hold, ...]:
-        """What is kept back, and why, for people."""
+        """Return what is kept back, and why, for people."""
         return tuple(gate.hold for gate in self._all() if gate.hold is not None)
 
     def wall_ns(self) -> int:
-        """The log's time."""
+        """Return the log's time."""
         assert self._store is not None
         return self._store.wall_ns()
 
@@ -206,7 +206,7 @@ class Gates:
         self._settler.flush_soon()
 
     def is_running(self, tasks: set[str]) -> bool:
-        """Whether a job of these tasks runs here."""
+        """Return whether a job of these tasks runs here."""
         return any(
             slot.delivery is not None and slot.delivery.task in tasks for slot in self._slots
         )
@@ -221,7 +221,7 @@ class Gates:
                 slot.stop(lambda one: given_back(one, Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
-        """The hosts that tasks of a queue say they need."""
+        """Return the hosts that tasks of a queue say they need."""
         from taskq.conditions.network import Online  # noqa: PLC0415
 
         tasks = self._app._tasks.values()
@@ -236,7 +236,7 @@ class Gates:
     # -- for slots and the worker -----------------------------------------------------------------
 
     def withdraw(self, ask: Ask) -> Delivery | None:
-        """A cancelled job that a gate has claimed and not let through yet."""
+        """Return a cancelled job that a gate has claimed and not let through yet."""
         held = (gate.withdraw(ask) for gate in self._all())
         return next((delivery for delivery in held if delivery is not None), None)
 
@@ -289,7 +289,7 @@ class Gates:
             self.feed.look_anew()
 
     async def _is_done(self) -> bool:
-        """Whether no gate is about to let jobs through, and none was."""
+        """Return whether no gate is about to let jobs through, and none was."""
         waited = False
         while True:
             self.moved.clear()
@@ -311,7 +311,7 @@ class Gates:
 
     @property
     def _slots(self) -> Iterable[Slot]:
-        """Those of this process; a worker whose jobs run elsewhere has none."""
+        """Return those of this process; a worker whose jobs run elsewhere has none."""
         return self._runner.slots if isinstance(self._runner, Slots | Share) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
@@ -334,7 +334,7 @@ class Gates:
         return [*self._by_conditions.values(), *self._breakers.values()]
 
     def _gate_against(self, delivery: Delivery) -> Gate | None:
-        """The gate that keeps a claimed job back."""
+        """Return the gate that keeps a claimed job back."""
         gates = self._by_task.get(delivery.task), self._breakers.get(delivery.queue)
         for gate in gates:
             if gate is not None and gate.mode is not Mode.OPEN and not gate.lets_fly(delivery):
@@ -350,5 +350,5 @@ class Gates:
 
 
 def given_back(delivery: Delivery, cause: Cause) -> Settlement:
-    """The release of a job; burns no attempt."""
+    """Return the release of a job; burns no attempt."""
     return Settlement(Kind.RELEASED, delivery, None, 0, cause)

@@ -126,7 +126,7 @@ class Probes(dict["Condition", Probe]):
         return probe
 
     def known_unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
-        """One of the conditions that did not hold so short a time ago."""
+        """Return one of the conditions that did not hold so short a time ago."""
         oldest = asyncio.get_running_loop().time() - age_seconds
         probes = (self[condition] for condition in conditions)
         return next((one for one in probes if one.problem and one.probed_at >= oldest), None)
@@ -134,7 +134,7 @@ class Probes(dict["Condition", Probe]):
     async def unmet(
         self, conditions: Iterable[Condition], age_seconds: float | None = None
     ) -> Probe | None:
-        """The first of the conditions that does not hold; None if all do.
+        """Return the first of the conditions that does not hold; None if all do.
 
         Args:
             conditions: those that are meant.

@@ -47,7 +47,7 @@ def check_app(
 
 
 def check_versions() -> Check:
-    """What runs here."""
+    """Return what runs here."""
     told = f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}"
     return Check(name="versions", ok=True, detail=told)
 
@@ -79,7 +79,7 @@ def _schedules(app: TaskQ) -> Check:
 
 
 def _waiting(app: TaskQ) -> Check:
-    """Jobs that are ready, and that neither this app nor a worker that runs would take."""
+    """Return jobs that are ready, and that neither this app nor a worker that runs would take."""
     try:
         with LogReader.open(str(app.data_dir)) as reader:
             ready = reader.ready_jobs()

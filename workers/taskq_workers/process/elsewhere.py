@@ -77,7 +77,7 @@ class Executor(Protocol):
 
 
 def find_executor(name: str) -> Executor:
-    """The executor that a package brings under this name.
+    """Return the executor that a package brings under this name.
 
     Raises:
         UsageError: there is none; the message lists those there are.

@@ -133,7 +133,7 @@ class WorkerProcess:
         self._process.send_signal(number)
 
     def ended(self) -> int | None:
-        """The exit code, minus the number of the signal it died by; None while it lives."""
+        """Return the exit code, minus the number of the signal it died by; None while it lives."""
         code = self._process.poll()
         if code is not None:
             self.hear()
@@ -142,7 +142,7 @@ class WorkerProcess:
 
 
 def told(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     try:

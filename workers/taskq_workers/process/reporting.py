@@ -168,12 +168,12 @@ class Style:
     signs: tuple[str, str, str] = ("✓", "✗", "↻")
 
     def paint(self, text: str, colour: str) -> str:
-        """The text in a colour, where there are colours."""
+        """Return the text in a colour, where there are colours."""
         return f"{colour}{text}{_RESET}" if self.colours else text
 
 
 def style_for(encoding: str, *, colours: bool) -> Style:
-    """A style whose signs this encoding has."""
+    """Return a style whose signs this encoding has."""
     style = Style(colours=colours)
     try:
         "".join(style.signs).encode(encoding)
@@ -190,7 +190,7 @@ def banner(facts: Facts, style: Style) -> list[str]:
 
 
 def particulars(facts: Facts, style: Style) -> list[str]:
-    """What all workers of one guard have in common: at most 6 lines."""
+    """Return what all workers of one guard have in common: at most 6 lines."""
     jobs = "job" if facts.recovered == 1 else "jobs"
     files = ", ".join(facts.settings_files)
     settings = f", with the settings of {files}" if files else ""
@@ -210,7 +210,7 @@ def _row(name: str, value: str, style: Style) -> str:
 
 
 def ready_line(facts: Facts, style: Style) -> str:
-    """What one of several workers tells."""
+    """Return what one of several workers tells."""
     head = style.paint(f"worker process {facts.pid}", _BOLD)
     recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
     return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"
@@ -219,7 +219,7 @@ def ready_line(facts: Facts, style: Style) -> str:
 def drain_lines(
     held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
 ) -> list[str]:
-    """What a worker waits for when it is told to stop, and how long it does."""
+    """Return what a worker waits for when it is told to stop, and how long it does."""
     if not held:
         return [f"{process}stopping"]
     limit = "as long as it takes" if seconds == inf else f"{seconds:g} s"
@@ -231,13 +231,13 @@ def drain_lines(
 def overdue_lines(
     held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
 ) -> list[str]:
-    """What is cancelled since its time is over."""
+    """Return what is cancelled since its time is over."""
     head = f"{process}{seconds:g} s are over: {_running(held)} cancelled and given back"
     return [head, *held_lines(held)]
 
 
 def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
-    """Jobs that run, one in a line, the longest first."""
+    """Return jobs that run, one in a line, the longest first."""
     ordered = sorted(held, key=lambda one: -(one[1] or 0.0))
     lines = [
         f"  {flat(job.task)}  {job.job_id}"
@@ -267,7 +267,7 @@ def _running(held: Sequence[object]) -> str:
 
 
 def job_line(event: JobFinished, moment: float, style: Style) -> str:
-    """One job: time, sign, task, id, duration, attempt, and why it failed."""
+    """Return one job: time, sign, task, id, duration, attempt, and why it failed."""
     succeeded, dead, again = style.signs
     sign, colour = {
         "succeeded": (succeeded, _GREEN),
@@ -291,7 +291,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
 
 
 def summary_line(counts: Mapping[JobEnd, int]) -> str:
-    """What was too much to list: ``… 12 345 jobs succeeded, 3 dead``."""
+    """Return what was too much to list: ``… 12 345 jobs succeeded, 3 dead``."""
     told = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
     first, *others = told
     number, word = first.rsplit(" ", 1)
@@ -324,7 +324,7 @@ def _note(event: JobFinished) -> str:
 
 
 def spoken_seconds(seconds: float) -> str:
-    """A span as a line has it: ``3.2 s``."""
+    """Return a span as a line has it: ``3.2 s``."""
     if seconds < 0.000_01:  # noqa: PLR2004
         return "<0.01 ms"
     if seconds < 0.01:  # noqa: PLR2004

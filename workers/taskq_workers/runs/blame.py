@@ -94,7 +94,7 @@ class _Guard:
 
 
 def _culprit(error: BaseException) -> JobContext | None:
-    """The job in whose callback or task the exception was raised."""
+    """Return the job in whose callback or task the exception was raised."""
     trace = error.__traceback__
     while trace is not None:
         handle = trace.tb_frame.f_locals.get("self")

@@ -90,7 +90,7 @@ class Executors:
 
     @property
     def processes(self) -> Children:
-        """What runs jobs in child processes; made when first asked for."""
+        """Return what runs jobs in child processes; made when first asked for."""
         if self._processes is None:
             self._processes = self._make_children()
         return self._processes
@@ -104,7 +104,7 @@ class Executors:
 
     @property
     def lingering(self) -> int:
-        """How many functions still run in threads."""
+        """Return how many functions still run in threads."""
         return self.threads.busy
 
     async def leave(self) -> None:
@@ -175,7 +175,7 @@ def _keeps_none(task: Task[..., Any]) -> bool:
 
 
 def _undecoded(payload: bytes) -> Arguments:
-    """The child decodes it."""
+    """Return the child decodes it."""
     return (payload,), {}
 
 

@@ -57,7 +57,7 @@ class _State:
 
 
 def chosen_logging() -> Logging:
-    """How this process was told to log."""
+    """Return how this process was told to log."""
     return _State.chosen
 
 
@@ -234,7 +234,7 @@ class _Kept:
                 self._is_cut = True
 
     def text(self) -> str:
-        """All of them."""
+        """Return all of them."""
         with self._guard:
             lines = list(self._lines)
         return "\n".join([LEFT_OUT, *lines] if self._is_cut else lines)
@@ -305,7 +305,7 @@ def keep_line(job: JobContext, line: str) -> None:
 
 
 def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
-    """The settlement of an attempt, with what is kept of its lines."""
+    """Return the settlement of an attempt, with what is kept of its lines."""
     lines = getattr(job, "_lines", None)
     text = lines.text() if isinstance(lines, _Kept) else ""
     return settlement._replace(lines=encode_lines(text)) if text else settlement

@@ -48,7 +48,7 @@ def bound_names(task: Task[..., Any]) -> dict[str, Any]:
 
 
 def bound(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
-    """The task's function with its resources filled in; the bare function if it takes none.
+    """Return the task's function with its resources filled in; the bare function if it takes none.
 
     Raises:
         UsageError: a resource is missing; the message names task, parameter and type.

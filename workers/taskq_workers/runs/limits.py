@@ -43,7 +43,7 @@ def checked_limits(
     max_rss_per_child: int | str | None = None,
     target: str = "",
 ) -> Limits:
-    """The limits as a worker's options say; ``concurrency`` stands for what is None.
+    """Return the limits as a worker's options say; ``concurrency`` stands for what is None.
 
     Raises:
         UsageError: one is out of its range, or no worker may start here.
@@ -70,7 +70,7 @@ def checked_limits(
 
 
 def drain_seconds(value: Duration) -> float:
-    """What jobs get to finish at a stop; infinity for as long as they take.
+    """Return what jobs get to finish at a stop; infinity for as long as they take.
 
     Raises:
         UsageError: it is no duration.
@@ -79,7 +79,7 @@ def drain_seconds(value: Duration) -> float:
 
 
 def rss_bytes(value: int | str | None, name: str) -> int | None:
-    """The memory that a child process may take, None for any.
+    """Return the memory that a child process may take, None for any.
 
     Raises:
         UsageError: it is no size, or less than a child takes before its first job.

@@ -73,7 +73,7 @@ def import_included(app: TaskQ) -> None:
 
 
 def _other_app(main: ModuleType, copy: ModuleType | None) -> str:
-    """What to do about tasks that some other app has."""
+    """Return what to do about tasks that some other app has."""
     if copy in (main, None):
         return "import the app there from the module that makes it"
     return (

@@ -85,7 +85,7 @@ _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
 def counted(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
-    """The hook of a worker whose attempts are measured; the user's is called after that.
+    """Return the hook of a worker whose attempts are measured; the user's is called after that.
 
     The instruments of a meter are made once, whatever the number of workers.
     """
@@ -118,7 +118,7 @@ def _oldest(stats: LogStats) -> Iterator[Observation]:
 
 
 def _of(path: str) -> Callable[[LogStats], Iterator[Observation]]:
-    """What observes one number of the engine, named by the attributes that lead to it."""
+    """Yield what observes one number of the engine, named by the attributes that lead to it."""
     first, _, second = path.partition(".")
 
     def observe(stats: LogStats) -> Iterator[Observation]:

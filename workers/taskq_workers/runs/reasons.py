@@ -38,7 +38,7 @@ _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
 
 
 def describe(error: BaseException) -> str:
-    """The reason of one exception.
+    """Return the reason of one exception.
 
     First line ``Type: message``, then the innermost frames from the first one of the user's on,
     with the exceptions that it was raised from.
@@ -61,25 +61,25 @@ def summary(error: BaseException) -> str:
 
 
 def with_note(reason: str, note: str) -> str:
-    """The reason with a note at the end of its first line, which lists and hooks show."""
+    """Return the reason with a note at the end of its first line, which lists and hooks show."""
     head, line_end, rest = reason.partition("\n")
     return f"{head} [{note}]{line_end}{rest}" if head else note
 
 
 def raised_by_call(error: BaseException) -> bool:
-    """Whether no line of the user's ran: the call itself was refused."""
+    """Return whether no line of the user's ran: the call itself was refused."""
     return user_traceback(error.__traceback__) is None
 
 
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback from the user's first frame on; None when there is none."""
+    """Return the part of a traceback from the user's first frame on; None when there is none."""
     while trace is not None and is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
 def is_machinery(path: str) -> bool:
-    """Whether the code of this file is no user's."""
+    """Return whether the code of this file is no user's."""
     return path.startswith(_MACHINERY) and not path.startswith(_EXAMPLES)
 
 

@@ -24,7 +24,7 @@ _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "t
 
 
 def without_tasks(target: str, directory: str) -> str:
-    """What to tell who started a worker with an app that has no task.
+    """Return what to tell who started a worker with an app that has no task.
 
     Args:
         target: ``module:app`` or ``module``, imported by now.
@@ -48,7 +48,7 @@ def without_tasks(target: str, directory: str) -> str:
 
 
 def modules_with_tasks(folder: Path, package: str) -> list[str]:
-    """The modules in a folder, and in those below it, that seem to define tasks.
+    """Return the modules in a folder, and in those below it, that seem to define tasks.
 
     Args:
         folder: where to look; at most 1 000 files are read.

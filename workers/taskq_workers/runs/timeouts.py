@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(task: Task[..., Any]) -> Limits | None:
-    """The limits of a task; None if it has none."""
+    """Return the limits of a task; None if it has none."""
     limits = Limits(task.timeout, task.soft_timeout)
     return None if limits == (None, None) else limits
 
@@ -45,19 +45,19 @@ def left_of(seconds: float | None) -> float | None:
 
 
 def too_long(seconds: float, and_then: str = "") -> TimeoutError:
-    """What an attempt fails with that outlasted its hard limit."""
+    """Return what an attempt fails with that outlasted its hard limit."""
     return TimeoutError(f"not done within its timeout of {seconds:g} s{and_then}")
 
 
 def too_long_softly(seconds: float) -> SoftTimeout:
-    """What is raised in an attempt that outlasted its soft limit."""
+    """Return what is raised in an attempt that outlasted its soft limit."""
     return SoftTimeout(f"not done within its soft_timeout of {seconds:g} s")
 
 
 def limited(
     function: Callable[..., Coroutine[Any, Any, Any]], limits: Limits
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The function, with SoftTimeout raised in it, and cancelled, when it takes too long.
+    """Return the function, with SoftTimeout raised in it, and cancelled, when it takes too long.
 
     Then a cancelled one raises a TimeoutError that says so.
     """

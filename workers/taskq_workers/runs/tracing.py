@@ -67,7 +67,7 @@ class TracedRuns:
     def wrap(
         self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
-        """The same call within a span, which is the current one while it runs."""
+        """Return the same call within a span, which is the current one while it runs."""
         from opentelemetry import context, trace  # noqa: PLC0415 - only who traces needs it
 
         del task
@@ -128,7 +128,7 @@ class TracedRuns:
 
 
 def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
-    """The user's hook, with what measures each attempt before it if anything is measured."""
+    """Return the user's hook, with what measures each attempt before it if anything is measured."""
     tracing.look()
     if tracing.meter is None:
         return hook
@@ -138,6 +138,6 @@ def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
 
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:
-    """What traces a worker's attempts from now on; None if nothing is traced."""
+    """Return what traces a worker's attempts from now on; None if nothing is traced."""
     tracing.look()
     return None if tracing.tracer is None else TracedRuns(tracing.tracer, hook)

@@ -70,5 +70,5 @@ class CancelListener:
 
 
 def cancelled(delivery: Delivery) -> Settlement:
-    """The end of a job that was cancelled while it ran."""
+    """Return the end of a job that was cancelled while it ran."""
     return Settlement(Kind.CANCELLED, delivery, None, 0, Cause.ASKED)

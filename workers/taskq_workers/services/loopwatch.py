@@ -102,7 +102,7 @@ class LoopWatch:
         self._answered.set()
 
     def _look(self) -> str:
-        """Who keeps the loop, in words; "" if nobody does, or that was told not long ago."""
+        """Return who keeps the loop, in words; "" if nobody does, or that was told not long ago."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None or frame.f_code.co_name in {"select", "poll"}:
             return ""  # it waits: the machine is just busy
@@ -140,7 +140,7 @@ _REMEDY: Final = (
 
 
 def _of_the_user(frame: FrameType | None) -> list[FrameType]:
-    """The frames from the innermost to the first of the machinery's that called them."""
+    """Return the frames from the innermost to the first of the machinery's that called them."""
     found: list[FrameType] = []
     while frame is not None:
         if is_machinery(frame.f_code.co_filename):

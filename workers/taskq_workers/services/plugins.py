@@ -38,7 +38,7 @@ def plug_in(app: TaskQ) -> None:
 
 
 def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
-    """What a package brings under this name in a group of entry points.
+    """Return what a package brings under this name in a group of entry points.
 
     Args:
         group: "taskq.executors", "taskq.services", "taskq.plugins".

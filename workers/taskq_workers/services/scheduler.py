@@ -127,7 +127,7 @@ class Scheduler:
         return max(min(sleeps_ns), 0) / SECOND_NS
 
     def _is_current(self, schedule: Schedule, state: ScheduleState) -> bool:
-        """Whether no worker with another rule was started since."""
+        """Return whether no worker with another rule was started since."""
         name = schedule.name
         if state.rule == schedule.rule.rule:
             self._outdated.discard(name)
@@ -141,7 +141,7 @@ class Scheduler:
         return False
 
     def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
-        """When the next tick of a schedule is due."""
+        """Return when the next tick of a schedule is due."""
         # Of a paused one: the next that it would have if it was resumed now.
         done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
         known = self._next.get(schedule.name)
@@ -157,7 +157,7 @@ class Scheduler:
         return due_ns
 
     async def _turns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> list[Turn]:
-        """The requests that write what is due of one schedule, one after the other."""
+        """Return the requests that write what is due of one schedule, one after the other."""
         due = due_ticks(
             schedule.name, schedule.rule, schedule.catch_up, schedule.jitter_ns, state.done_ns,
             now_ns,

@@ -50,7 +50,7 @@ class Quota:
         return count if self._jobs_max is None else min(count, self._jobs_max - self.taken)
 
     def is_used_up(self) -> bool:
-        """Whether no further job may begin."""
+        """Return whether no further job may begin."""
         return self._jobs_max is not None and self.taken >= self._jobs_max
 
 
@@ -155,17 +155,17 @@ class Feed:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a claim waits, or what it brought."""
+        """Return whether a claim waits, or what it brought."""
         return self._claim is not None or bool(self.buffer)
 
     @property
     def may_ask(self) -> bool:
-        """Whether nothing but slots keeps it from claiming."""
+        """Return whether nothing but slots keeps it from claiming."""
         return not (self._closed or self._paused or self._claim is not None)
 
     @property
     def asked(self) -> int:
-        """How many deliveries the claim asks for that waits."""
+        """Return how many deliveries the claim asks for that waits."""
         return 0 if self._claim is None else self._request.count
 
     def finished(self, count: int) -> None:
@@ -189,7 +189,7 @@ class Feed:
         tasks: frozenset[str],
         until_ns: int | None = None,
     ) -> ClaimRequest:
-        """A claim with all that this worker's claims have in common."""
+        """Return a claim with all that this worker's claims have in common."""
         return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
 
     def allowed(self, count: int) -> int:

@@ -28,7 +28,7 @@ class FeedHost(Protocol):
         ...
 
     def free(self) -> int:
-        """How many deliveries could be taken now."""
+        """Return how many deliveries could be taken now."""
         ...
 
     def wake(self) -> None:
@@ -36,7 +36,7 @@ class FeedHost(Protocol):
         ...
 
     def quiet(self) -> bool:
-        """Whether nothing runs and every outcome was handed to the log."""
+        """Return whether nothing runs and every outcome was handed to the log."""
         ...
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
@@ -66,11 +66,11 @@ class Runner(FeedHost, Protocol):
     gone: asyncio.Event
 
     def running(self) -> int:
-        """How many jobs run now."""
+        """Return how many jobs run now."""
         ...
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that run now, and since when in monotonic seconds, None if unknown."""
+        """Return the jobs that run now, and since when in monotonic seconds, None if unknown."""
         ...
 
     def leave(self) -> None:
@@ -92,11 +92,11 @@ class ClaimFilter(Protocol):
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
     ) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """What may be claimed now of these queues and tasks."""
+        """Return what may be claimed now of these queues and tasks."""
         ...
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that may run; it gives the others back."""
+        """Return those that may run; it gives the others back."""
         ...
 
 
@@ -114,5 +114,5 @@ class Gatekeeper(Protocol):
         ...
 
     def withdraw(self, ask: Ask) -> Delivery | None:
-        """A cancelled job that a gate has claimed and not let through yet."""
+        """Return a cancelled job that a gate has claimed and not let through yet."""
         ...

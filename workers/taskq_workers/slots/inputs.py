@@ -28,7 +28,7 @@ class Inputs:
         self._app = app
 
     async def payload(self, delivery: Delivery) -> bytes:
-        """The job's payload as its task takes it, whatever is needed to have it.
+        """Return the job's payload as its task takes it, whatever is needed to have it.
 
         Raises:
             LogDamaged: the result of an input is gone, or the payload does not read back.
@@ -104,7 +104,7 @@ def _json(value: Any) -> bytes:
 
 
 def _with_first(name: str, value: bytes, body: bytes) -> bytes:
-    """The JSON object with one more member, the first."""
+    """Return the JSON object with one more member, the first."""
     from pydantic_core import to_json  # noqa: PLC0415 - slow to import
 
     rest = body.strip()[1:]

@@ -51,7 +51,7 @@ class Surrounded:
     def wrap(
         self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
-        """The same call, all of them entered before it and left after it."""
+        """Return the same call, all of them entered before it and left after it."""
         hard = task.timeout
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ class _InTime:
 
 
 def _error_afar(value: Any) -> BaseException | None:
-    """What the job raised in another process, if it failed there."""
+    """Return what the job raised in another process, if it failed there."""
     return error_of(value) if type(value) is Ended and value.kind in _FAILED else None
 
 

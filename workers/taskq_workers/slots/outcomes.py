@@ -30,7 +30,7 @@ ELSEWHERE_SECONDS: Final = 60
 
 
 def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
-    """What becomes of a job whose function raised.
+    """Return what becomes of a job whose function raised.
 
     A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted; anything else goes by the
     task's retry policy, whose ``decide`` may have such a wish, too. A call that its function
@@ -63,7 +63,7 @@ def _by_policy(
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
-    """What becomes of a job whose arguments could not be had; None: what its policy says.
+    """Return what becomes of a job whose arguments could not be had; None: what its policy says.
 
     Arguments that do not fit the function of today, or do not read back, never will: the job is
     dead. What only this process cannot decompress waits for one that can; that burns no attempt.
@@ -166,7 +166,7 @@ async def unless_too_old(
 
 
 def goes_on(settlement: Settlement) -> bool:
-    """Whether the job is to run again because its task said so."""
+    """Return whether the job is to run again because its task said so."""
     if settlement.kind is Kind.RELEASED:
         return settlement.cause is Cause.SNOOZE
     return settlement.kind is Kind.RETRIED

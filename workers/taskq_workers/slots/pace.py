@@ -85,7 +85,7 @@ class Pause:
         self._seconds = 0.0
 
     def next(self) -> float:
-        """The pause to make now."""
+        """Return the pause to make now."""
         now = self._time()
         if now - self._last > 2 * PAUSE_SECONDS_MAX:
             self._seconds = 0.0

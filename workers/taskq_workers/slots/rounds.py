@@ -110,20 +110,20 @@ class Share:
 
     @property
     def slots(self) -> Iterable[Slot]:
-        """Those of all logs."""
+        """Return those of all logs."""
         return self._rounds.slots.slots
 
     def free(self) -> int:
-        """How many slots run nothing."""
+        """Return how many slots run nothing."""
         return self._rounds.slots.free()
 
     @property
     def held(self) -> int:
-        """How many deliveries wait here for a slot, or were asked for."""
+        """Return how many deliveries wait here for a slot, or were asked for."""
         return len(self.feed.buffer) + self.feed.asked
 
     def is_rival(self, now: float) -> bool:
-        """Whether it had jobs at the last look, and can give more."""
+        """Return whether it had jobs at the last look, and can give more."""
         feed = self.feed
         if feed.stands:
             return False
@@ -148,7 +148,7 @@ class Share:
         rounds.refill_soon()
 
     def quiet(self) -> bool:
-        """Whether a worker that is to end by itself has nothing left that it began."""
+        """Return whether a worker that is to end by itself has nothing left that it began."""
         return self._rounds.is_ending() and self._rounds.slots.quiet()
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
@@ -197,7 +197,7 @@ class _Waiting:
         return chain.from_iterable(share.feed.buffer for share in list(self._rounds.waiting))
 
     def popleft(self) -> Delivery:
-        """The next.
+        """Return the next.
 
         Raises:
             IndexError: there is none.
@@ -382,7 +382,7 @@ class Rounds:
     # -- ends -------------------------------------------------------------------------------------
 
     def is_ending(self) -> bool:
-        """Whether the worker is to end once nothing is left."""
+        """Return whether the worker is to end once nothing is left."""
         return (self._burst or self._quota.is_used_up()) and not self.buffer
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
@@ -411,26 +411,26 @@ class Rounds:
     # -- for slots --------------------------------------------------------------------------------
 
     def context(self, delivery: Delivery, _: TaskQ) -> JobContext:
-        """The job, with the app over its own log."""
+        """Return the job, with the app over its own log."""
         return JobContext(delivery, self.shares[delivery.tag].source.app)
 
     async def opened(self, delivery: Delivery) -> bytes:
-        """The job's payload as its task takes it."""
+        """Return the job's payload as its task takes it."""
         return await self.shares[delivery.tag].opened(delivery)
 
     def port_of(self, delivery: Delivery) -> LoopPort:
-        """The port of its log."""
+        """Return the port of its log."""
         return self.shares[delivery.tag].port
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """What the gates of the job's own log make of its failure."""
+        """Return what the gates of the job's own log make of its failure."""
         gates = self.shares[settlement.delivery.tag].gates
         return settlement if gates is None else await gates.judge(task, error, settlement)
 
     def withdraw(self, ask: Ask) -> Delivery | None:
-        """A cancelled job that a gate of any log holds."""
+        """Return a cancelled job that a gate of any log holds."""
         gates = (share.gates for share in self._alive)
         held = (one.withdraw(ask) for one in gates if one is not None)
         return next((delivery for delivery in held if delivery is not None), None)
@@ -477,7 +477,7 @@ class Rounds:
         return answer
 
     def _apart(self, items: Iterable[T], tag_of: Callable[[T], str]) -> list[tuple[Share, list[T]]]:
-        """What each log gets of these."""
+        """Return what each log gets of these."""
         apart: dict[str, list[T]] = {}
         for item in items:
             apart.setdefault(tag_of(item), []).append(item)

@@ -42,7 +42,7 @@ _SUCCEEDED: Final = Kind.SUCCEEDED
 
 
 def settled(outcome: Settlement | Delivery) -> Settlement:
-    """The settlement that an outcome stands for."""
+    """Return the settlement that an outcome stands for."""
     return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCEEDED, outcome)
 
 
@@ -143,7 +143,7 @@ class Settler:
         await self._settle_what_is_left()
 
     def surrender(self) -> list[Settlement]:
-        """What was not handed over: somebody else does that now."""
+        """Return what was not handed over: somebody else does that now."""
         items = [*map(settled, self.outcomes), *self._again]
         self.outcomes.clear()
         self._again = []

@@ -104,7 +104,7 @@ class Unpacker:
         self._lanes: dict[tuple[bytes, int], Lane] = {}
 
     def delivery(self, job: Shipment) -> Shipped:
-        """What the sender claimed."""
+        """Return what the sender claimed."""
         kind = (job.lane_key, job.priority)
         lane = self._lanes.get(kind)
         if lane is None:
@@ -118,7 +118,7 @@ class Unpacker:
 
 
 def pickled_error(error: BaseException) -> bytes:
-    """The error as it travels; empty if it is too large or refuses."""
+    """Return the error as it travels; empty if it is too large or refuses."""
     import pickle  # noqa: PLC0415 - most workers have no children
 
     try:
@@ -129,7 +129,7 @@ def pickled_error(error: BaseException) -> bytes:
 
 
 def error_of(ended: Ended) -> BaseException:
-    """What the job raised, as far as that is known here."""
+    """Return what the job raised, as far as that is known here."""
     if ended.error:
         import pickle  # noqa: PLC0415 - as above
 
@@ -141,6 +141,6 @@ def error_of(ended: Ended) -> BaseException:
 
 
 def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
-    """What the log is told, but for children."""
+    """Return what the log is told, but for children."""
     kind, cause = Kind(ended.kind), Cause(ended.cause)
     return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)

@@ -151,7 +151,7 @@ class Slots:
         return self._hot
 
     def hot_parts(self) -> HotParts:
-        """What each slot keeps at hand."""
+        """Return what each slot keeps at hand."""
         return self._hot
 
     async def rest(self, slot: Slot) -> bool:
@@ -184,7 +184,7 @@ class Slots:
         return self._interrupted or self._is_cancelled()
 
     def blamed(self, delivery: Delivery) -> BaseException | None:
-        """What the job did if it is the one that ends the worker."""
+        """Return what the job did if it is the one that ends the worker."""
         return self._blamed.get(delivery.token)
 
     async def judged(
@@ -207,7 +207,7 @@ class Slots:
     # What the feed calls.
 
     def free(self) -> int:
-        """How many slots run nothing, be they called to the buffer or not."""
+        """Return how many slots run nothing, be they called to the buffer or not."""
         idle = len(self._resting) + len(self._called)
         return idle + self.concurrency - len(self._slots)
 
@@ -219,7 +219,7 @@ class Slots:
             self.loop.call_soon(self._spread)
 
     def quiet(self) -> bool:
-        """Whether nothing runs and every outcome was handed to the log."""
+        """Return whether nothing runs and every outcome was handed to the log."""
         settler = self.settler
         return not (settler.outcomes or settler.refused or self.running())
 
@@ -255,7 +255,7 @@ class Slots:
         return None
 
     def runs(self, job: JobContext) -> bool:
-        """Whether the job runs in one of the slots."""
+        """Return whether the job runs in one of the slots."""
         return any(slot.delivery is job.delivery for slot in self._slots)
 
     def blame(self, job: JobContext, error: BaseException) -> None:
@@ -265,15 +265,15 @@ class Slots:
 
     @property
     def slots(self) -> Iterable[Slot]:
-        """Those that are there, running or resting."""
+        """Return those that are there, running or resting."""
         return self._slots
 
     def running(self) -> int:
-        """How many jobs run now."""
+        """Return how many jobs run now."""
         return sum(slot.delivery is not None for slot in self._slots)
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that run now, and since when, in monotonic seconds."""
+        """Return the jobs that run now, and since when, in monotonic seconds."""
         return [(slot.delivery, slot.since) for slot in self._slots if slot.delivery is not None]
 
     def leave(self) -> None:

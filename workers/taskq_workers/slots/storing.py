@@ -79,7 +79,7 @@ async def stored_success(
 
 
 async def _kept(store: Callable[[], Awaitable[T]]) -> T:
-    """What ``store`` gives, once the disk lets it."""
+    """Return what ``store`` gives, once the disk lets it."""
     pause = Pause(asyncio.get_running_loop().time)
     while True:
         try:

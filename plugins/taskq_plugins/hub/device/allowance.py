@@ -116,7 +116,7 @@ class Allowance:
         )
 
     def left(self) -> int | None:
-        """How many bytes may go over the line today; None: as many as there are."""
+        """Return how many bytes may go over the line today; None: as many as there are."""
         if not self.metered:
             return None
         if not 0 <= self._now() - self._since < _DAY_SECONDS:
@@ -154,7 +154,7 @@ def last_note(path: str) -> dict[str, Any]:
 
 
 async def _told(name: str, told: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
-    """What a probe says; of one that cannot tell, why."""
+    """Return what a probe says; of one that cannot tell, why."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await told

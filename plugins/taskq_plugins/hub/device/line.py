@@ -67,7 +67,7 @@ _CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 def check_url(url: str) -> str:
-    """The address of a hub, without a slash at its end.
+    """Return the address of a hub, without a slash at its end.
 
     Raises:
         UsageError: it is none, or a token would go over the line for all to read.
@@ -81,7 +81,7 @@ def check_url(url: str) -> str:
 
 
 def machine_of(device: str, given: str | None) -> str:
-    """Which machine this is, told to nobody in clear; "" where there is no telling."""
+    """Return which machine this is, told to nobody in clear; "" where there is no telling."""
     if given is None:
         if any(map(os.path.exists, _CONTAINER)):
             return ""
@@ -111,7 +111,7 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
 
 
 def token_file(url: str) -> Path:
-    """Where the token for a hub is kept: a copied data directory carries none."""
+    """Return where the token for a hub is kept: a copied data directory carries none."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     return Path(state, "taskq", f"{name}.token")
@@ -226,7 +226,7 @@ class Http:
 
 
 def _is_over(sock: socket.socket | None) -> bool:
-    """Whether the hub hung up: what comes unasked says so."""
+    """Return whether the hub hung up: what comes unasked says so."""
     if sock is None:
         return True
     poll = select.poll()
@@ -357,7 +357,7 @@ class Line:
             self.allowance.spend(carrier.used_bytes - used)
 
     async def redeem(self, code: str) -> str:
-        """The token of this machine for a code.
+        """Return the token of this machine for a code.
 
         Raises:
             HubError: the code does not hold, or the hub cannot be reached.

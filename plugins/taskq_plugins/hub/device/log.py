@@ -90,22 +90,22 @@ class DeviceLog:
     # -- what the verdict asks --------------------------------------------------------------------
 
     def stands(self, at: Position) -> bool:
-        """Whether that frame stands at that place."""
+        """Return whether that frame stands at that place."""
         return stands(self._disk, self._files, at)
 
     def follows(self, at: Position) -> bool:
-        """Whether the log begins right behind it: its oldest segment names that end."""
+        """Return whether the log begins right behind it: its oldest segment names that end."""
         if not self.begins_behind(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
         return header is not None and header.link == at.link != codec.NO_LINK
 
     def begins_behind(self, at: Position) -> bool:
-        """Whether the log has no segment that old."""
+        """Return whether the log has no segment that old."""
         return not self.segments or self.segments[0] > at.segment
 
     def begins_before(self, segment: int) -> bool:
-        """Whether the log has an older segment."""
+        """Return whether the log has an older segment."""
         return bool(self.segments) and self.segments[0] < segment
 
     def is_moved(self, at: Position) -> bool:
@@ -128,15 +128,15 @@ class DeviceLog:
     # -- what is sent -----------------------------------------------------------------------------
 
     def next_segment(self, segment: int) -> int:
-        """The segment behind one, 0 if there is none."""
+        """Return the segment behind one, 0 if there is none."""
         return next((one for one in self.segments if one > segment), 0)
 
     def is_sealed(self, segment: int) -> bool:
-        """Whether nothing is written to it any more."""
+        """Return whether nothing is written to it any more."""
         return segment < self._journal.segment
 
     def end_of(self, segment: int) -> Position:
-        """Where a segment ends.
+        """Return where a segment ends.
 
         Raises:
             LogDamaged: it holds no whole frame.
@@ -146,7 +146,7 @@ class DeviceLog:
         return self._end_of_sealed(segment, self.next_segment(segment))
 
     def borders(self, segment: int) -> list[Position]:
-        """The positions behind each frame of a segment, rising."""
+        """Return the positions behind each frame of a segment, rising."""
         end = self.end_of(segment).offset
         found = (
             position_behind(self._disk, self._files, segment, offset)
@@ -187,7 +187,7 @@ class DeviceLog:
         return data[: position.offset - behind.offset], position
 
     def bodies(self, since_ns: int) -> list[str]:
-        """The files beside the log that records since then may name; 0: all.
+        """Return the files beside the log that records since then may name; 0: all.
 
         Whoever writes a record touches its file before that.
         """
@@ -197,7 +197,7 @@ class DeviceLog:
         return [one for one in names if (disk.modified_ns(f"{folder}/{one}") or 0) >= least_ns]
 
     def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
-        """Bytes of such a file, and whether it ends with them; None if it is gone."""
+        """Return bytes of such a file, and whether it ends with them; None if it is gone."""
         try:
             descriptor = self._disk.open(f"{self._journal.path}/{DIRECTORY}/{name}", write=False)
         except FileNotFoundError:
@@ -209,14 +209,14 @@ class DeviceLog:
             self._disk.close(descriptor)
 
     def bytes_behind(self, at: Position) -> int:
-        """Bytes of the log behind a position of it."""
+        """Return bytes of the log behind a position of it."""
         ends = {one: self._files.size(one) for one in self.segments if one >= at.segment}
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
         return sum(ends.values()) - min(at.offset, ends.get(at.segment, 0))
 
     def digest(self, end: Position) -> bytes:
-        """The SHA-256 of a segment up to there."""
+        """Return the SHA-256 of a segment up to there."""
         found = hashlib.sha256()
         for offset in range(0, end.offset, _HASHED_BYTES):
             found.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))
@@ -228,7 +228,7 @@ class DeviceLog:
         return data.ljust(end - start, b"\0")
 
     def _last_record(self, segment: int, last_frame: int) -> Position:
-        """The position behind the last frame of a segment that holds a record."""
+        """Return the position behind the last frame of a segment that holds a record."""
         found = position_behind(self._disk, self._files, segment, last_frame) if segment else None
         header = None if found is None else found.header
         if header is not None and header.is_sync_point:

@@ -97,7 +97,7 @@ def push(
 
 
 def _may_give_again(log: DeviceLog, told: Synced, verdict: Verdict) -> bool:
-    """Whether the log could give numbers to records that the hub has given to others.
+    """Return whether the log could give numbers to records that the hub has given to others.
 
     On whatever branch the hub has them: a log may be set back twice, to what both have.
     """

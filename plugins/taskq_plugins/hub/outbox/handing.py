@@ -92,7 +92,7 @@ class Note(NamedTuple):
 
 
 def read_note(disk: Disk, folder: str) -> Note:
-    """What is noted of the device with that directory; nothing if that does not read."""
+    """Return what is noted of the device with that directory; nothing if that does not read."""
     try:
         values = json.loads(content(disk, f"{folder}/{_NOTE}"))
         parts = [(int(number), int(when)) for number, when in values["parts"]]
@@ -232,7 +232,7 @@ class Handing:
     # -- handing over -----------------------------------------------------------------------------
 
     def give(self, device: str, asked: Question) -> Given:
-        """What is there for a device, once all is settled that it had sent.
+        """Return what is there for a device, once all is settled that it had sent.
 
         Raises:
             OSError, TaskqError: as ``arrived``.
@@ -312,7 +312,7 @@ class Handing:
         return self._look(device)
 
     def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
-        """The first of these as they go over the line."""
+        """Return the first of these as they go over the line."""
         journal, agenda = sight.journal, sight.facets.need_agenda()
         jobs: list[Handed] = []
         size = 0
@@ -356,7 +356,7 @@ class Handing:
         return found
 
     def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:
-        """What waits for a device now."""
+        """Return what waits for a device now."""
         agenda = sight.facets.need_agenda()
         with self._lock:
             try:
@@ -405,7 +405,7 @@ class Handing:
     # -- what is noted ----------------------------------------------------------------------------
 
     def note(self, device: str) -> Note:
-        """What is noted of a device; nothing if that does not read."""
+        """Return what is noted of a device; nothing if that does not read."""
         return read_note(self._disk, f"{self._path}/devices/{device}")
 
     def _note_taken(self, device: str, after: int) -> None:

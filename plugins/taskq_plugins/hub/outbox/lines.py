@@ -97,7 +97,7 @@ class Given(NamedTuple):
 
 
 def upload_name(tag: str, end: int) -> str:
-    """What a device publishes a part as: once, whatever becomes of the line."""
+    """Return what a device publishes a part as: once, whatever becomes of the line."""
     return f"hub.{tag}@{end}"
 
 
@@ -109,7 +109,7 @@ def upload_number(name: str) -> tuple[str, int] | None:
 
 
 def encode_question(asked: Question) -> bytes:
-    """The question as JSON."""
+    """Return the question as JSON."""
     values = asked._asdict() | {"log_id": str(asked.log_id), "up": asked.up.as_list()}
     return json.dumps(values).encode()
 
@@ -136,7 +136,7 @@ def decode_question(data: bytes) -> Question:
 
 
 def encode_given(given: Given) -> bytes:
-    """The answer's lines."""
+    """Return the answer's lines."""
     lines: list[dict[str, Any]] = [
         one._asdict() | {"kind": "enqueue", "payload": base64.b64encode(one.payload).decode()}
         for one in given.jobs

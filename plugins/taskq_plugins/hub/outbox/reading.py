@@ -52,7 +52,7 @@ class Identified(NamedTuple):
 
     @classmethod
     def of(cls, key: bytes | None) -> Identified | None:
-        """What a key tells; None for any other."""
+        """Return what a key tells; None for any other."""
         found = _KEY.match((key or b"").decode("ascii", "replace"))
         return None if found is None else cls(found[1], int(found[2]), found[3])
 
@@ -194,7 +194,7 @@ class Readings:
                     reading.ends = left.ends | reading.ends
 
     def names(self) -> list[str]:
-        """The ids of the device's logs, the one that came first before the others."""
+        """Return the ids of the device's logs, the one that came first before the others."""
         dated = [
             (when, name)
             for name in self._disk.names(self._path)
@@ -211,7 +211,7 @@ class Readings:
         )
 
     def there(self, log: Reading) -> set[Identified]:
-        """What lives in a log, and what ended in any of them and was not taken up yet."""
+        """Return what lives in a log, and what ended in any of them and was not taken up yet."""
         ended = (one for reading in self.logs.values() for one in reading.ends)
         return {one.identified for one in (*log.live.values(), *ended)}
 

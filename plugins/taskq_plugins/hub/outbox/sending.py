@@ -56,7 +56,7 @@ class Hub:
         self._paused: set[str] = set()
 
     def device(self, name: str) -> Device:
-        """A device that was enrolled.
+        """Return a device that was enrolled.
 
         Raises:
             UsageError: none of that name was.
@@ -66,7 +66,7 @@ class Hub:
         return Device(self, name)
 
     def group(self, name: str) -> Group:
-        """The devices of a group, as it is when jobs are enqueued.
+        """Return the devices of a group, as it is when jobs are enqueued.
 
         Raises:
             UsageError: that is no name of a group.
@@ -74,7 +74,7 @@ class Hub:
         return Group(self, checked(name, "group"))
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
-        """A call of a task that this program does not know; the device checks its arguments.
+        """Return a call of a task that this program does not know; the device checks its arguments.
 
         Raises:
             InvalidCall: the arguments have no form in JSON.
@@ -82,7 +82,7 @@ class Hub:
         return self._app.call_by_name(task, *args, **kwargs)
 
     def job(self, job: JobId) -> JobHandle[Any]:
-        """The handle of a job for a device, made from its id."""
+        """Return the handle of a job for a device, made from its id."""
         return self._app.job(job)
 
     async def enqueue_to(
@@ -204,7 +204,7 @@ class Outbox(TaskQ):
         self._hub = hub
 
     async def why(self, job: JobId) -> Reason:
-        """Where a job is that waits for its device.
+        """Return where a job is that waits for its device.
 
         Raises:
             JobNotFound: the outbox has no such job.
@@ -218,7 +218,7 @@ class Outbox(TaskQ):
 
 
 def why(hub: Path, view: JobView) -> Reason:
-    """Where a job is that waits for its device."""
+    """Return where a job is that waits for its device."""
     device = view.queue.removeprefix(TO)
     folder = hub / "devices" / device
     there = find_there(hub, view)
@@ -260,7 +260,7 @@ def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
 
 
 def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
-    """The call as the outbox has it."""
+    """Return the call as the outbox has it."""
     chosen = call.chosen
     own = {NONCE: secrets.token_hex(_NONCE_BYTES), QUEUE: chosen.queue, **headers}
     if chosen.expires_ns:
@@ -270,7 +270,7 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
 
 
 def _waiting_for(hub: Path, device: str) -> list[str]:
-    """The ids of the jobs that wait for a device, oldest first."""
+    """Return the ids of the jobs that wait for a device, oldest first."""
     if not (hub / OUTBOX).is_dir():
         return []
     with LogReader.open(str(hub / OUTBOX)) as reader:

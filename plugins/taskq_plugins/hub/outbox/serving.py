@@ -47,7 +47,7 @@ class Serving:
 
     @property
     def is_there(self) -> bool:
-        """Whether anything was ever enqueued."""
+        """Return whether anything was ever enqueued."""
         return self._identity.exists()
 
     def arrived(self, device: str) -> None:
@@ -59,7 +59,7 @@ class Serving:
             _log.warning("hub: jobs of %s wait a while: %s", device, error)
 
     async def end(self) -> tuple[LoopPort, int]:
-        """Where it ends, and what tells once it has grown."""
+        """Return where it ends, and what tells once it has grown."""
         port = await self._connection.port()
         return port, await port.look(lambda one: one.journal.next_lsn, needs_agenda=False)
 

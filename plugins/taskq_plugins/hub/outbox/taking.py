@@ -82,7 +82,7 @@ class Cancelled(NamedTuple):
 
 
 def look(disk: Disk, path: str) -> Held:
-    """What the inbox of a log says."""
+    """Return what the inbox of a log says."""
     after: dict[str, int] = {}
     for folder in ("", "/done", "/refused"):
         for name in disk.names(f"{path}/{INBOX}{folder}"):
@@ -226,7 +226,7 @@ async def take(
 
 
 async def _ask(line: Line, asked: Question) -> Given | None:
-    """What is there; None: nothing, or the hub wants another session before."""
+    """Return what is there; None: nothing, or the hub wants another session before."""
     left = line.allowance.left()
     if left is not None:
         asked = asked._replace(bytes_max=min(asked.bytes_max, left * 2 // 3))

@@ -53,7 +53,7 @@ class Cluster:
 
     @property
     def cores(self) -> int:
-        """How many partitions run at a time."""
+        """Return how many partitions run at a time."""
         if monotonic() - self._asked_at > _CORES_SECONDS:
             self._asked_at = monotonic()
             with contextlib.suppress(Exception):  # Java is gone: the next wave will tell
@@ -61,7 +61,7 @@ class Cluster:
         return self._cores
 
     async def run(self, chunks: list[Chunk]) -> list[Report]:
-        """The report of each chunk, each a partition of one Spark job.
+        """Return the report of each chunk, each a partition of one Spark job.
 
         Raises:
             ExecutorLost: Spark gave up on the job, because an executor died.

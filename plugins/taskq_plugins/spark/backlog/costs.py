@@ -43,16 +43,16 @@ class Costs:
         self._is_new = True
 
     def seconds(self, task: str) -> float:
-        """What a job of this task takes."""
+        """Return what a job of this task takes."""
         return self._of_task.get(task, CHUNK_SECONDS)
 
     @property
     def is_slow(self) -> bool:
-        """Whether jobs are too slow to let any wait for an executor."""
+        """Return whether jobs are too slow to let any wait for an executor."""
         return self.usual > SLOW_SECONDS
 
     def chunk_jobs(self) -> int:
-        """How many jobs fit a chunk, if they are as usual."""
+        """Return how many jobs fit a chunk, if they are as usual."""
         count = CHUNK_SECONDS / max(self.usual, CHUNK_SECONDS / CHUNK_JOBS_MAX)
         if self.size_usual_bytes:
             count = min(count, CHUNK_BYTES_MAX / self.size_usual_bytes)

@@ -46,11 +46,11 @@ class Executors(Protocol):
 
     @property
     def cores(self) -> int:
-        """How many chunks run at a time."""
+        """Return how many chunks run at a time."""
         ...
 
     async def run(self, chunks: list[Chunk]) -> list[Report]:
-        """The report of each chunk; raises SparkError."""
+        """Return the report of each chunk; raises SparkError."""
         ...
 
     def cancel(self) -> None:
@@ -112,7 +112,7 @@ class SparkCrew:
     # What the feed calls.
 
     def free(self) -> int:
-        """How many jobs could be sent out now."""
+        """Return how many jobs could be sent out now."""
         return self._room() * self._costs.chunk_jobs()
 
     def wake(self) -> None:
@@ -129,7 +129,7 @@ class SparkCrew:
         self._loop.call_soon(self.feed.refill)
 
     def quiet(self) -> bool:
-        """Whether nothing is out and every outcome was handed to the log."""
+        """Return whether nothing is out and every outcome was handed to the log."""
         settler = self.settler
         return not (self._out or self._storing or settler.outcomes or settler.refused)
 
@@ -151,11 +151,11 @@ class SparkCrew:
     # What the worker calls.
 
     def running(self) -> int:
-        """How many jobs are out."""
+        """Return how many jobs are out."""
         return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that are out; when each began is known where it runs."""
+        """Return the jobs that are out; when each began is known where it runs."""
         batches = (chunks for chunks, _ in self._out.values())
         return [(job, None) for chunks in batches for chunk in chunks for job in chunk]
 
@@ -294,7 +294,7 @@ class SparkCrew:
         self.give_back(left.values())
 
     def _seconds(self, delivery: Delivery, ended: Ended) -> float:
-        """What the job took of its executor: async ones share it."""
+        """Return what the job took of its executor: async ones share it."""
         task = self._app._tasks[delivery.task]
         return ended.seconds / (self._order.concurrency if task.is_async else 1)
 

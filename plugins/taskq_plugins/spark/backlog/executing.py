@@ -79,14 +79,14 @@ def run_chunk(chunk: Chunk, clock: Callable[[], float] = monotonic) -> Report:
 
 @cache
 def _app(target: str, include: tuple[str, ...], data_dir: str) -> TaskQ:
-    """The app, imported once in each Python process; Spark uses one for many chunks."""
+    """Return the app, imported once in each Python process; Spark uses one for many chunks."""
     app = load_app(target, include)
     app.data_dir = data_dir
     return app
 
 
 def _ran_before() -> bool:
-    """Whether Spark runs this partition again, because its executor died.
+    """Return whether Spark runs this partition again, because its executor died.
 
     Then which jobs ran is not known, and the driver has to decide: it counts attempts.
     """

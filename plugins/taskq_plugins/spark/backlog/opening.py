@@ -27,7 +27,7 @@ SHIP_BYTES_MAX: Final = 64 << 20
 
 
 def must_open(delivery: Delivery) -> bool:
-    """Whether the job's payload is not simply what its record holds."""
+    """Return whether the job's payload is not simply what its record holds."""
     return bool(delivery.payload_flags) or is_of_flow(delivery.record)
 
 

@@ -58,7 +58,7 @@ def digest(path: Path) -> str:
 
 
 def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> Rows:
-    """The rows of a file, by the ending of its name.
+    """Return the rows of a file, by the ending of its name.
 
     Args:
         path: ends in .parquet, .csv, .jsonl or .ndjson.
@@ -180,7 +180,7 @@ def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _object(path: Path, number: int, line: bytes, key: str | None) -> dict[str, Any]:
-    """The reserved fields of one line, and the payload of the others."""
+    """Return the reserved fields of one line, and the payload of the others."""
     try:
         values = from_json(line)
     except ValueError as error:

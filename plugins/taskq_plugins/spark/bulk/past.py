@@ -78,7 +78,7 @@ class PastJobs:
         self.problem_count = 0
 
     def counted(self, sample_rows: int) -> Counted:
-        """How many jobs are chosen, and some of them."""
+        """Return how many jobs are chosen, and some of them."""
         limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
         states = self._select("state, count(*)", "GROUP BY state ORDER BY state").fetchall()
         sample = self._select(_SHOWN, limit).to_arrow_table()

@@ -45,7 +45,7 @@ def validity(valid: Mask | None) -> pa.Buffer | None:
 
 
 def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LONG) -> pa.Array:
-    """Numbers of a type of Arrow that has the width of numpy's."""
+    """Return numbers of a type of Arrow that has the width of numpy's."""
     if valid is not None and not valid.any():
         return nothing(kind, len(values))
     values = np.ascontiguousarray(values)
@@ -54,7 +54,7 @@ def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LO
 
 
 def somewhere(values: npt.NDArray[Any], kind: Any = _LONG) -> pa.Array:
-    """Numbers, of which 0 says that there is none."""
+    """Return numbers, of which 0 says that there is none."""
     return numbers(values, values != 0, kind)
 
 
@@ -78,7 +78,7 @@ def slices(
 
 
 def spread(values: pa.Array, rows: Ints, valid: Mask) -> pa.Array:
-    """The values in the rows that they are of, null in all others."""
+    """Return the values in the rows that they are of, null in all others."""
     _, borders, data = values.buffers()
     sizes = np.zeros(len(valid) + 1, np.int32)
     sizes[rows + 1] = np.diff(np.frombuffer(borders, np.int32)[: len(values) + 1])
@@ -122,7 +122,7 @@ def shown(values: pa.Array, errors: str) -> pa.Array:
 
 
 def is_text(values: pa.Array) -> Mask:
-    """Which of the bytes are UTF-8; null is."""
+    """Return which of the bytes are UTF-8; null is."""
     return np.array([_is_text(one) for one in values.to_pylist()], np.bool_)
 
 
@@ -145,7 +145,7 @@ def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def hexadecimal(values: Ints, valid: Mask | None = None) -> pa.Array:
-    """Numbers of 64 bits, given bit for bit, as sixteen hexadecimal digits."""
+    """Return numbers of 64 bits, given bit for bit, as sixteen hexadecimal digits."""
     if valid is None or valid.all():
         return _hexadecimal(values)
     some = np.flatnonzero(valid)
@@ -185,7 +185,7 @@ def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
-    """The name at the index of each row."""
+    """Return the name at the index of each row."""
     if valid is not None and not valid.any():
         return nothing(names.type, len(index))
     mask = None if valid is None else ~valid
@@ -193,7 +193,7 @@ def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -
 
 
 def patched(values: pa.Array, rows: Ints, others: list[Any]) -> pa.Array:
-    """The values, with those of some rows replaced."""
+    """Return the values, with those of some rows replaced."""
     mask = np.zeros(len(values), np.bool_)
     mask[rows] = True
     return pc.replace_with_mask(values, pa.array(mask), pa.array(others, values.type))

@@ -60,7 +60,7 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
 
 
 def _name(rows: Rows, *, is_task: bool) -> pa.Array:
-    """Names of tasks, or of queues."""
+    """Return names of tasks, or of queues."""
     (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
     if rows.has(Kind.PAUSED, Kind.RESUMED) and not is_task:
         named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)

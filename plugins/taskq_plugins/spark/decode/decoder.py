@@ -89,7 +89,7 @@ class _Decoder:
         self._has_values = not _VALUES.isdisjoint(schema.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them."""
+        """Yield all of them."""
         try:
             with PieceReader(self._piece) as reader:
                 yield from self._batches(reader)
@@ -143,7 +143,7 @@ class _Decoder:
         return array if array.type == field.type else array.cast(field.type)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """The same for every row, so made once."""
+        """Return the same for every row, so made once."""
         array = self._constants.get(name)
         if array is None or len(array) < count:
             array = self._constants[name] = CONSTANTS[name](self._piece, count)

@@ -103,7 +103,7 @@ class PieceReader:
     # -- reading ----------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Found | Damage]:
-        """Everything in the piece, in its order.
+        """Yield everything in the piece, in its order.
 
         Raises:
             FormatError: a newer taskq wrote it.
@@ -156,7 +156,7 @@ class PieceReader:
         return done
 
     def _read(self, count: int, offset: int) -> bytes:
-        """What the disk gives back; blocks that it does not are zeros, and fail their CRC.
+        """Return what the disk gives back; blocks that it does not are zeros, and fail their CRC.
 
         Raises:
             SegmentUnreadable: it refuses altogether.
@@ -215,7 +215,7 @@ class PieceReader:
         return found, min(int(ends[count - 1]) + 7 & ~7, filled), 0
 
     def _fit(self, heads: npt.NDArray[np.void]) -> int:
-        """How many of the headers say what can be, and follow each other."""
+        """Return how many of the headers say what can be, and follow each other."""
         first, count = heads["first_lsn"], heads["count"]
         fits = (heads["magic"] == codec.FRAME_MAGIC) & (heads["flags"] == 0)
         fits &= first < codec.LSN_MAX
@@ -304,12 +304,12 @@ class PieceReader:
         return Damage(gap, epoch, time_ns, what, found)
 
     def error(self, damage: Damage) -> SegmentDamaged:
-        """What to raise where damage is an error."""
+        """Return what to raise where damage is an error."""
         gap = damage.gap
         return SegmentDamaged(self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what)
 
     def raw(self, gap: Gap, size_max: int) -> bytes:
-        """The bytes of a gap, as far as they are there, up to a limit."""
+        """Return the bytes of a gap, as far as they are there, up to a limit."""
         return self._read(min(gap.resume - gap.offset, size_max), gap.offset)
 
 
@@ -332,7 +332,7 @@ def _chain(view: memoryview, filled: int) -> list[int]:
 
 
 def _first(good: npt.NDArray[np.bool_]) -> int:
-    """How many are good before the first that is not."""
+    """Return how many are good before the first that is not."""
     return len(good) if good.all() else int(np.argmin(good))
 
 
@@ -353,7 +353,7 @@ def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
 
 
 def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Found:
-    """The records of whole frames whose headers stand at these places."""
+    """Return the records of whole frames whose headers stand at these places."""
     count = heads["count"].astype(np.int64)
     lsn = heads["first_lsn"].astype(np.int64)
     place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)

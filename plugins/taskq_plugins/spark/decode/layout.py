@@ -26,7 +26,7 @@ _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
 
 
 def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[np.void]:
-    """The fields of a struct, in so many bytes that are gathered."""
+    """Return the fields of a struct, in so many bytes that are gathered."""
     formats = [_FORMATS[letter] for letter in layout.format.lstrip("<")]
     sizes = [np.dtype(one).itemsize for one in formats]
     assert sum(sizes) == layout.size <= gathered
@@ -65,7 +65,7 @@ def _sizes() -> Ints:
 
 @functools.cache
 def table(kinds: frozenset[Kind]) -> Mask:
-    """Whether a type is among the kinds, by its number."""
+    """Return whether a type is among the kinds, by its number."""
     chosen = np.zeros(KINDS, np.bool_)
     chosen[[int(kind) for kind in kinds]] = True
     return chosen
@@ -79,7 +79,7 @@ IS_BIRTH: Final = table(CARRYING_KINDS | {Kind.ENQUEUED})
 
 
 def heads(data: Bytes, at: Ints, size: int = HEAD_SIZE) -> npt.NDArray[np.void]:
-    """The first bytes of the records at these places; view them as one of the dtypes above.
+    """Return the first bytes of the records at these places; view them as one of the dtypes above.
 
     A place must be at least ``PAD_SIZE`` before the end of the data.
     """
@@ -89,7 +89,7 @@ def heads(data: Bytes, at: Ints, size: int = HEAD_SIZE) -> npt.NDArray[np.void]:
 
 
 def numbers_at(data: Bytes, at: Ints, kind: str) -> npt.NDArray[Any]:
-    """The number of a dtype such as ``<u4`` at each of these places."""
+    """Return the number of a dtype such as ``<u4`` at each of these places."""
     dtype = np.dtype(kind)
     every: npt.NDArray[Any] = np.ndarray(
         (len(data) - dtype.itemsize + 1,), dtype, data.data, strides=(1,)

@@ -59,7 +59,7 @@ class Options:
             row, at, end = row[more], at[more], end[more]
 
     def __bool__(self) -> bool:
-        """Whether any row has any."""
+        """Return whether any row has any."""
         return bool(self._steps)
 
     def each(self, *options: Option) -> Iterator[Step]:
@@ -128,7 +128,7 @@ _SIZE_SIZE: Final = 2
 
 
 def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
-    """The headers among the options of so many rows, null where there are none."""
+    """Return the headers among the options of so many rows, null where there are none."""
     if not options:
         return arrays.nothing(_TYPE, count)
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -176,7 +176,7 @@ def _texts(data: Bytes, row: Ints, at: Ints, end: Ints) -> list[tuple[Ints, Ints
 
 
 def _has_doubles(row: Ints, names: pa.Array) -> bool:
-    """Whether a row has a name twice, which no taskq writes."""
+    """Return whether a row has a name twice, which no taskq writes."""
     code = names.dictionary_encode().indices.to_numpy().astype(np.int64)
     return len(np.unique(row * len(names) + code)) < len(names)
 

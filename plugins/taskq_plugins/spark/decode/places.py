@@ -48,7 +48,7 @@ _KIND_AT: Final = 4
 
 
 def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> list[Ints | None]:
-    """The places of the records of each frame, None for one that must be walked otherwise.
+    """Return the places of the records of each frame, None for one that must be walked otherwise.
 
     Args:
         data: what holds the bodies of the frames, with ``PAD_SIZE`` bytes behind them.
@@ -254,7 +254,7 @@ def _walk_one(data: Bytes, at: int, out: Ints) -> None:
 
 
 def _run(data: Bytes, at: int, length: int, most: int) -> int:
-    """How many records of this length follow each other from ``at`` on, up to ``most``."""
+    """Return how many records of this length follow each other from ``at`` on, up to ``most``."""
     if most < 2 or length < _NO_RECORD:  # noqa: PLR2004 - a run of one
         return 1
     lengths: np.ndarray[tuple[int], np.dtype[np.uint32]] = np.ndarray(

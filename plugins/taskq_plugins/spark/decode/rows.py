@@ -72,11 +72,11 @@ class Rows:
         return len(self.at)
 
     def has(self, *kinds: Kind) -> bool:
-        """Whether there is a row of one of these kinds."""
+        """Return whether there is a row of one of these kinds."""
         return any(self.counts[kind] for kind in kinds)
 
     def is_kind(self, *kinds: Kind) -> Mask:
-        """Which rows are of one of these kinds."""
+        """Return which rows are of one of these kinds."""
         return layout.table(frozenset(kinds))[self.kind]
 
     # -- what every record has --------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Rows:
 
     @cached_property
     def carries(self) -> bool:
-        """Whether there is one that holds another."""
+        """Return whether there is one that holds another."""
         return bool(self.counts[layout.IS_CARRYING].any())
 
     # -- the ENQUEUED record, be it inside another ------------------------------------------------
@@ -217,7 +217,7 @@ class Rows:
 
     @cached_property
     def body(self) -> Slices:
-        """What those records hold."""
+        """Return what those records hold."""
         sizes = np.where(self.is_of_job, self.of_job["options_size"], 0)
         start = self.at + layout.FIXED_SIZES[self.kind] + sizes
         return Slices(np.minimum(start, self.end), self.end, self.has_body)
@@ -242,7 +242,7 @@ class Rows:
 
     @cached_property
     def result(self) -> Slices:
-        """What carried records hold behind the ENQUEUED record."""
+        """Return what carried records hold behind the ENQUEUED record."""
         end = self.at + self.length - CRC_SIZE
         start = np.minimum(self._births[2], end)
         has_one = self.is_carrying & ((self.flags & Flag.DROP_RESULT) == 0)
@@ -257,7 +257,7 @@ class Rows:
 
     @cached_property
     def owner(self) -> Ints:
-        """Who claimed the job, or is told of; 0 for none."""
+        """Return who claimed the job, or is told of; 0 for none."""
         owner: Ints = np.where(self.is_kind(Kind.CLAIMED), self.of_job["token"], 0).view(np.int64)
         if self.has(Kind.OWNER):
             is_owner = self.is_kind(Kind.OWNER)
@@ -271,5 +271,5 @@ class Rows:
         return owner
 
     def other(self, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
-        """The fixed fields as those of another layout."""
+        """Return the fixed fields as those of another layout."""
         return self._heads.view(dtype)

@@ -85,7 +85,7 @@ BYTES_OF: Final = {"value_bytes": "value", "result_bytes": "result"}
 
 
 def as_bytes(schema: pa.Schema) -> pa.Schema:
-    """The schema with columns of bytes where users' own bytes are shown as text."""
+    """Return the schema with columns of bytes where users' own bytes are shown as text."""
     return pa.schema(
         pa.field(field.name, _BYTES) if field.name in AS_BYTES else field
         for field in schema

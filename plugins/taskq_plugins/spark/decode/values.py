@@ -42,7 +42,7 @@ class Bodies:
 
     @staticmethod
     def size(stored: bytes, flags: int) -> int:
-        """Bytes that a body may take, unpacked."""
+        """Return bytes that a body may take, unpacked."""
         limit = _CONFIG.decompressed_bytes_max
         if flags & Flag.SPILLED:
             return limit
@@ -64,7 +64,7 @@ class Values:
         self._payload = payload
 
     def column(self, name: str, *, is_text: bool) -> pa.Array:
-        """One of the columns; with ``is_text`` null where it is no text.
+        """Return one of the columns; with ``is_text`` null where it is no text.
 
         ``value`` is a payload, a result, a reason or a description, ``result`` what carried records
         hold beside their payload; ``value_bytes`` and ``result_bytes`` have what is no text.
@@ -142,7 +142,7 @@ def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def unpacked_sizes(rows: Rows) -> Ints | None:
-    """Bytes that the packed bodies of each row come to, None if there are none."""
+    """Return bytes that the packed bodies of each row come to, None if there are none."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False
     pairs = [(rows.value, rows.value_packing)]

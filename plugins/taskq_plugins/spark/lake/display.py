@@ -25,7 +25,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def text(value: object) -> str:
-    """One value in a cell."""
+    """Return one value in a cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -40,7 +40,7 @@ def text(value: object) -> str:
 
 
 def as_json(value: object) -> object:
-    """What JSON has no word for: times in ISO 8601, bytes as text or in base64."""
+    """Return what JSON has no word for: times in ISO 8601, bytes as text or in base64."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, bytes):

@@ -89,6 +89,6 @@ def writer_lock(lake: Path) -> Iterator[None]:
 
 
 def _noted(descriptor: int) -> int:
-    """The process that the file names: where the system does not tell who holds a lock."""
+    """Return the process that the file names: where the system does not tell who holds a lock."""
     text = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
     return int(text) if text.isdigit() else 0

@@ -54,7 +54,7 @@ class Erased(NamedTuple):
 def chosen_jobs(
     lake: Lake, job_ids: Iterable[str], where: str | None, *, purged: bool = False
 ) -> list[str]:
-    """The ids that are named, and those of the jobs that a condition chooses; in order.
+    """Return the ids that are named, and those of the jobs that a condition chooses; in order.
 
     ``purged``: and of those that their log has purged, unless it was restored and has them again.
 
@@ -74,7 +74,7 @@ def chosen_jobs(
 
 
 def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
-    """How much there is of these jobs, by table."""
+    """Return how much there is of these jobs, by table."""
     told = []
     for table in _there(lake):
         hits = [(file, int(pc.sum(mask).as_py())) for file, mask in _holding(lake, table, job_ids)]
@@ -123,7 +123,7 @@ def _there(lake: Lake) -> list[str]:
 def _holding(
     lake: Lake, table: str, job_ids: Sequence[str]
 ) -> Iterable[tuple[DataFile, pa.ChunkedArray]]:
-    """The files with rows of these jobs, and which rows those are."""
+    """Yield the files with rows of these jobs, and which rows those are."""
     ids = pa.array(job_ids, pa.string())
     # An id ends with the job's number.
     numbers = [int(number) for one in job_ids if (number := one.rpartition("-")[2]).isdecimal()]
@@ -142,7 +142,7 @@ def _holding(
 
 
 def _columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Those columns that the file has."""
+    """Return those columns that the file has."""
     with parquet.ParquetFile(path) as file:
         return file.read(columns=[name for name in names if name in file.schema_arrow.names])
 

@@ -101,7 +101,7 @@ def _footer(path: Path) -> parquet.FileMetaData:
 
 
 def counted(schema: pa.Schema) -> list[str]:
-    """The columns of whole numbers: what tells moments, jobs and records apart.
+    """Return the columns of whole numbers: what tells moments, jobs and records apart.
 
     delta-rs takes a column that a file says nothing of for one without any value that fits, unless
     the table names the columns that files tell of; so it names these, and each file tells of all.
@@ -132,7 +132,7 @@ def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[st
 
 
 def added(files: Iterable[DataFile], *, dates: bool) -> list[AddAction]:
-    """What Delta's log is to say of new files."""
+    """Return what Delta's log is to say of new files."""
     now_ms = time.time_ns() // 1_000_000
     return [
         AddAction(
@@ -155,7 +155,7 @@ def added(files: Iterable[DataFile], *, dates: bool) -> list[AddAction]:
 
 
 def removed(files: Iterable[DataFile], *, dates: bool) -> list[RemoveAction]:
-    """What Delta's log is to say of files that go."""
+    """Return what Delta's log is to say of files that go."""
     now_ms = time.time_ns() // 1_000_000
     return [
         RemoveAction(
@@ -170,12 +170,12 @@ def removed(files: Iterable[DataFile], *, dates: bool) -> list[RemoveAction]:
 
 
 def named(path: str) -> str:
-    """The path of a file as Delta's log has it."""
+    """Return the path of a file as Delta's log has it."""
     return unquote(path)
 
 
 def listed(actions: Iterable[Mapping[str, object]]) -> list[DataFile]:
-    """The files of one version, as ``get_add_actions`` tells them."""
+    """Return the files of one version, as ``get_add_actions`` tells them."""
     return [_listed(action) for action in actions]
 
 
@@ -230,7 +230,7 @@ def placed(rows: pa.Table, file: DataFile) -> pa.Table:
 
 
 def checked(table: Path, file: DataFile) -> Path:
-    """Where a file of the table is; whoever brings a lake along names no others.
+    """Return where a file of the table is; whoever brings a lake along names no others.
 
     Raises:
         LakeDamaged: it is missing, not as long as it was, or outside of the table.

@@ -44,7 +44,7 @@ class LogProgress(NamedTuple):
 
 
 def positions(lake: Lake) -> dict[str, Position]:
-    """The last record of each log, by log id.
+    """Return the last record of each log, by log id.
 
     Raises:
         LakeDamaged: a file is missing.
@@ -65,7 +65,7 @@ def positions(lake: Lake) -> dict[str, Position]:
 
 
 def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
-    """Every log that the tables or the directory know, by device.
+    """Return every log that the tables or the directory know, by device.
 
     Raises:
         FleetError: there is no such directory.

@@ -48,7 +48,7 @@ class Query(NamedTuple):
 
 
 def rows(lake: Lake, query: Query) -> pa.Table:
-    """The rows that are asked for.
+    """Return the rows that are asked for.
 
     Raises:
         UsageError: a column is unknown, or the condition does not read.

@@ -112,7 +112,7 @@ class _Listing(NamedTuple):
 
     @classmethod
     def of(cls, delta: DeltaTable, known: _Listing | None) -> _Listing:
-        """Those of a table as it is open; what a file says of itself is read once."""
+        """Return those of a table as it is open; what a file says of itself is read once."""
         actions = pa.table(delta.get_add_actions(flatten=True))
         paths = [files.named(path) for path in actions["path"].to_pylist()]
         old = known.files if known is not None else {}
@@ -144,7 +144,7 @@ class Lake:
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
-        """The lake in that directory, made anew with ``create`` where there is none.
+        """Return the lake in that directory, made anew with ``create`` where there is none.
 
         Raises:
             NotALake: there is none.
@@ -175,11 +175,11 @@ class Lake:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the stream that fills the lake keeps how far it came."""
+        """Return where the stream that fills the lake keeps how far it came."""
         return self.path / CHECKPOINT
 
     def tables(self) -> list[str]:
-        """Names of the tables, without those of the pipeline alone."""
+        """Return names of the tables, without those of the pipeline alone."""
         try:
             names = sorted(one.name for one in self.path.iterdir() if (one / _LOG).is_dir())
         except (FileNotFoundError, NotADirectoryError):
@@ -189,13 +189,13 @@ class Lake:
         return [name for name in names if name[0] != "_"]
 
     def has(self, table: str) -> bool:
-        """Whether there is such a table."""
+        """Return whether there is such a table."""
         if self._versions is not None:
             return table in self._versions
         return (self.path / table / _LOG).is_dir()
 
     def delta(self, table: str) -> DeltaTable:
-        """The table as delta-rs has it.
+        """Return the table as delta-rs has it.
 
         Raises:
             LakeError: there is no such table.
@@ -222,7 +222,7 @@ class Lake:
         return found
 
     def schema(self, table: str) -> pa.Schema:
-        """A table's columns.
+        """Return a table's columns.
 
         Raises:
             LakeError: there is no such table.
@@ -230,7 +230,7 @@ class Lake:
         return _schema(self.delta(table))
 
     def dataset(self, table: str) -> dataset.Dataset:
-        """A table for pyarrow, and for all that reads pyarrow's datasets.
+        """Return a table for pyarrow, and for all that reads pyarrow's datasets.
 
         Raises:
             LakeError: there is no such table.
@@ -242,7 +242,7 @@ class Lake:
         return delta.to_pyarrow_dataset()
 
     def data_files(self, table: str) -> list[DataFile]:
-        """A table's files; none of one that is not there."""
+        """Return a table's files; none of one that is not there."""
         if not self.has(table):
             return []
         newest, versions = self._newest, self._versions
@@ -263,7 +263,7 @@ class Lake:
         return [str(files.checked(self.path / table, file)) for file in chosen]
 
     def holdings(self) -> list[Holding]:
-        """What each table holds."""
+        """Return what each table holds."""
         found = []
         for name in self.tables():
             there, delta = self.data_files(name), self.delta(name)
@@ -283,7 +283,7 @@ class Lake:
         return None
 
     def stale(self, names: Iterable[str]) -> list[str]:
-        """Those of the derived tables that were computed before the last batch."""
+        """Return those of the derived tables that were computed before the last batch."""
         last, wanted = self.batch(), frozenset(names)
         if last is None:
             return []
@@ -291,7 +291,7 @@ class Lake:
         return [name for name, at in known.items() if at is None or at.number < last.number]
 
     def committed_at(self) -> int:
-        """When that was, in nanoseconds since 1970; 0: never."""
+        """Return when that was, in nanoseconds since 1970; 0: never."""
         if not self.has(JOBS):
             return 0
         return int(next(_commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
@@ -385,7 +385,7 @@ class LakeWriter:
         self.lake = lake
 
     def new_directory(self, table: str) -> Path:
-        """A directory for files of a table that nobody used before; it is not made yet."""
+        """Return a directory for files of a table that nobody used before; it is not made yet."""
         return self.lake.path / _STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
 
     def stage(self, table: str, directory: Path) -> Staged:

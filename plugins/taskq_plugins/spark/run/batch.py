@@ -146,7 +146,7 @@ def stage_records(writer: LakeWriter, rows: pa.Table) -> Staged:
 
 
 def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
-    """The same records without what jobs brought along; the files that had it are gone."""
+    """Return the same records without what jobs brought along; the files that had it are gone."""
     directory = writer.new_directory(RECORDS)
     for number, file in enumerate(records.files):
         path = writer.lake.path / RECORDS / file.path
@@ -160,7 +160,7 @@ def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
 
 
 def is_committed(lake: Lake, batch: Batch) -> bool:
-    """Whether all tables have the batch already.
+    """Return whether all tables have the batch already.
 
     Raises:
         CheckpointMismatch: the lake has other records under that batch's number.
@@ -180,7 +180,7 @@ def is_committed(lake: Lake, batch: Batch) -> bool:
 
 
 def _schemas(records: pa.Schema) -> dict[str, pa.Schema]:
-    """The columns of the tables, which follow from those of the records."""
+    """Return the columns of the tables, which follow from those of the records."""
     empty = rows_of(records.empty_table(), {})
     plain = {JOBS: empty.jobs, ATTEMPTS: empty.attempts, OPEN_RECORDS: empty.kept}
     return {name: table.drop_columns([PART_COLUMN]).schema for name, table in plain.items()}
@@ -227,7 +227,7 @@ class _Plan:
         self._hits = {table: self._holding(table, probed) for table in _FOLDED}
 
     def shares(self) -> list[Share]:
-        """The shares of the batch: ranges of numbers with about as many records each."""
+        """Return the shares of the batch: ranges of numbers with about as many records each."""
         directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
         directory.mkdir(parents=True)
         logs, touched = directory / "logs.parquet", directory / "touched.parquet"
@@ -257,7 +257,7 @@ class _Plan:
         ]
 
     def replaced(self, table: str) -> Iterable[DataFile]:
-        """The files whose rows stand in new ones now."""
+        """Yield the files whose rows stand in new ones now."""
         yield from self._hits[table]
         if table == OPEN_RECORDS:
             yield from (one for one in self._known[table] if one.part == LOG_PART)
@@ -335,7 +335,7 @@ class _Plan:
         return heirs.set_column(heirs.schema.get_field_index("branch"), "branch", own)
 
     def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
-        """The files that hold rows of these jobs: by the ranges known of them, then read."""
+        """Return the files that hold rows of these jobs: by the ranges known of them, then read."""
         numbers = np.sort(probed["job"].to_numpy())
         found = []
         for file in self._changing(table):
@@ -350,12 +350,12 @@ class _Plan:
 
 
 def _forks(logs: Mapping[LogKey, Log], before: Mapping[LogKey, Log]) -> list[LogKey]:
-    """The branches that begin in the batch."""
+    """Return the branches that begin in the batch."""
     return sorted(one for one in logs if one[1] and one not in before)
 
 
 def _past_gaps(logs: Mapping[LogKey, Log]) -> set[tuple[LogKey, tuple[int, int]]]:
-    """The gaps of logs of which all was read up to where they were declared."""
+    """Return the gaps of logs of which all was read up to where they were declared."""
     return {(one, gap) for one, log in logs.items() for gap in log.gaps if log.is_past(gap)}
 
 
@@ -406,7 +406,7 @@ def fold_all(shares: Iterable[Share]) -> None:
 
 
 def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
-    """Which rows are of these jobs."""
+    """Return which rows are of these jobs."""
     keys = rows.select(KEYS).append_column("row", pa.array(np.arange(rows.num_rows)))
     found = keys.join(touched, KEYS, join_type="left semi")["row"]
     mask = np.zeros(rows.num_rows, dtype=bool)

@@ -68,7 +68,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def read_offsets(path: Path, number: int) -> str:
-    """The text that Spark noted for a batch before it ran."""
+    """Return the text that Spark noted for a batch before it ran."""
     with (path / "offsets" / str(number)).open(encoding="utf-8") as file:
         return file.read(_TEXT_SIZE_MAX)
 
@@ -160,7 +160,7 @@ def forget_plan(lake: Lake) -> bool:
 
 
 def batch_of(lake: Lake, number: int) -> Batch:
-    """What a commit of this batch is to note.
+    """Return what a commit of this batch is to note.
 
     Raises:
         CheckpointMismatch: the checkpoint went while the stream runs.
@@ -185,7 +185,7 @@ def branches(checkpoint: Path) -> dict[str, tuple[str, int]]:
 
 
 def unread_bytes(checkpoint: Path, journals: Path, corrupt: str) -> int:
-    """How much there is to read; 1 stands for a log that is to be held and is not yet.
+    """Return how much there is to read; 1 stands for a log that is to be held and is not yet.
 
     Raises:
         Unreadable: a log cannot be read, and ``corrupt`` is "fail".

@@ -166,7 +166,7 @@ def _is_forked(lake: Lake, table: str) -> bool:
 
 
 def _tells_any(name: str, changes: Changes) -> bool:
-    """Whether any row changed of which a table is made."""
+    """Return whether any row changed of which a table is made."""
     return any(
         changes[table]
         .filter(where)
@@ -181,7 +181,7 @@ def _tells_any(name: str, changes: Changes) -> bool:
 def _rolled_up(
     duck: duckdb.DuckDBPyConnection, lake: Lake, changes: Changes | None, since: str
 ) -> tuple[pa.Table | None, list[DataFile]]:
-    """The rollups of the days that changed, and the files that have them now."""
+    """Return the rollups of the days that changed, and the files that have them now."""
     gone = lake.data_files(ROLLUP)
     old, hours, days = None, None, None
     if changes:
@@ -237,7 +237,7 @@ def _computed(
 
 
 def _waiting(lake: Lake) -> list[tuple[int, str]]:
-    """The files of jobs that may wait, and from when on the jobs of each are."""
+    """Return the files of jobs that may wait, and from when on the jobs of each are."""
     return [
         (file.ranges["enqueued_ns"][0], str(lake.path / JOBS / file.path))
         for file in lake.data_files(JOBS)
@@ -250,7 +250,7 @@ def _logs(journals: Path | None) -> list[LogPlace]:
 
 
 def _broken(lake: Lake) -> pa.Table:
-    """The records that tell of breaks: those that are kept, whatever days are let go."""
+    """Return the records that tell of breaks: those that are kept, whatever days are let go."""
     paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
     found = dataset.dataset(paths, schema=lake.schema(OPEN_RECORDS), format="parquet")
     rows: pa.Table = found.to_table(
@@ -273,7 +273,7 @@ def _segments(journals: Path | None) -> list[dict[str, object]]:
 
 
 def _tells(table: str, days: Collection[int] | None, file: DataFile) -> bool:
-    """Whether rows of the file may count on these days."""
+    """Return whether rows of the file may count on these days."""
     spans = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
     return days is None or any(
         first // _DAY_NS <= day <= last // _DAY_NS for first, last in spans for day in days

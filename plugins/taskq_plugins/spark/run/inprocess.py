@@ -72,13 +72,13 @@ class RunOptions:
     keep_days: Mapping[str, int] = field(default_factory=dict)
 
     def kept_from(self, table: str) -> str:
-        """The first day of a table that is kept, "" for all."""
+        """Return the first day of a table that is kept, "" for all."""
         if table not in self.keep_days:
             return ""
         return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
 
     def of_source(self) -> dict[str, str]:
-        """The source's options."""
+        """Return the source's options."""
         return {
             "path": str(self.journals),
             "includeDetails": "true",
@@ -222,7 +222,7 @@ class _Stream:
         return _Planned(last + 1, start, end)
 
     def read(self, planned: _Planned) -> pa.Table:
-        """The batch's records.
+        """Return the batch's records.
 
         Raises:
             LakeError: a log cannot be read as asked.
@@ -244,14 +244,14 @@ class _Stream:
             (self._path / name / str(number - _NOTES_KEPT)).unlink(missing_ok=True)
 
     def _at(self, number: int) -> dict[str, Any]:
-        """How far a batch went; where the stream begins if there is none."""
+        """Return how far a batch went; where the stream begins if there is none."""
         if number < 0:
             return self._reader.initialOffset()
         found: dict[str, Any] = json.loads(read_offsets(self._path, number).split("\n")[2])
         return found
 
     def _text(self, last: int, end: dict[str, Any]) -> str:
-        """What Spark would note of a batch: what it is set to stays as it noted it last."""
+        """Return what Spark would note of a batch: what it is set to stays as it noted it last."""
         told: dict[str, Any] = {"batchWatermarkMs": 0, "conf": {}}
         if last >= 0:
             told = json.loads(read_offsets(self._path, last).split("\n")[1])

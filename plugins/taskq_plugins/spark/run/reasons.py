@@ -38,7 +38,7 @@ _GONE: Final = ("problems.DataLoss:", "problems.LogVanished:")
 
 
 def failure(text: str) -> PipelineFailed:
-    """The error to show for what Spark tells.
+    """Return the error to show for what Spark tells.
 
     Args:
         text: Spark's message, with whatever tracebacks.
@@ -56,13 +56,13 @@ def failure(text: str) -> PipelineFailed:
 
 
 def failure_of(error: TaskqError) -> PipelineFailed:
-    """The error to show for what a log's reader tells."""
+    """Return the error to show for what a log's reader tells."""
     kind = SourceGone if isinstance(error, DataLoss) else PipelineFailed
     return kind(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
 
 
 def spelled(text: str) -> str:
-    """The text with the source's options as options of the command line."""
+    """Return the text with the source's options as options of the command line."""
     for name, option in _OPTIONS:
         text = text.replace(name, option)
     return text

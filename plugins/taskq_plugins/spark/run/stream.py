@@ -166,7 +166,7 @@ def _stop(query: StreamingQuery, sink: _Sink) -> None:
 
 
 def _reason(sink: _Sink, error: PySparkException) -> TaskqError:
-    """What went wrong, without Spark's wrapping."""
+    """Return what went wrong, without Spark's wrapping."""
     if isinstance(sink.error, TaskqError):
         return sink.error
     return failure(str(sink.error or error))

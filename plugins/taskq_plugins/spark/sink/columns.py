@@ -29,7 +29,7 @@ _OPENING: Final = ord("{")
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that fit the limits, or are one row."""
+    """Yield the batch in parts that fit the limits, or are one row."""
     count = batch.num_rows
     if not count:
         return
@@ -42,7 +42,7 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def reserved_values(name: str, column: pa.Array) -> list[Any]:
-    """The values of one reserved column, None where there is none.
+    """Return the values of one reserved column, None where there is none.
 
     Raises:
         UsageError: a moment is out of range.
@@ -62,7 +62,7 @@ def reserved_values(name: str, column: pa.Array) -> list[Any]:
 
 
 def given_payloads(column: pa.Array, *, named: bool) -> list[bytes]:
-    """The payloads of a column ``value``; ``named``: all rows are calls of tasks.
+    """Return the payloads of a column ``value``; ``named``: all rows are calls of tasks.
 
     Raises:
         UsageError: one is null, or no JSON object where it must be one.
@@ -94,7 +94,7 @@ def check_object(payload: bytes) -> None:
 
 
 def no_value() -> UsageError:
-    """What is said of a null payload."""
+    """Return what is said of a null payload."""
     return UsageError("column 'value' is null: leave such rows out, or write '{}' for no arguments")
 
 
@@ -109,7 +109,7 @@ def binary_of(column: pa.Array) -> pa.Array:
 
 
 def shown(batch: pa.RecordBatch) -> str:
-    """The one row of a batch, for an error: names and values, cut short."""
+    """Return the one row of a batch, for an error: names and values, cut short."""
     texts = []
     for name in batch.schema.names:
         try:

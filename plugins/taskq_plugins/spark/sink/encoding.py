@@ -90,7 +90,7 @@ class Encoder:
         self._recipes = Recipes(self._options, self._app, self._names)
 
     def entries(self, batch: pa.RecordBatch) -> Iterator[Entries]:
-        """The rows' entries, some at a time.
+        """Yield the rows' entries, some at a time.
 
         Raises:
             UsageError: the columns cannot be meant so.
@@ -103,7 +103,7 @@ class Encoder:
             self._row += piece.num_rows
 
     def all_entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entries]:
-        """The entries of all batches; raises as ``entries``."""
+        """Yield the entries of all batches; raises as ``entries``."""
         for batch in batches:
             yield from self.entries(batch)
 
@@ -122,7 +122,7 @@ class Encoder:
     # -- column by column -------------------------------------------------------------------------
 
     def _of_columns(self, batch: pa.RecordBatch) -> Entries | None:
-        """All rows at once, or None if each must be looked at by itself."""
+        """Return all rows at once, or None if each must be looked at by itself."""
         rows, keys = self._rows(batch)
         if rows is None and keys is None:
             one = self._recipes.of((), has_key=False)
@@ -172,7 +172,7 @@ class Encoder:
         return values_of(batch, self._shape.arguments)
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[list[tuple[Any, ...]] | None, list[Any] | None]:
-        """What rows say of their jobs, and their keys; None where no column does."""
+        """Return what rows say of their jobs, and their keys; None where no column does."""
         keys = (
             reserved_values("key", batch.column("key")) if "key" in self._shape.reserved else None
         )

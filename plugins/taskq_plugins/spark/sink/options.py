@@ -55,7 +55,7 @@ class SinkOptions:
     upload: str = ""
 
     def load_app(self) -> TaskQ | None:
-        """The app, if one is named.
+        """Return the app, if one is named.
 
         Raises:
             UsageError: it cannot be imported.
@@ -68,7 +68,7 @@ class SinkOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options as Spark hands them over: all text, in any case.
+    """Return the options as Spark hands them over: all text, in any case.
 
     Raises:
         UsageError: one is unknown, wrong or missing.
@@ -94,7 +94,7 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def span(text: str) -> float | str:
-    """A bare number as seconds, since options and files are text; other text as it is."""
+    """Return a bare number as seconds, since options and files are text; other text as it is."""
     try:
         return float(text)
     except ValueError:
@@ -113,7 +113,7 @@ def _check_names(options: Mapping[str, str]) -> None:
 
 
 def _directory(path: str) -> Path:
-    """A path of this machine's file system; Spark may have made a URL of it."""
+    """Return a path of this machine's file system; Spark may have made a URL of it."""
     plain = path.removeprefix("file://") if path.startswith("file:///") else path
     plain = plain.removeprefix("file:")
     if "://" in plain:

@@ -25,7 +25,7 @@ _EMPTY: Final = b"{}"
 
 
 def payloads_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """One JSON object of arguments for each row.
+    """Return one JSON object of arguments for each row.
 
     Raises:
         UsageError: a value has no form in JSON; the message names its column.
@@ -44,7 +44,7 @@ def payloads_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
 
 
 def values_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The arguments of each row as Python has them, by name."""
+    """Return the arguments of each row as Python has them, by name."""
     columns = [python_values(batch.column(name)) for name in names]
     if not columns:
         return [{} for _ in range(batch.num_rows)]
@@ -70,7 +70,7 @@ def _plain(column: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def _whole_microseconds(column: pa.Array) -> pa.Array:
-    """Nanoseconds would come back as what pandas has for them."""
+    """Return nanoseconds would come back as what pandas has for them."""
     kind = column.type
     if types.is_timestamp(kind) and kind.unit == "ns":
         return column.cast(pa.timestamp("us", kind.tz))
@@ -101,7 +101,7 @@ def _unmapped(value: Any, kind: pa.DataType) -> Any:
 
 
 def _fragments(name: str, column: pa.Array) -> pa.Array:
-    """Each value as JSON; there are no nulls among them any more."""
+    """Return each value as JSON; there are no nulls among them any more."""
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type

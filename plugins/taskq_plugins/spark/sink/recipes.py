@@ -104,7 +104,7 @@ class Recipe:
         return encoded.join(halves)
 
     def call(self, given: bytes | dict[str, Any]) -> Call[Any]:
-        """The checked call of a task that is known here, from its arguments or its payload.
+        """Return the checked call of a task that is known here, from its arguments or its payload.
 
         Raises:
             InvalidCall: they do not fit.
@@ -135,7 +135,7 @@ class Recipe:
         return encode_tail(self._spec.packed(stored_flags), extras)
 
     def _halves(self, stored_flags: int, size: int) -> tuple[bytes, bytes]:
-        """What stands before and behind a key of so many bytes."""
+        """Return what stands before and behind a key of so many bytes."""
         low, high = (
             self._tail_of(self._chosen.extras(filler * size), stored_flags)
             for filler in (b"\x00", b"\xff")
@@ -161,7 +161,7 @@ class Recipes:
         self._made: tuple[dict[tuple[Any, ...], Recipe], dict[tuple[Any, ...], Recipe]] = {}, {}
 
     def of(self, row: tuple[Any, ...], *, has_key: bool) -> Recipe:
-        """The recipe of a row.
+        """Return the recipe of a row.
 
         Raises:
             UsageError: something that it says is wrong.
@@ -177,7 +177,7 @@ class Recipes:
         return recipe
 
     def each(self, rows: Iterable[tuple[Any, ...]], keys: list[Any] | None) -> list[Recipe]:
-        """The recipes of rows, with their keys if there are any; raises as ``of``."""
+        """Return the recipes of rows, with their keys if there are any; raises as ``of``."""
         if keys is None:
             get = self._made[False].get
             return [get(row) or self.of(row, has_key=False) for row in rows]

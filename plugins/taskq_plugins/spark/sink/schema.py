@@ -77,7 +77,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(schema: pa.Schema, *, task: str) -> Shape:
-    """The columns' parts. ``task`` is the name that stands for all rows, "" for none.
+    """Return the columns' parts. ``task`` is the name that stands for all rows, "" for none.
 
     Raises:
         UsageError: a column has a type that cannot be meant so, or what would be enqueued is not

@@ -42,7 +42,7 @@ class Published(NamedTuple):
 
 
 def new_upload(prefix: str) -> str:
-    """A name that nobody has used."""
+    """Return a name that nobody has used."""
     return f"{prefix}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(_ID_BYTES)}"
 
 

@@ -53,7 +53,7 @@ class Written(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """The writer of ``df.write.format("taskq")``.
+    """Return the writer of ``df.write.format("taskq")``.
 
     Raises:
         UsageError: an option or a column is wrong.
@@ -64,7 +64,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """The writer of ``df.writeStream.format("taskq")``.
+    """Return the writer of ``df.writeStream.format("taskq")``.
 
     Raises:
         UsageError: an option or a column is wrong.
@@ -190,7 +190,7 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
 
 
 def _stream_batch() -> tuple[str, int]:
-    """The query and the batch that this task belongs to.
+    """Return the query and the batch that this task belongs to.
 
     Raises:
         UsageError: Spark does not tell them.

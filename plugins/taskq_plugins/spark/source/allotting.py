@@ -161,7 +161,7 @@ def _timed(standing: Standing, here: Position) -> Position:
 
 
 def _bytes_of(standing: Standing, here: Position, records: int) -> int:
-    """Bytes of the frames behind ``here`` that have no more than so many records."""
+    """Return bytes of the frames behind ``here`` that have no more than so many records."""
     if records >= UNLIMITED // 2:
         return UNLIMITED
     found = at_lsn(standing, here.lsn + records)
@@ -169,7 +169,7 @@ def _bytes_of(standing: Standing, here: Position, records: int) -> int:
 
 
 def _behind(standing: Standing, here: Position, target: Position) -> Position:
-    """The target, or the start of the next segment if it is not in this one."""
+    """Return the target, or the start of the next segment if it is not in this one."""
     if here.segment == target.segment:
         return target
     for place in standing.places:
@@ -185,7 +185,7 @@ def _cut(
     limit: int,
     room: int,
 ) -> Position:
-    """The last border of frames within the room, or else the first one beyond it."""
+    """Return the last border of frames within the room, or else the first one beyond it."""
     with standing.open(place) as file:
         found = file.last_before(min(here.offset + room + 1, limit), here.offset + 8)
         if found is None:

@@ -61,7 +61,7 @@ def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
 
 
 def _border(stretch: Stretch, offset: int) -> int:
-    """The first border of frames from ``offset`` on."""
+    """Return the first border of frames from ``offset`` on."""
     place = stretch.place
     with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
         found = file.first_from((offset + 7) & ~7, stretch.end)
@@ -118,7 +118,7 @@ class BatchReader(DataSourceReader):
         return [Pieces(part) for part in parts] or [Pieces([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, in batches of about 8 000."""
+        """Return the rows of one partition, in batches of about 8 000."""
         # Spark gives a partition of its own making when there is none.
         pieces = partition.pieces if isinstance(partition, Pieces) else []
         return read_pieces(pieces, self._reading)
@@ -161,7 +161,7 @@ class BatchReader(DataSourceReader):
 
 
 def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
-    """Where reading a log begins; ``is_new``: it was not there when a stream began."""
+    """Return where reading a log begins; ``is_new``: it was not there when a stream began."""
     if options.starting_timestamp is not None:
         return at_time(standing, options.starting_timestamp)
     if options.starting_offsets is None or is_new:
@@ -170,7 +170,7 @@ def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False)
 
 
 def bound_of(bound: Bound, standing: Standing) -> Position | None:
-    """What a bound says of a log; None: nothing."""
+    """Return what a bound says of a log; None: nothing."""
     if isinstance(bound, str):
         return place_of(standing, bound)
     log = standing.log
@@ -214,7 +214,7 @@ def check_named(options: ReadOptions, sight: Sight) -> None:
 
 
 def patiently(plan: Callable[[], T]) -> T:
-    """The outcome of a plan, begun anew when compaction takes a file under its hands.
+    """Return the outcome of a plan, begun anew when compaction takes a file under its hands.
 
     Raises:
         DataLoss: that happened every time.

@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
 def go_on(
     standing: Standing, position: Position, on_loss: Callable[[LogError], None]
 ) -> Position | None:
-    """The place to read from, given how far the log was read.
+    """Return the place to read from, given how far the log was read.
 
     It is another than the position if a recovery or a repair moved frames, if the segment was read
     to its end and compaction took it, if ``on_loss`` lets reading go on behind what is lost, and
@@ -66,7 +66,7 @@ def go_on(
 def _behind_break(
     standing: Standing, position: Position, on_loss: Callable[[LogError], None]
 ) -> Position | None:
-    """The place to read from, where the log does not hold what was read last."""
+    """Return the place to read from, where the log does not hold what was read last."""
     declared = _declared(standing, position)
     if declared is not None:
         return declared if declared.place < standing.latest.place else None
@@ -77,7 +77,7 @@ def _behind_break(
 
 
 def _declared(standing: Standing, position: Position) -> Position | None:
-    """Where a hub says that a device went on which was restored; None: it says nothing.
+    """Return where a hub says that a device went on which was restored; None: it says nothing.
 
     It keeps what a device left, so it is certain which forks came since: those from the one on that
     left the frame which was read last.
@@ -102,7 +102,7 @@ def _place_of(one: Declared) -> tuple[int, int]:
 
 
 def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
-    """The gap that a hub says is before a segment."""
+    """Return the gap that a hub says is before a segment."""
     found = (
         one for one in breaks(standing.log) if (one.is_fork, one.at.segment) == (False, first_lsn)
     )
@@ -115,7 +115,7 @@ def _from_segment(
     position: Position,
     on_loss: Callable[[LogError], None],
 ) -> Position | None:
-    """The start of the segment that comes next, where the one that was read is gone."""
+    """Return the start of the segment that comes next, where the one that was read is gone."""
     gap = _gap_before(standing, following.first_lsn)
     if not (gap is not None and gap.left[:2] == position.place) and not _is_next(
         standing, following, position
@@ -141,7 +141,7 @@ def _is_next(standing: Standing, following: SegmentPlace, position: Position) ->
 
 
 def break_before(standing: Standing, was: Position, here: Position) -> Break | None:
-    """What is to be told where reading goes on at another place than it had come to."""
+    """Return what is to be told where reading goes on at another place than it had come to."""
     if here.branch != was.branch:
         forks = (
             one for one in breaks(standing.log) if one.is_fork and _place_of(one) == here.place
@@ -164,7 +164,7 @@ def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
 
 
 def _shared(standing: Standing, here: Position) -> int:
-    """The lsn behind the last frame before a place; 0 if there is none."""
+    """Return the lsn behind the last frame before a place; 0 if there is none."""
     place = standing.find(here.segment)
     if place is not None and here.offset > START:
         with standing.open(place) as file:
@@ -176,7 +176,7 @@ def _shared(standing: Standing, here: Position) -> int:
 
 
 def next_branch(standing: Standing, position: Position) -> Position | None:
-    """Where a log goes on otherwise than what was read of it; None if it does not yet.
+    """Return where a log goes on otherwise than what was read of it; None if it does not yet.
 
     That is its first frame which is later than the last that was read, or of an epoch which is.
     What a device wrote while its clock was behind may be passed over, unless it was in an epoch of
@@ -202,7 +202,7 @@ def _loss(position: Position, segment: int, goes_on: str) -> DataLoss:
 
 
 def _stands(file: SegmentFile, position: Position) -> bool:
-    """Whether the frame before the position, or behind it, is the one that was there."""
+    """Return whether the frame before the position, or behind it, is the one that was there."""
     if position.offset > file.size_bytes:
         return False
     if position.frame:
@@ -224,7 +224,7 @@ def _stands(file: SegmentFile, position: Position) -> bool:
 
 
 def _is_last(header: FrameHeader, position: Position) -> bool:
-    """Whether it is the frame that was read last.
+    """Return whether it is the frame that was read last.
 
     Its time decides where a log was restored and went on in its epoch: numbers and places of frames
     are then the same again.
@@ -235,7 +235,7 @@ def _is_last(header: FrameHeader, position: Position) -> bool:
 
 
 def _moved(standing: Standing, position: Position) -> Position | None:
-    """Where the frame stands now that was read last; None if it is not in the log."""
+    """Return where the frame stands now that was read last; None if it is not in the log."""
     if not position.frame:
         return None
     found = at_lsn(standing, position.lsn - 1)
@@ -309,7 +309,7 @@ def _whole_end(standing: Standing, place: SegmentPlace) -> tuple[int, int]:
 
 
 def whole_until(standing: Standing, start: Position, end: Position) -> Position:
-    """The end, or the last place before it up to which nothing is missing, held there."""
+    """Return the end, or the last place before it up to which nothing is missing, held there."""
     reached: Stretch | None = None
     try:
         for stretch in stretches(standing, start, end.place, loss_handler("hold")):
@@ -334,7 +334,7 @@ def _check_gap(
     place: SegmentPlace,
     on_loss: Callable[[LogError], None],
 ) -> Break | None:
-    """What is missing before a segment, declared or gone over."""
+    """Return what is missing before a segment, declared or gone over."""
     if _gap_before(standing, place.first_lsn) is not None:
         return _gap(standing, before.next_lsn, place)
     with standing.open(place) as file:

@@ -49,7 +49,7 @@ _ALLOWED: Final = {
 
 
 def _reads(parse: Callable[[str], object]) -> BeforeValidator:
-    """A validator for text: whatever the text makes fail is a wrong value."""
+    """Return a validator for text: whatever the text makes fail is a wrong value."""
 
     def read(value: object) -> object:
         try:
@@ -129,7 +129,7 @@ class ReadOptions(BaseModel):
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options as they were given to Spark; case does not matter in their names.
+    """Return the options as they were given to Spark; case does not matter in their names.
 
     Raises:
         OptionError: one is unknown, missing or wrong; the message names it and what is allowed.

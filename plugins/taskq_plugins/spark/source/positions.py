@@ -45,12 +45,12 @@ class Position(NamedTuple):
         return self.segment, self.offset
 
     def origin(self) -> Position:
-        """Where the stream began in the log's branch."""
+        """Return where the stream began in the log's branch."""
         begin = Position(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
         return begin.begun()._replace(branch=self.branch)
 
     def begun(self) -> Position:
-        """The same, as the place where a stream begins."""
+        """Return the same, as the place where a stream begins."""
         return self._replace(from_segment=self.segment, from_offset=self.offset)
 
     def of(self, stream: Position) -> Position:
@@ -65,7 +65,7 @@ class Position(NamedTuple):
         return self.place == end.place and (0 in times or times[0] == times[1])
 
     def moved_to(self, end: End) -> Position:
-        """The same log's position at another place."""
+        """Return the same log's position at another place."""
         mark = end.mark
         return self._replace(
             segment=mark.segment,
@@ -91,7 +91,7 @@ Offsets: TypeAlias = dict[str, Position]
 
 
 def parse_bound(text: str) -> Bound:
-    """What startingOffsets or endingOffsets says.
+    """Return what startingOffsets or endingOffsets says.
 
     Raises:
         ValueError: it is neither a word nor JSON of places.
@@ -145,7 +145,7 @@ def _number(value: dict[str, Any], name: str, limit: int, default: int | None = 
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
-    """What Spark keeps in the checkpoint: by log id, in a fixed order."""
+    """Return what Spark keeps in the checkpoint: by log id, in a fixed order."""
     plain = Position._field_defaults
     return {
         log_id: {
@@ -158,7 +158,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
 
 
 def offsets_from_json(values: dict[str, Any]) -> Offsets:
-    """The same, read back.
+    """Return the same, read back.
 
     Raises:
         UsageError: this source did not write it.

@@ -58,7 +58,7 @@ class Term(NamedTuple):
     values: tuple[Any, ...]
 
     def keeps(self, rows: pa.RecordBatch) -> pa.Array:
-        """Which rows fit; null is as good as false."""
+        """Return which rows fit; null is as good as false."""
         column = rows.column(self.column)
         if self.compare == "valid":
             return pc.is_valid(column)
@@ -68,7 +68,7 @@ class Term(NamedTuple):
         return getattr(pc, self.compare)(column, values[0])
 
     def may_hold(self, low: Any, high: Any) -> bool:
-        """Whether any value from ``low`` to ``high`` fits; both count."""
+        """Return whether any value from ``low`` to ``high`` fits; both count."""
         bound: Any = next(iter(self.values), None)
         match self.compare:
             case "valid":
@@ -104,7 +104,7 @@ def term_of(given: Filter) -> Term | None:
 
 
 def _aware(value: Any) -> Any:
-    """A moment of Spark's, which may lack its zone."""
+    """Return a moment of Spark's, which may lack its zone."""
     return value.astimezone() if isinstance(value, datetime) and value.tzinfo is None else value
 
 
@@ -125,7 +125,7 @@ class PushingReader(BatchReader):
         self._terms = tuple(taken)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition that fit."""
+        """Return the rows of one partition that fit."""
         pieces = partition.pieces if isinstance(partition, Pieces) else []
         return read_pieces(pieces, self._reading, (self._sieve(), self._rows))
 
@@ -172,7 +172,7 @@ def _lsns(found: list[Stretch], number: int) -> tuple[int, int]:
 
 
 def _cut(piece: Piece, terms: list[Term]) -> Iterator[Piece]:
-    """Those runs of a piece's frames that may hold rows that fit; damage is left in."""
+    """Yield those runs of a piece's frames that may hold rows that fit; damage is left in."""
     try:
         file = SegmentFile(piece.path, piece.log_id, piece.segment)
     except (FileNotFoundError, SegmentUnreadable):

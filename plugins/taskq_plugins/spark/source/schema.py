@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def spark_schema(*, details: bool, binary: bool = False) -> StructType:
-    """The columns that a reader has who names none."""
+    """Return the columns that a reader has who names none."""
     ours = DETAILS if details else SCHEMA
     schema: StructType = from_arrow_schema(as_bytes(ours) if binary else ours)
     return schema
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
-    """The columns that Spark asks for, as batches must have them to the letter.
+    """Return the columns that Spark asks for, as batches must have them to the letter.
 
     Raises:
         UsageError: a column is not one of the source's, or has another type there.

@@ -24,11 +24,11 @@ class TaskqSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format(...)``."""
+        """Return what stands in ``format(...)``."""
         return "taskq"
 
     def schema(self) -> StructType:
-        """The columns of the records; more with the option includeDetails."""
+        """Return the columns of the records; more with the option includeDetails."""
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.schema import spark_schema  # noqa: PLC0415
 
@@ -36,7 +36,7 @@ class TaskqSource(DataSource):
         return spark_schema(details=options.include_details, binary=options.binary)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads a batch."""
+        """Return what reads a batch."""
         from taskq_plugins.spark.source.batch import BatchReader  # noqa: PLC0415
         from taskq_plugins.spark.source.pushing import PushingReader  # noqa: PLC0415
 
@@ -45,13 +45,13 @@ class TaskqSource(DataSource):
         return (PushingReader if options.pushdown else BatchReader)(options, reading)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """What reads a stream."""
+        """Return what reads a stream."""
         from taskq_plugins.spark.source.stream import StreamReader  # noqa: PLC0415
 
         return StreamReader(*self._read(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """What makes jobs of a data frame."""
+        """Return what makes jobs of a data frame."""
         from taskq_plugins.spark.sink.writers import batch_writer  # noqa: PLC0415
 
         return batch_writer(self.options, schema, overwrite)
@@ -59,7 +59,7 @@ class TaskqSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """What makes jobs of a stream."""
+        """Return what makes jobs of a stream."""
         from taskq_plugins.spark.sink.writers import stream_writer  # noqa: PLC0415
 
         return stream_writer(self.options, schema, overwrite)

@@ -45,19 +45,19 @@ class Standing(NamedTuple):
         return self.start_of(self.places[0]).begun()
 
     def start_of(self, place: SegmentPlace) -> Position:
-        """Where the first frame of a segment stands."""
+        """Return where the first frame of a segment stands."""
         return Position(self.log.device, place.first_lsn, START, place.first_lsn, place.epoch)
 
     def find(self, first_lsn: int) -> SegmentPlace | None:
-        """The segment of that name, if it is there."""
+        """Return the segment of that name, if it is there."""
         return next((place for place in self.places if place.first_lsn == first_lsn), None)
 
     def open(self, place: SegmentPlace) -> SegmentFile:
-        """The segment's file; close it, or use ``with``."""
+        """Return the segment's file; close it, or use ``with``."""
         return SegmentFile(place.path, self.log.log_id, place.first_lsn)
 
     def size(self, place: SegmentPlace) -> int:
-        """Bytes of a segment that may be read."""
+        """Return bytes of a segment that may be read."""
         mark = self.end.mark
         if place.first_lsn == mark.segment:
             return mark.offset
@@ -72,7 +72,7 @@ class Sight(NamedTuple):
 
 
 def look(options: ReadOptions) -> Sight:
-    """Every log that is to be read, as it stands now; those without a record, too.
+    """Return every log that is to be read, as it stands now; those without a record, too.
 
     Raises:
         Unreadable: what is found cannot be read, and corruptMode says to fail then.
@@ -108,7 +108,7 @@ def look(options: ReadOptions) -> Sight:
 
 
 def place_of(standing: Standing, given: Given) -> Position:
-    """Where a place that somebody named is in the log."""
+    """Return where a place that somebody named is in the log."""
     if given == "earliest":
         return standing.earliest
     if given == "latest":
@@ -119,7 +119,7 @@ def place_of(standing: Standing, given: Given) -> Position:
 
 
 def _at_border(standing: Standing, position: Position) -> Position:
-    """The place itself, or the start of the frame that it is in, such as a row's offset."""
+    """Return the place itself, or the start of the frame that it is in, such as a row's offset."""
     place = standing.find(position.segment)
     if place is None or position.frame:
         return position
@@ -152,7 +152,7 @@ def at_lsn(standing: Standing, lsn: int) -> Position:
 
 
 def _halve(file: SegmentFile, lsn: int, end: int) -> int:
-    """A place of a frame at or before the one that holds a record, and near it."""
+    """Return a place of a frame at or before the one that holds a record, and near it."""
     low, high = START, end
     while high - low > _HALVING_ENDS_BYTES:
         middle = (low + high) // 2 & ~7

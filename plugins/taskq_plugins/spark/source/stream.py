@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """How far the next batch goes.
+        """Return how far the next batch goes.
 
         Raises:
             DataLoss: failOnDataLoss is true, and what was to be read is gone.
@@ -176,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
-        """What there is to read of a log, None if nothing.
+        """Return what there is to read of a log, None if nothing.
 
         Raises:
             DataLoss: failOnDataLoss is not false, and what was to be read is gone.
@@ -268,13 +268,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, in batches of about 8 000."""
+        """Return the rows of one partition, in batches of about 8 000."""
         pieces = partition.pieces if isinstance(partition, Pieces) else []
         return read_pieces(pieces, self._reading)
 
 
 def _start_of(begin: Position | None, end: Position) -> Position:
-    """Where a batch begins in a log, given both of its offsets.
+    """Return where a batch begins in a log, given both of its offsets.
 
     A first batch that is run again is given the offset with which a stream would begin now: with
     "latest" that is another than when the batch was planned, which the end still knows.
@@ -288,7 +288,7 @@ def _start_of(begin: Position | None, end: Position) -> Position:
 
 
 def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
-    """How much there is to read behind these places, and which logs are not as they were."""
+    """Return how much there is to read behind these places, and which logs are not as they were."""
     behind = [
         left(one, ends.get(one.log.log_id, one.earliest))
         for one in sight.standings

@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 
 
 def log_rows(records: pa.Table) -> pa.Table:
-    """The rows that tell of logs as a whole: steps of the clock, breaks, and what was read.
+    """Return the rows that tell of logs as a whole: steps of the clock, breaks, and what was read.
 
     Args:
         records: of a batch, and these rows of the batches before.
@@ -91,7 +91,7 @@ def log_rows(records: pa.Table) -> pa.Table:
 
 
 def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
-    """Each branch of each log.
+    """Return each branch of each log.
 
     Args:
         rows: of ``log_rows``.
@@ -128,7 +128,7 @@ def _log_of(row: Mapping[str, Any]) -> LogKey:
 
 
 def _grown(own: Log, left: Log, lsn: int) -> Log:
-    """A branch with what it shares with the one that was left: what is before that lsn."""
+    """Return a branch with what it shares with the one that was left: what is before that lsn."""
     shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
     return own._replace(
         now_ns=own.now_ns or left.now_ns,
@@ -143,7 +143,7 @@ def _grown(own: Log, left: Log, lsn: int) -> Log:
 
 
 def touched_by(records: pa.Table) -> pa.Table:
-    """The jobs (by KEYS) that records concern."""
+    """Return the jobs (by KEYS) that records concern."""
     chosen = records.filter(pc.is_in(records["kind"], pa.array(sorted(CONCERNING))))
     return chosen.select(KEYS).group_by(KEYS).aggregate([])
 
@@ -203,7 +203,7 @@ def _settled(job: Job | None, last_lsn: int, log: Log) -> Job | None:
 
 
 def part_of(state: str) -> str:
-    """The part of the tables that a job in this state is in."""
+    """Return the part of the tables that a job in this state is in."""
     return "over" if state in OVER else DEAD if state == DEAD else OPEN
 
 
@@ -236,7 +236,7 @@ def _kept(
 
 
 def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The rows of ``jobs``, and those of ``attempts``."""
+    """Return the rows of ``jobs``, and those of ``attempts``."""
     born = records.take(pa.array([job.born.row for job in jobs], _LONG))
     placed = records.take(pa.array([job.placed.row for job in jobs], _LONG))
     tried = _tried(
@@ -285,7 +285,7 @@ def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _attempts(jobs: pa.Table, tried: pa.Table, counts: Sequence[int]) -> pa.Table:
-    """One row per attempt: what is known of its job beside what is of itself."""
+    """Return one row per attempt: what is known of its job beside what is of itself."""
     of = pa.array([at for at, count in enumerate(counts) for _ in range(count)], _LONG)
     job = jobs.select(
         ["device", *LOG, "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
@@ -326,5 +326,5 @@ def _structs(table: pa.Table) -> pa.StructArray:
 
 
 def moment(nanoseconds: Any) -> Any:
-    """Nanoseconds since 1970 as a timestamp, cut to the microsecond."""
+    """Return nanoseconds since 1970 as a timestamp, cut to the microsecond."""
     return pc.divide(nanoseconds, 1_000).cast(_TIME)

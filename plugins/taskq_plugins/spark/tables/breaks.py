@@ -53,7 +53,7 @@ BREAKS: Final = pa.schema(
 
 
 def breaks(found: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
-    """One row for each break that was declared, or found while reading.
+    """Return one row for each break that was declared, or found while reading.
 
     Args:
         found: records of kind "break".
@@ -78,7 +78,7 @@ def breaks(found: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a declared break is known by; each that was found is one by itself."""
+    """Return what a declared break is known by; each that was found is one by itself."""
     where = row["goes_on_lsn"] or row["lsn"]
     return (row["log_id"], row["kind"], where, None if row["is_declared"] else row["branch"])
 

@@ -184,7 +184,7 @@ def count_jobs(
 
 
 def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
-    """One row per task log of the fleet (columns: see the module's docstring).
+    """Return one row per task log of the fleet (columns: see the module's docstring).
 
     Args:
         duck: with the tables ``waiting`` (of ``count_jobs``), ``read`` (as ``READ``) and

@@ -64,7 +64,7 @@ _QUERY: Final = f"""
 
 
 def duplicates(duck: duckdb.DuckDBPyConnection) -> pa.Table:
-    """One row per key that ran on two devices or more.
+    """Return one row per key that ran on two devices or more.
 
     Args:
         duck: with the table ``jobs``.

@@ -125,7 +125,7 @@ _KINDS: Final = f"""
 
 
 def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
-    """One row per kind of failure (columns: see the module's docstring).
+    """Return one row per kind of failure (columns: see the module's docstring).
 
     Args:
         duck: with the tables ``jobs`` and ``attempts``.

@@ -42,7 +42,7 @@ _EXPIRES_IS_WALL: Final = 2
 
 
 def told(member: Kind | State | Cause) -> str:
-    """A word of the log as the tables have it."""
+    """Return a word of the log as the tables have it."""
     return member.name.lower()
 
 
@@ -99,7 +99,7 @@ class Log(NamedTuple):
     gaps: Sequence[tuple[int, int]] = ()
 
     def is_past(self, gap: tuple[int, int]) -> bool:
-        """Whether all was read that tells which jobs are left behind a gap."""
+        """Return whether all was read that tells which jobs are left behind a gap."""
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def has_lost(self, last_lsn: int) -> bool:
@@ -137,11 +137,11 @@ class Event(NamedTuple):
     ended_ns: int | None
 
     def begins(self) -> bool:
-        """Whether a job's story may begin with it."""
+        """Return whether a job's story may begin with it."""
         return self.kind == ENQUEUED or (self.kind in CARRYING and self.state != _ABSENT)
 
     def state_behind(self) -> str:
-        """The job's state behind it."""
+        """Return the job's state behind it."""
         if self.kind in _WHOLE:
             return self.state or _ABSENT
         waits = self.due_ns is not None and self.due_ns > self.ts_ns
@@ -202,17 +202,17 @@ class Bodies:
         self._is_text = str(table.schema.field("owner").type) == "string"
 
     def of(self, column: str, row: int) -> Any:
-        """One value."""
+        """Return one value."""
         return self._columns[column][row].as_py()
 
     def reason(self, event: Event) -> str | None:
-        """What an event says of why, if it says anything."""
+        """Return what an event says of why, if it says anything."""
         if event.kind in {_SUCCEEDED, _REQUEUED, _EDITED}:
             return None
         return _text(self.of("value", event.row))
 
     def early(self, born: Event) -> list[Attempt]:
-        """The attempts that a carried record holds; what is cut short is left out."""
+        """Return the attempts that a carried record holds; what is cut short is left out."""
         data = self.of("history", born.row)
         if not data:
             return []
@@ -281,7 +281,7 @@ def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job 
 
 
 def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
-    """What came of a job that began with one record and was acted upon by others."""
+    """Return what came of a job that began with one record and was acted upon by others."""
     is_carried = born.kind in _WHOLE
     job = Job(
         born=born,
@@ -362,7 +362,7 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
 
 
 def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> Iterator[Attempt]:
-    """The attempts that records of their own tell of."""
+    """Yield the attempts that records of their own tell of."""
     for at, claim in enumerate(acting):
         if claim.kind != _CLAIMED:
             continue

@@ -181,7 +181,7 @@ def rollup_hour(
     hours: Collection[int] | None = None,
     old: pa.Table | None = None,
 ) -> pa.Table:
-    """One row per device, queue, task and hour in which anything happened.
+    """Return one row per device, queue, task and hour in which anything happened.
 
     Args:
         duck: with the tables ``jobs`` and ``attempts``; with ``old`` the attempts alone, those that
@@ -200,5 +200,5 @@ def rollup_hour(
 
 
 def signed(rows: duckdb.DuckDBPyRelation, sign: int) -> duckdb.DuckDBPyRelation:
-    """The rows as such that came, or went."""
+    """Return the rows as such that came, or went."""
     return rows.project(f"*, {sign} AS sign")
