@@ -147,6 +147,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (log / "readers" / "hub.json").write_text(json.dumps({"error": NAME}))
         _enrol(hub)
         ids["down"] = invoke("hub", "put", hub, "edge-7", "t", "--key", NAME).output.strip()
+        invoke("pipeline", "run", "--journals", "logs", "--lake", root / "lake")
         damaged = root / f"damaged{TEXT}"
         shutil.copytree(log, damaged)
         segment = min((damaged / "log").glob("*.log"))
@@ -332,6 +333,7 @@ def test_every_command_has_its_row() -> None:
     assert commands(main) == ROWS.keys()
 
 
+@pytest.mark.xdist_group("strangers")
 @pytest.mark.parametrize("name", ROWS)
 def test_a_command_shows_what_strangers_wrote_as_text(name: str, place: Place) -> None:
     words, is_shown = ROWS[name]
