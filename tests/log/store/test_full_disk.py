@@ -86,10 +86,13 @@ def _use_up(place: Path) -> None:
 def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full_disk(
     small_disk: Path, *, opened_again: bool
 ) -> None:
-    """With the limits that a log has by itself; also by a worker that is started only then."""
+    """With the limits that a log has by itself; also by a worker that is started only then.
+
+    Nobody makes room: finished jobs would go, with the outcomes that are asked for here.
+    """
     (small_disk / "ballast").write_bytes(bytes(_BALLAST_BYTES))
     data = str(small_disk / "data")
-    store = open_store(data, LogConfig())
+    store = open_store(data, LogConfig(upkeep=False))
     port = store.thread_port
     jobs = _fill(store, 20_000)
     assert len(jobs) > 100
@@ -99,7 +102,7 @@ def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full
     assert not shutil.disk_usage(small_disk).free
     if opened_again:
         store.close()
-        store = open_store(data, LogConfig())
+        store = open_store(data, LogConfig(upkeep=False))
         port = store.thread_port
     deliveries = port.claim(ClaimRequest(len(jobs) // 2)).result(_SECONDS)
     assert len(deliveries) == len(jobs) // 2
