@@ -20,6 +20,7 @@ import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
+from taskq.core.parsing import check_name
 from taskq.errors import JobFailed
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import devices
@@ -161,6 +162,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             yield Place(root, log, hub, root / "lake", damaged, ids)
             opener.communicate(b"\n")
     del sys.modules[APP]
+    # Modules that were first imported meanwhile have it, too.
+    for module in [one for name, one in sys.modules.items() if name.startswith("taskq")]:
+        if vars(module).get("check_name") is checks_nothing:
+            vars(module)["check_name"] = check_name
 
 
 def on_terminal(*words: object) -> str:
