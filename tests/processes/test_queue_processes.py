@@ -17,7 +17,7 @@ from tests.processes.harness import SCRIPTS, Child, eventually, log_records, of_
 if TYPE_CHECKING:
     from pathlib import Path
 
-LETTERS = 24
+LETTERS = 96
 
 
 def start_worker(path: Path) -> Child:
