@@ -1,38 +1,103 @@
-"""What a log tells its readers: frozen values, made of one look each."""
+"""What a log tells its readers: frozen values, made of one look each, and the same as JSON."""
 
-from taskq.connection.handle import Progress
-from taskq.core.views import (
-    AttemptView,
-    CompactReport,
-    EngineStats,
-    JobView,
-    LogStats,
-    QueueStats,
-    Spread,
-)
-from taskq.core.why import Reason
-from taskq.flows.handle import FlowProgress
-from taskq.log.read.timeline import JobEvent
-from taskq.reading.dead import Swept
-from taskq.reading.named import ReaderView
-from taskq.reading.replay import Replayed, ReplayReport
-from taskq.schedules.view import ScheduleView
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.connection.handle import Progress
+    from taskq.core.model import LIVE_STATES, SETTLED_STATES, WAITING_STATES
+    from taskq.core.views import (
+        AttemptView,
+        CompactReport,
+        Damage,
+        EngineStats,
+        Hold,
+        JobView,
+        LimitView,
+        LogStats,
+        OwnerView,
+        QueueStats,
+        Serving,
+        Spread,
+        attempt_document,
+        body_document,
+        job_head,
+        moment,
+        owner,
+    )
+    from taskq.core.why import Reason, Why
+    from taskq.flows.handle import FlowProgress
+    from taskq.log.read.timeline import JobEvent
+    from taskq.log.upkeep.backup import BackupReport
+    from taskq.log.upkeep.health import Check
+    from taskq.log.upkeep.repair import RepairReport
+    from taskq.reading.dead import Swept
+    from taskq.reading.named import ReaderView
+    from taskq.reading.replay import Replayed, ReplayReport
+    from taskq.schedules.view import ScheduleView
 
 __all__ = [
+    "LIVE_STATES",
+    "SETTLED_STATES",
+    "WAITING_STATES",
     "AttemptView",
+    "BackupReport",
+    "Check",
     "CompactReport",
+    "Damage",
     "EngineStats",
     "FlowProgress",
+    "Hold",
     "JobEvent",
     "JobView",
+    "LimitView",
     "LogStats",
+    "OwnerView",
     "Progress",
     "QueueStats",
     "ReaderView",
     "Reason",
+    "RepairReport",
     "ReplayReport",
     "Replayed",
     "ScheduleView",
+    "Serving",
     "Spread",
     "Swept",
+    "Why",
+    "attempt_document",
+    "body_document",
+    "job_head",
+    "moment",
+    "owner",
 ]
+
+_HOMES: Final = {
+    "taskq.connection.handle": "Progress",
+    "taskq.core.model": "LIVE_STATES SETTLED_STATES WAITING_STATES",
+    "taskq.core.views": (
+        "AttemptView CompactReport Damage EngineStats Hold JobView LimitView LogStats "
+        "OwnerView QueueStats Serving Spread attempt_document body_document job_head moment "
+        "owner"
+    ),
+    "taskq.core.why": "Reason Why",
+    "taskq.flows.handle": "FlowProgress",
+    "taskq.log.read.timeline": "JobEvent",
+    "taskq.log.upkeep.backup": "BackupReport",
+    "taskq.log.upkeep.health": "Check",
+    "taskq.log.upkeep.repair": "RepairReport",
+    "taskq.reading.dead": "Swept",
+    "taskq.reading.named": "ReaderView",
+    "taskq.reading.replay": "ReplayReport Replayed",
+    "taskq.schedules.view": "ScheduleView",
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -11,29 +11,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import anyio
 import anyio.to_thread
 
+from taskq import State
+from taskq import views as documents
 from taskq.cli.commands.jobs import STATES
-from taskq.core import views as documents
-from taskq.core.errors import JobNotFound, LogError
-from taskq.core.fingerprints import failure_of
-from taskq.core.model import State
-from taskq.core.values import dataclass
-from taskq.core.why import strays_of
-from taskq.log.read.reader import LogReader
+from taskq.engine import LISTED_BYTES_MAX, LogReader, Moment, failure_of, strays_of
+from taskq.errors import JobNotFound, LogError
 from taskq.log.read.selection import DeadFilter
-from taskq.log.read.timetravel import Moment
-from taskq.log.segments.bodystore import LISTED_BYTES_MAX
 from taskq.log.segments.identity import FILE
 from taskq.schedules.view import NEXT_COUNT, views_of
+from taskq.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskq.core.views import Hold, JobView, LimitView, OwnerView
-    from taskq.core.why import Reason
-    from taskq.log.format.flows import Takes
+    from taskq.engine import Takes
     from taskq.log.machine.progress import Told
-    from taskq.log.read.timeline import JobEvent
-    from taskq.schedules.view import ScheduleView
+    from taskq.views import Hold, JobEvent, JobView, LimitView, OwnerView, Reason, ScheduleView
 
 T = TypeVar("T")
 

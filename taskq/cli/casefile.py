@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskq import State
 from taskq.cli import render
 from taskq.cli.errors import Failure
-from taskq.core.model import State
 from taskq.text import without_secrets
 
 if TYPE_CHECKING:
-    from taskq.log.read.reader import LogReader
+    from taskq.engine import LogReader
 
 #: What each command tells as JSON, by the file that holds it.
 _TOLD: Final = {
@@ -142,7 +142,7 @@ def _unpack(case: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path)
 def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
     from importlib.metadata import distributions  # noqa: PLC0415 - takes 20 ms
 
-    from taskq.core.views import moment  # noqa: PLC0415 - as above
+    from taskq.views import moment  # noqa: PLC0415 - as above
 
     return {
         "log_id": str(reader.log_id),
@@ -159,7 +159,7 @@ def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
 
 def _settings(path: Path) -> dict[str, Any]:
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
-    from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
+    from taskq.errors import UsageError  # noqa: PLC0415 - as above
 
     try:
         settings = load_settings(None, data_dir=path)

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from taskq.log.read.reader import LogReader
+    from taskq.engine import LogReader
 
 #: Jobs among which tasks are looked for, and ids: the newest.
 _TASKS_OF: Final = 500
@@ -36,7 +36,7 @@ def _complete(
     incomplete: str,
 ) -> list[CompletionItem]:
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - a shell asks
-    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+    from taskq.engine import LogReader  # noqa: PLC0415 - as above
 
     given: dict[str, Any] = ctx.find_root().params | ctx.params
     path = given.get("directory") or given.get("data_dir")

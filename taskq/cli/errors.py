@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq.log.machine.forks import fill_standard
 
 if TYPE_CHECKING:

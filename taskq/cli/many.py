@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from taskq.app.app import TaskQ
-    from taskq.core.errors import TaskqError
-    from taskq.reading.dead import Swept
+    from taskq import TaskQ
+    from taskq.errors import TaskqError
+    from taskq.views import Swept
 
 F = TypeVar("F", bound="Callable[..., object]")
 Answer = TypeVar("Answer")
@@ -61,7 +61,7 @@ def _app_of(data_dir: Path | None) -> TaskQ:
     is_sharded = logs_below(root) != [root]
     if not is_sharded:
         open_reader(data_dir).close()
-    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if not is_sharded:
         return TaskQ(data_dir, upkeep=False)

@@ -23,8 +23,7 @@ from taskq.text import flat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.read.reader import LogReader
-    from taskq.log.read.timetravel import Moment
+    from taskq.engine import LogReader, Moment
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -123,7 +122,7 @@ def moment(text: str | None) -> Moment | None:
     Raises:
         UsageError: it names none.
     """
-    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import Moment  # noqa: PLC0415 - help must not import the log
 
     return None if text is None else Moment.parse(text, time.time_ns(), "--at")
 
@@ -140,8 +139,8 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         pass
-    from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
-    from taskq.core.errors import UsageError  # noqa: PLC0415
+    from taskq.errors import UsageError  # noqa: PLC0415
+    from taskq.values import nanoseconds  # noqa: PLC0415 - help must not import it
 
     try:
         nanoseconds(text)
@@ -169,7 +168,7 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
     Raises:
         Failure: it is no task log; names those that lie nearby.
     """
-    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
     if path.is_file():

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from taskq.core.durations import spoken
-from taskq.core.model import TIME_NS_MAX
-from taskq.core.parsing import parse_json
-from taskq.core.views import moment, owner
 from taskq.text import flat, printable
+from taskq.values import TIME_NS_MAX, parse_json, spoken
+from taskq.views import moment, owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from taskq.log.format.flows import Takes
+    from taskq.engine import Takes
     from taskq.log.machine.progress import Told
 
 #: Columns between two columns of a table.

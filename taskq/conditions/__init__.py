@@ -12,8 +12,9 @@ are equal share one probe in each worker process, and are probed only while jobs
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.conditions.base import Condition, condition
@@ -22,25 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Condition", "condition", "disk_free", "on_power", "online", "unmetered"]
 
-_HOMES = {
-    "Condition": "base",
-    "condition": "base",
-    "disk_free": "machine",
-    "on_power": "machine",
-    "online": "network",
-    "unmetered": "network",
+_HOMES: Final = {
+    "taskq.conditions.base": "Condition condition",
+    "taskq.conditions.machine": "disk_free on_power",
+    "taskq.conditions.network": "online unmetered",
 }
 
-
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is asked for, as ``taskq`` itself does."""
-        if name not in _HOMES:
-            raise AttributeError(f"module 'taskq.conditions' has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"taskq.conditions.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ the fixtures ``taskq_app`` and ``taskq_sandbox`` by itself.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.testing.asserts import (
@@ -34,27 +35,12 @@ __all__ = [
     "use_clock",
 ]
 
-_HOMES = {
-    "Drained": "draining",
-    "EnqueuedJob": "asserts",
-    "FakeClock": "clock",
-    "Sandbox": "sandbox",
-    "TravelClock": "clock",
-    "assert_enqueued": "asserts",
-    "assert_not_enqueued": "asserts",
-    "drain": "draining",
-    "enqueued": "asserts",
-    "use_clock": "clock",
+_HOMES: Final = {
+    "taskq.testing.asserts": "EnqueuedJob assert_enqueued assert_not_enqueued enqueued",
+    "taskq.testing.clock": "FakeClock TravelClock use_clock",
+    "taskq.testing.draining": "Drained drain",
+    "taskq.testing.sandbox": "Sandbox",
 }
 
-
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        """Import what is asked for, and no more."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazily(__name__, _HOMES)

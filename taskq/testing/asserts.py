@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.calls.serialization import decode_loose
 from taskq.calls.signature import REST
-from taskq.core.errors import InvalidCall, LogError, UsageError
-from taskq.core.parsing import rather
-from taskq.core.values import dataclass
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
+from taskq.errors import InvalidCall, LogError, UsageError
+from taskq.values import dataclass, rather
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.core.model import State
-    from taskq.core.views import JobView
+    from taskq import State, Task, TaskQ
+    from taskq.views import JobView
 
 #: Jobs that a test is shown, the newest.
 JOBS_MAX: Final = 10_000

@@ -6,14 +6,14 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import UsageError
-from taskq.log.machine.disk import SystemClock
+from taskq.engine import SystemClock
+from taskq.errors import UsageError
+from taskq.values import Duration, nanoseconds
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq.connection.connection import Connection
-    from taskq.log.machine.ports import Clock
+    from taskq.engine import Clock
 
 #: 2024-01-01 00:00 UTC, in seconds.
 START_SECONDS: Final = 1_704_067_200

@@ -6,15 +6,14 @@ from collections import Counter
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SECOND_NS, TIME_NS_MAX
 from taskq.core.transitions import BY_TIME
-from taskq.core.values import dataclass
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
+from taskq.values import SECOND_NS, TIME_NS_MAX, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq.testing.clock import FakeClock
 
 #: Jobs that one drain runs; more enqueue one another for ever.

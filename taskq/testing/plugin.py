@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq.testing.sandbox import Sandbox
 
 _NO_APP: Final = """\
@@ -83,7 +83,7 @@ def on_open(path: str) -> None:
         f"give it a directory in tmp_path"
     )
     if _STRICT[_word(_configs[-1])]:
-        from taskq.core.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
+        from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
 
         raise UsageError(f"{told} (taskq_strict = error)")
     from taskq.connection.tracebacks import caller  # noqa: PLC0415 - a log is being opened anyway

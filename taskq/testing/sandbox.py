@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskq import Durability
 from taskq.connection.blocking import blocking
 from taskq.connection.packing import Packer
-from taskq.core.model import Durability
 from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
 from taskq.testing.clock import FakeClock, use_clock
 from taskq.testing.draining import Drained, drain
@@ -19,10 +19,8 @@ from taskq.testing.draining import Drained, drain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.core.durations import Duration
-    from taskq.core.model import State
+    from taskq import State, Task, TaskQ
+    from taskq.values import Duration
 
 #: A file system in memory, where the machine has one.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it

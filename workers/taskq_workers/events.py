@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Kind
-from taskq.core.values import dataclass
+from taskq.engine import Kind
+from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.requests import Settlement
+    from taskq.engine import Settlement
 
 _log: Final = logging.getLogger("taskq.worker")
 

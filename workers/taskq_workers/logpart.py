@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope
 
-from taskq.core.errors import TaskqError, UsageError
 from taskq.core.folds.taking import WEIGHT_MAX
-from taskq.core.parsing import whole
+from taskq.errors import TaskqError, UsageError
 from taskq.extras import missing
+from taskq.values import whole
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.core.views import Serving
-    from taskq.log.requests import Settlement
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import Settlement, Store
+    from taskq.views import Serving
     from taskq_workers.gates.gates import Gates
     from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import FeedHost, Runner

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 from anyio import CancelScope, create_task_group, move_on_after, sleep
 
 from taskq.app.decorate import limits_of
-from taskq.core.errors import LogError, UsageError, no_loop
+from taskq.core.errors import no_loop
 from taskq.core.folds.taking import Weights
-from taskq.core.parsing import checked_queues, whole
-from taskq.core.views import Serving
+from taskq.errors import LogError, UsageError
+from taskq.values import checked_queues, whole
+from taskq.views import Serving
 from taskq_workers.gates.gates import Gates
 from taskq_workers.logpart import LogPart, Stranded, parts_of, surrender
 from taskq_workers.runs.blame import Keeper, forbid_stop
@@ -45,14 +46,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.core.durations import Duration
-    from taskq.core.rates import Limit
-    from taskq.core.records import Kind
-    from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.requests import Delivery
-    from taskq.log.store.store import Store
+    from taskq import DeadLetter, Delivery, Task, TaskQ
+    from taskq.engine import Kind, Limit, Store
+    from taskq.values import Duration
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
     from taskq_workers.services.service import Service

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.core.parsing import parse_json
-from taskq.log.format.frames import segment_name
-from taskq.log.machine.door import read_file
+from taskq.engine import read_file, segment_name
+from taskq.values import parse_json
 from taskq_plugins.fleet.positions import Position
 
 if TYPE_CHECKING:

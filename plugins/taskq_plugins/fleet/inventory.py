@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import LogError
+from taskq.errors import LogError
 from taskq.log.config import LSN_SKIP
 from taskq.log.format.codec import PREFIX
 from taskq_plugins.fleet.listing import Memory, segments

@@ -6,8 +6,8 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from taskq.core.errors import LogError
-from taskq.log.format.frames import segment_lsn
+from taskq.engine import segment_lsn
+from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 from taskq_plugins.fleet.problems import FleetError, shown, tell

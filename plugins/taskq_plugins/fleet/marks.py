@@ -11,16 +11,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.parsing import parse_json
-from taskq.log.format.frames import Gap
+from taskq.engine import Gap, read_file
 from taskq.log.journal.recovery import FAILED_FILE
-from taskq.log.machine.door import read_file
+from taskq.values import parse_json
 from taskq_plugins.fleet.listing import Memory, segments
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
-    from taskq.log.format.codec import FrameHeader
+    from taskq.engine import FrameHeader
 
 _MARKER_BYTES_MAX: Final = 4_096
 #: Frames that are stepped back over for one that is declared synced, before the segment is read

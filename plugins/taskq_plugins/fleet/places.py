@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import LogError
-from taskq.log.machine.disk import LocalDisk
-from taskq.log.segments.identity import FILE, read_identity
+from taskq.engine import LocalDisk, read_identity
+from taskq.errors import LogError
+from taskq.log.segments.identity import FILE
 from taskq_plugins.fleet.problems import FleetError, LogTwice, shown, tell
 
 if TYPE_CHECKING:

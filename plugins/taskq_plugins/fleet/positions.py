@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
-    from taskq.log.segments.segments import SegmentFiles
+    from taskq.engine import Disk, SegmentFiles
 
 #: Where the first frame of a segment stands.
 START: Final = codec.SEGMENT_HEADER.size

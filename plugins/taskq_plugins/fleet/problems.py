@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, LogError
+from taskq.errors import LogDamaged, LogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,9 @@ import os
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
-from taskq.core.errors import FormatError
+from taskq.engine import Scanner, open_file
+from taskq.errors import FormatError
 from taskq.log.format import codec
-from taskq.log.format.frames import Scanner
-from taskq.log.machine.door import open_file
 from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.log.format.frames import segment_lsn, segment_name
-from taskq.log.machine.disk import PatientDisk
-from taskq.log.machine.ports import write_all, write_file
+from taskq.engine import PatientDisk, segment_lsn, segment_name, write_file
+from taskq.log.machine.ports import write_all
 from taskq.log.segments.identity import FILE
 from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
@@ -21,7 +20,7 @@ from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import Kind
 
 if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
+    from taskq.engine import Disk
     from taskq_plugins.hub.messages import Declare
 
 _COPY_BYTES: Final = 1024 * 1024

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.connection.settings import HubSettings
-from taskq.core.errors import LogError
-from taskq.log.format.frames import segment_name
-from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
-from taskq.log.read.reader import LogReader
+from taskq.engine import LocalDisk, LogReader, PatientDisk, SystemClock, restore, segment_name
+from taskq.errors import LogError
 from taskq.log.read.verify import verify
 from taskq.log.segments.identity import FILE
-from taskq.log.upkeep.backup import BackupReport, restore
 from taskq_plugins.hub.aside import SEALS, high_lsn, noted
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from uuid import UUID
 
+    from taskq.views import BackupReport
     from taskq_plugins.hub.device.line import Line, Told
     from taskq_plugins.hub.messages import Answer, Request
 

@@ -17,10 +17,10 @@ from taskq.cli.commands.jobs import show_job
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import json_option, span
-from taskq.core.model import PRIORITY_MAX, WAITING_STATES
-from taskq.core.parsing import parse_json
 from taskq.extras import missing
 from taskq.text import flat
+from taskq.values import PRIORITY_MAX, parse_json
+from taskq.views import WAITING_STATES
 from taskq_plugins.hub import devices
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
-    from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import PatientDisk  # noqa: PLC0415 - help must not import the log
     from taskq.log.segments.identity import FILE  # noqa: PLC0415 - likewise
     from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
     from taskq_plugins.hub.aside import noted  # noqa: PLC0415 - likewise
@@ -186,7 +186,7 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
     A hub that is served does so by itself each hour. What a log has not written again stays; large
     bodies stay while a record names them, and what a break left goes as a whole.
     """
-    from taskq.log.machine.disk import PatientDisk  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import PatientDisk  # noqa: PLC0415 - help must not import the log
     from taskq_plugins.hub.copies import Copies  # noqa: PLC0415 - likewise
 
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
@@ -352,7 +352,7 @@ def _cancel_open(directory: Path, device: str) -> None:
 @json_option
 def show(directory: Path, job_id: str, as_json: bool) -> None:
     """Show a job for a device as the hub has it, then as the device's own log tells it."""
-    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+    from taskq.engine import LogReader  # noqa: PLC0415 - as above
     from taskq_plugins.hub.outbox.handing import OUTBOX  # noqa: PLC0415 - as above
     from taskq_plugins.hub.outbox.sending import find_there, why  # noqa: PLC0415 - as above
 
@@ -375,7 +375,7 @@ def show(directory: Path, job_id: str, as_json: bool) -> None:
 
 
 def _seconds(text: str) -> float:
-    from taskq.core.durations import nanoseconds  # noqa: PLC0415 - help must not import it
+    from taskq.values import nanoseconds  # noqa: PLC0415 - help must not import it
 
     return nanoseconds(text) / 1e9
 
@@ -394,7 +394,7 @@ def _alone(directory: Path) -> Iterator[None]:
     Raises:
         Failure: one is there.
     """
-    from taskq.log.machine.disk import LocalDisk  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import LocalDisk  # noqa: PLC0415 - help must not import the log
 
     directory.mkdir(parents=True, exist_ok=True)
     disk = LocalDisk()

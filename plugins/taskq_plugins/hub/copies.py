@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from taskq.core.model import SECOND_NS
-from taskq.log.segments.identity import FILE, REPLICA, Identity, write_identity
+from taskq.engine import Identity
+from taskq.log.segments.identity import FILE, REPLICA, write_identity
+from taskq.values import SECOND_NS
 from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
@@ -32,7 +33,7 @@ from taskq_plugins.hub.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.machine.ports import Disk
+    from taskq.engine import Disk
     from taskq_plugins.fleet.positions import Position
     from taskq_plugins.hub.messages import Answer, Request
 

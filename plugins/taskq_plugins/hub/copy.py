@@ -13,17 +13,16 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import FormatError
-from taskq.core.records import CARRYING_KINDS, Flag
+from taskq.core.records import CARRYING_KINDS
+from taskq.engine import Flag, Gap, SegmentFiles, decode_record, places, segment_name, write_file
+from taskq.errors import FormatError
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
-from taskq.log.format.frames import Gap, segment_name
-from taskq.log.format.record import decode_record, places
 from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import write_once_more
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import write_all
 from taskq.log.segments.identity import FILE
-from taskq.log.segments.segments import SegmentFiles, sweep_gone
+from taskq.log.segments.segments import sweep_gone
 from taskq.log.segments.spill import DIRECTORY as SPILL
 from taskq.log.segments.spill import decode_reference, files_named
 from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, stands
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from taskq.log.format.frames import Frame
-    from taskq.log.machine.ports import Disk
+    from taskq.engine import Disk, Frame
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
 #: In one sector: of what a loss of power makes of it, all or nothing is there.

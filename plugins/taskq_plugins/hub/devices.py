@@ -19,8 +19,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS
+from taskq.errors import UsageError
+from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import FileResponse, Response
 
-from taskq.log.format.frames import segment_lsn
-from taskq.log.machine.disk import PatientDisk
+from taskq.engine import PatientDisk, segment_lsn
 from taskq.log.segments.identity import FILE
 from taskq_plugins.hub.aside import SEALS, high_lsn, noted
 from taskq_plugins.hub.copy import NAME

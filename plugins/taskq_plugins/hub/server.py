@@ -24,10 +24,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskq.core.errors import LogError, TaskqError
-from taskq.core.model import SECOND_NS
+from taskq.engine import PatientDisk
+from taskq.errors import LogError, TaskqError
 from taskq.log.format.codec import FRAME_BODY_MAX
-from taskq.log.machine.disk import PatientDisk
+from taskq.values import SECOND_NS
 from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies

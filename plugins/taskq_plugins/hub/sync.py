@@ -17,11 +17,10 @@ from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
 from taskq.connection.settings import HubSettings, load_settings
-from taskq.core.errors import LogError, ReaderBusy
-from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.engine import LocalDisk, SystemClock, read_identity
+from taskq.errors import LogError, ReaderBusy
 from taskq.log.read.readers import HUB_READER, NamedReader
 from taskq.log.read.readers import Position as ReadPosition
-from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.log.config import LogConfig
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import LogConfig, Store
     from taskq_plugins.fleet.positions import Position
 
 _log: Final = logging.getLogger("taskq")

@@ -27,8 +27,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from taskq.core.errors import LogError
-from taskq.log.format.frames import segment_lsn
+from taskq.engine import segment_lsn
+from taskq.errors import LogError
 from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import (
     ASKED_MAX,

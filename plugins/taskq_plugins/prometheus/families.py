@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from taskq.core.views import EngineStats, LogStats, OwnerView, Spread
+    from taskq.views import EngineStats, LogStats, OwnerView, Spread
     from taskq_workers import JobFinished
 
     #: The counts of a log, and the processes that have it open.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from taskq.app.logs import over
-from taskq.core.errors import TaskqError
+from taskq.engine import LogReader
+from taskq.errors import TaskqError
 from taskq.log.machine.owners import owner_views
-from taskq.log.read.reader import LogReader
 from taskq.shards.layout import read_layout
 from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskq import TaskQ
-    from taskq.core.views import LogStats, OwnerView
-    from taskq.log.state.facets import Sight
+    from taskq.engine import Sight
+    from taskq.views import LogStats, OwnerView
     from taskq_workers import JobFinished
 
 #: Nobody else can ask, unless a host is given.

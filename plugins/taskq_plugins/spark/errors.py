@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 from taskq.extras import missing
 
 #: Which extra brings a package that a command may lack.

@@ -25,7 +25,7 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED
 from taskq.cli.options import json_option
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 from taskq.extras import install_line
 from taskq_plugins.spark.errors import JavaMissing, SparkError
 

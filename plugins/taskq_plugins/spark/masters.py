@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Final
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_plugins.spark.errors import SparkError
 
 _LOCAL: Final = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?")

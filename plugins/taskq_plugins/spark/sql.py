@@ -14,9 +14,9 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import data_dir_option, json_option, open_reader
-from taskq.core.model import SECOND_NS
 from taskq.extras import missing
 from taskq.text import printable
+from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
     from pathlib import Path

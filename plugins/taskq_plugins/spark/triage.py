@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import pyarrow as pa
 
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.many import count_of
 from taskq.cli.options import json_option, moment_of
-from taskq.core import views as documents
-from taskq.core.durations import nanoseconds
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
 from taskq.text import flat, printable
+from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError

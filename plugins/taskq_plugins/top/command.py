@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from taskq.app.app import TaskQ
-    from taskq.log.read.reader import LogReader
-    from taskq.log.read.timetravel import Moment
+    from taskq import TaskQ
+    from taskq.engine import LogReader, Moment
     from taskq_plugins.top.screen import Act, Screen
     from taskq_plugins.top.seen import Picture
 
@@ -72,7 +71,7 @@ class _Views:
 
     def look(self, screen: Screen) -> Picture:
         """Return what there is, of the moment that the screen shows."""
-        from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
+        from taskq.errors import TaskqError  # noqa: PLC0415 - as above
 
         try:
             if screen.moment != self._moment:
@@ -86,7 +85,7 @@ class _Views:
 
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
         """Return what is to be seen."""
-        from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
+        from taskq.errors import TaskqError  # noqa: PLC0415 - as above
         from taskq_plugins.looks import job_of  # noqa: PLC0415 - as above
         from taskq_plugins.top.drawing import draw, draw_job  # noqa: PLC0415 - as above
 
@@ -102,7 +101,7 @@ class _Views:
         return draw(picture, screen, width, height)
 
     def _go(self, screen: Screen) -> None:
-        from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
+        from taskq.engine import LogReader  # noqa: PLC0415 - as above
         from taskq_plugins.top.seen import Watcher  # noqa: PLC0415 - as above
 
         shown, self._shown, self._moment = self._shown, self._now, screen.moment
@@ -147,8 +146,8 @@ class _acting:  # noqa: N801 - used as a function
 
     def _act(self, act: Act) -> str:
         """Do it; returns what came of it, in a line."""
-        from taskq.app.app import TaskQ  # noqa: PLC0415 - few act
-        from taskq.core.errors import TaskqError  # noqa: PLC0415 - as above
+        from taskq import TaskQ  # noqa: PLC0415 - few act
+        from taskq.errors import TaskqError  # noqa: PLC0415 - as above
 
         if self._app is None:
             self._app = TaskQ(self._path, upkeep=False, name="taskq top")

@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from taskq import State
+from taskq import views as documents
 from taskq.cli import render
-from taskq.core import views as documents
-from taskq.core.model import State
 from taskq.text import flat, hidden
 from taskq_plugins.top.screen import ACTS_HELP, HELP
 from taskq_plugins.top.seen import SPARKS_MAX
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from taskq.core.views import JobView, QueueStats
+    from taskq.views import JobView, QueueStats
     from taskq_plugins.looks import Failure, Seen
     from taskq_plugins.top.screen import Row, Screen
     from taskq_plugins.top.seen import Picture

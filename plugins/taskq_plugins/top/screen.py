@@ -6,13 +6,12 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from taskq.core.errors import TaskqError
-from taskq.core.model import SECOND_NS
-from taskq.core.values import dataclass
-from taskq.log.read.timetravel import Moment
+from taskq.engine import Moment
+from taskq.errors import TaskqError
+from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
-    from taskq.core.views import JobView
+    from taskq.views import JobView
     from taskq_plugins.looks import Failure
     from taskq_plugins.top.seen import Picture
 

@@ -8,21 +8,19 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import TaskqError
-from taskq.core.model import SETTLED_STATES
-from taskq.core.values import dataclass
+from taskq.engine import Gap, places
+from taskq.errors import TaskqError
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Gap
-from taskq.log.format.record import places
 from taskq.log.state.fold import FINAL_KINDS
+from taskq.values import dataclass
+from taskq.views import SETTLED_STATES
 from taskq_plugins.looks import failures_of, now_of
 
 if TYPE_CHECKING:
-    from taskq.core.views import JobView, QueueStats
-    from taskq.log.format.frames import Cursor
+    from taskq.engine import Cursor, LogReader
     from taskq.log.machine.progress import Told
-    from taskq.log.read.reader import LogReader
+    from taskq.views import JobView, QueueStats
     from taskq_plugins.looks import Failure
 
 #: Jobs that ended last, of which is told.

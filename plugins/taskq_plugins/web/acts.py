@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 
-from taskq.app.app import TaskQ
-from taskq.app.tasklog import TaskLog
-from taskq.core import views as documents
-from taskq.core.errors import StaleDelivery, UsageError
-from taskq.core.model import State
+from taskq import State, TaskLog, TaskQ
+from taskq import views as documents
+from taskq.errors import StaleDelivery, UsageError
 from taskq.log.read.selection import WAITING
 from taskq_plugins.web.asked import MANY_MAX
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
+    from taskq import Delivery
     from taskq_plugins.looks import Looks
     from taskq_plugins.web.asked import (
         Ack,

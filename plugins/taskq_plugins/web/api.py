@@ -12,9 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskq.cli import render
-from taskq.core.model import LIVE_STATES
-from taskq.core.views import body_document, job_head
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
+from taskq.views import LIVE_STATES, body_document, job_head
 from taskq_plugins.looks import (
     failures_of,
     hurdles_of,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from taskq.core.views import JobView
+    from taskq.views import JobView
     from taskq_plugins.looks import Looks
     from taskq_plugins.web.acts import Acts
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 
 #: Longest wait for a result or for a job to claim: a proxy or a client gives up soon after.
 WAIT_SECONDS_MAX: Final = 60

@@ -15,8 +15,8 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.engine import read_private
 from taskq.extras import missing
-from taskq.log.machine.access import read_private
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 
-from taskq.core.values import dataclass
+from taskq.values import dataclass
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from taskq import __version__
-from taskq.core.errors import TaskqError
-from taskq.core.parsing import parse_json
+from taskq.errors import TaskqError
 from taskq.text import without_secrets
+from taskq.values import parse_json
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taskq.core.parsing import parse_json
+from taskq.values import parse_json
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:

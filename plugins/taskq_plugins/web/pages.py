@@ -18,19 +18,18 @@ from pydantic import ValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from taskq import State
 from taskq.cli import render
 from taskq.cli.commands.jobs import served
-from taskq.core.errors import TaskqError, command
-from taskq.core.model import LIVE_STATES, State
-from taskq.core.parsing import parse_json
-from taskq.core.views import moment
-from taskq.log.machine.disk import PatientDisk
-from taskq.log.read.timetravel import Moment
-from taskq.log.segments.identity import read_identity
+from taskq.core.errors import command
+from taskq.engine import Moment, PatientDisk, read_identity
+from taskq.errors import TaskqError
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
 from taskq.text import hidden, printable, without_secrets
+from taskq.values import parse_json
+from taskq.views import LIVE_STATES, moment
 from taskq_plugins.looks import (
     DEAD_MAX,
     failures_of,
@@ -51,10 +50,9 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
     from starlette.requests import Request
 
-    from taskq import TaskQ
-    from taskq.core.views import JobView
-    from taskq.log.read.reader import LogReader
-    from taskq.reading.record import Record
+    from taskq import Record, TaskQ
+    from taskq.engine import LogReader
+    from taskq.views import JobView
     from taskq_plugins.looks import Looks
     from taskq_plugins.web.asked import Asked
     from taskq_plugins.web.door import Keys, Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, Final
 
-from taskq.core.errors import (
+from taskq.errors import (
     DiskFull,
     DuplicateKey,
     JobError,

@@ -7,18 +7,15 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from taskq.cli.commands.jobs import STATES
-from taskq.core.durations import nanoseconds
-from taskq.core.errors import UsageError
-from taskq.core.fingerprints import failure_of
-from taskq.core.model import TIME_NS_MAX
-from taskq.core.parsing import parse_json, rather
-from taskq.core.values import dataclass
+from taskq.engine import failure_of
+from taskq.errors import UsageError
 from taskq.text import hidden, without_secrets
+from taskq.values import TIME_NS_MAX, dataclass, nanoseconds, parse_json, rather
 
 if TYPE_CHECKING:
-    from taskq.core.model import State
-    from taskq.core.views import JobView
-    from taskq.log.read.reader import LogReader
+    from taskq import State
+    from taskq.engine import LogReader
+    from taskq.views import JobView
 
 #: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
 LOOKED_MAX: Final = 2_000

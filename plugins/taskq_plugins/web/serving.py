@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 from taskq_plugins.patience import Patient
 
 if TYPE_CHECKING:

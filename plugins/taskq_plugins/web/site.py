@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from taskq.core.errors import TaskqError
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
+from taskq.errors import TaskqError
 from taskq_plugins.looks import Looks
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api

@@ -15,7 +15,7 @@ from taskq.cli.options import data_dir_option, json_option, log_argument, open_r
 from taskq.core.errors import WORKER, command
 
 if TYPE_CHECKING:
-    from taskq.log.upkeep.backup import BackupReport
+    from taskq.views import BackupReport
 
 
 @click.command()
@@ -28,7 +28,7 @@ def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> No
     All that was acknowledged before is in it. Into a backup of the same log only what is new is
     copied. Read commands open it (-d DEST), and taskq restore makes a log of it.
     """
-    from taskq.log.upkeep.backup import back_up  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import back_up  # noqa: PLC0415 - help must not import the log
 
     if len(places) not in {1, 2}:
         raise WrongUsage("give the log's directory, then the backup's")
@@ -61,7 +61,7 @@ def restore(
     It goes on in an epoch of its own: whoever followed the log that was lost sees that this is
     another branch. Jobs that ran when the backup was made run again.
     """
-    from taskq.log.upkeep.backup import restore as restored  # noqa: PLC0415 - likewise
+    from taskq.engine import restore as restored  # noqa: PLC0415 - likewise
 
     if len(places) > 1 or (not places and data_dir is None):
         raise WrongUsage("give the backup, then the new directory")
@@ -101,7 +101,7 @@ def report(
     lines are in it; payloads and results only with --with-payloads.
     """
     from taskq.cli.casefile import write_case  # noqa: PLC0415 - help must not import it
-    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - likewise
+    from taskq.engine import Moment  # noqa: PLC0415 - likewise
 
     since_ns = Moment.parse(since, time.time_ns(), "--since").time_ns
     if since_ns is None:

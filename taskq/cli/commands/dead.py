@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from taskq import State
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.many import (
@@ -21,16 +23,14 @@ from taskq.cli.many import (
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
 from taskq.cli.shards import over_shards
-from taskq.core import views as documents
 from taskq.core.errors import command
-from taskq.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq.core.views import JobView
     from taskq.reading.dead import DeadFilters
+    from taskq.views import JobView
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -124,7 +124,7 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log
-    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
+    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
 
     with open_reader(data_dir) as reader:
         job = reader.job(reader.parse_id(job_id), body_bytes_max=LISTED_BYTES_MAX)

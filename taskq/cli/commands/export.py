@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.commands.jobs import STATES
 from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
-from taskq.core import views as documents
-from taskq.core.parsing import parse_json
+from taskq.values import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-    from taskq.core.model import State
-    from taskq.core.views import JobView
-    from taskq.log.read.reader import LogReader
-    from taskq.reading.record import Record
+    from taskq import Record, State
+    from taskq.engine import LogReader
+    from taskq.views import JobView
 
 #: Mode of what is written: a log is its user's, and so is what is taken out of it.
 _PRIVATE: Final = 0o600
@@ -157,8 +156,8 @@ def export(
 def _time(text: str | None, option: str, now_ns: int) -> int | None:
     if text is None:
         return None
-    from taskq.core.errors import UsageError  # noqa: PLC0415 - help must not import the log
-    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - likewise
+    from taskq.engine import Moment  # noqa: PLC0415 - likewise
+    from taskq.errors import UsageError  # noqa: PLC0415 - help must not import the log
 
     time_ns = None
     with suppress(UsageError):

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.commands.jobs import no_such_job
 from taskq.cli.options import data_dir_option, json_option, open_reader
 from taskq.cli.shards import over_shards
-from taskq.core import views as documents
-from taskq.core.why import Why
 from taskq.text import flat
+from taskq.views import Why
 
 if TYPE_CHECKING:
-    from taskq.core.why import Reason
-    from taskq.log.read.reader import LogReader
-    from taskq.log.read.timeline import JobEvent
+    from taskq.engine import LogReader
+    from taskq.views import JobEvent, Reason
 
 #: Characters of a moment down to its milliseconds.
 _MILLISECONDS: Final = 23

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq import State
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure
 from taskq.cli.options import (
@@ -20,21 +22,18 @@ from taskq.cli.options import (
 )
 from taskq.cli.render import flow_facts, flow_json
 from taskq.cli.shards import over_shards
-from taskq.core import views as documents
 from taskq.core.errors import WORKER, command
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
-from taskq.core.views import QueueStats
 from taskq.text import flat
+from taskq.values import SECOND_NS, TIME_NS_MAX
+from taskq.views import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskq.core.views import Damage, JobView, OwnerView
-    from taskq.log.format.flows import Takes
+    from taskq.engine import LogReader, Moment, Takes
     from taskq.log.machine.progress import Told
-    from taskq.log.read.reader import LogReader
-    from taskq.log.read.timetravel import Moment
+    from taskq.views import Damage, JobView, OwnerView
 
 STATES: Final[dict[str, State]] = {
     state.name.lower(): state for state in State if state is not State.ABSENT
@@ -118,7 +117,7 @@ def _note(job: JobView, now_ns: int) -> str:
 @over_shards
 def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
-    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
 
     at = moment(at_text)
     with open_reader(data_dir, at) as reader:

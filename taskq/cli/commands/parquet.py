@@ -7,19 +7,18 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
-from taskq.core.records import Kind
-from taskq.core.values import NamedTuple
+from taskq.engine import Kind, LogRecord
 from taskq.extras import missing
-from taskq.log.format.record import LogRecord
 from taskq.reading.record import Choice
+from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from taskq.core.views import AttemptView, JobView
+    from taskq.engine import LogReader
     from taskq.log.journal.journal import Journal
-    from taskq.log.read.reader import LogReader
+    from taskq.views import AttemptView, JobView
 
 try:
     import pyarrow as pa

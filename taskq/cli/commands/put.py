@@ -12,15 +12,14 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
-from taskq.core.model import PAYLOAD_BYTES_MAX, PRIORITY_MAX, Conflict
-from taskq.core.parsing import parse_json, rather
+from taskq.engine import Compression, Conflict
 from taskq.log.config import SPILL_BYTES_MAX
-from taskq.log.format.bodies import Compression
 from taskq.text import flat
+from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, parse_json, rather
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
-    from taskq.calls.call import Call, OptionChanges
+    from taskq import Call, TaskQ
+    from taskq.calls.call import OptionChanges
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
 
@@ -112,7 +111,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     Raises:
         WrongUsage: it has no such task.
     """
-    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if target is None:
         if data_dir is not None:
@@ -134,7 +133,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
 
 def _is_known(app: TaskQ, task: str) -> bool:
     """Return whether a worker that runs now claims jobs of the task."""
-    from taskq.log.read.reader import LogReader  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
     with LogReader.open(str(app.data_dir)) as reader:
         serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]
@@ -183,8 +182,9 @@ def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
 
 
 def _bytes_call(body: bytes, changes: OptionChanges) -> Call[Any]:
-    from taskq.calls.call import Call, Options  # noqa: PLC0415
-    from taskq.core.records import Flag  # noqa: PLC0415
+    from taskq import Call  # noqa: PLC0415
+    from taskq.calls.call import Options  # noqa: PLC0415
+    from taskq.engine import Flag  # noqa: PLC0415
 
     chosen = Options().changed(changes)
     return Call(

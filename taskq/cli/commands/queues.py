@@ -18,14 +18,14 @@ from taskq.cli.many import (
     yes_option,
 )
 from taskq.cli.options import data_dir_option, json_option, moment_of, span
-from taskq.core.model import PRIORITY_MAX
 from taskq.text import flat
+from taskq.values import PRIORITY_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.app.app import TaskQ
-    from taskq.reading.dead import Swept
+    from taskq import TaskQ
+    from taskq.views import Swept
 
 
 @click.command()
@@ -52,7 +52,7 @@ def resume(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> Non
 def _set_paused(
     queues: tuple[str, ...], data_dir: Path | None, as_json: bool, *, paused: bool
 ) -> None:
-    from taskq.core.parsing import check_name  # noqa: PLC0415 - help must not import the log
+    from taskq.values import check_name  # noqa: PLC0415 - help must not import the log
 
     for queue in queues:
         check_name("queue name", queue)
@@ -167,8 +167,8 @@ def edit(
 
 
 async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any]) -> Swept:
-    from taskq.core.errors import TaskqError, UsageError  # noqa: PLC0415
-    from taskq.reading.dead import Swept  # noqa: PLC0415
+    from taskq.errors import TaskqError, UsageError  # noqa: PLC0415
+    from taskq.views import Swept  # noqa: PLC0415
 
     count = 0
     refused: dict[str, TaskqError] = {}
@@ -185,8 +185,8 @@ async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any])
 
 
 async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
-    from taskq.core.errors import JobNotFound, TaskqError  # noqa: PLC0415
-    from taskq.reading.dead import Swept  # noqa: PLC0415
+    from taskq.errors import JobNotFound, TaskqError  # noqa: PLC0415
+    from taskq.views import Swept  # noqa: PLC0415
 
     count = 0
     refused: dict[str, TaskqError] = {}

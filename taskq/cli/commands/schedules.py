@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
 
 _DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}

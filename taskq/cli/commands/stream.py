@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
 from taskq.cli.many import with_app
@@ -25,20 +26,17 @@ from taskq.cli.options import (
     resolve,
 )
 from taskq.cli.shards import over_shards
-from taskq.core import views as documents
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Kind
+from taskq.engine import Kind
 from taskq.text import flat, printable
+from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from taskq.app.app import TaskQ
+    from taskq import Record, TaskQ
     from taskq.log.read.walks import Past
-    from taskq.reading.named import ReaderView
-    from taskq.reading.record import Record
-    from taskq.reading.replay import Replayed
+    from taskq.views import ReaderView, Replayed
 
 _COUNT_DEFAULT: Final = 20
 _COUNT_MAX: Final = 100_000
@@ -81,7 +79,7 @@ def tail(
 
     Without --reader nothing is locked or written, and records show up that are not on disk yet.
     """
-    from taskq.log.segments.bodystore import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
     from taskq.reading.record import Choice  # noqa: PLC0415 - likewise
 
     given = {name: names or None for name, names in chosen.items()}
@@ -101,7 +99,7 @@ def tail(
         )
         asyncio.run(_look(found, show))
     else:
-        from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic
+        from taskq import TaskQ  # noqa: PLC0415 - loads pydantic
 
         open_reader(data_dir).close()
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
@@ -240,7 +238,7 @@ def replay(
 
     The old jobs stay as they are. To give dead letters another try, requeue them instead.
     """
-    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
     from taskq.reading.replay import is_everything, past_of  # noqa: PLC0415
 
     past = past_of(
@@ -374,7 +372,7 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
     PLACE is start (the oldest record that is kept), end (what is still to come), an lsn, a span
     back from now ("2h") or a time.
     """
-    from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import Moment  # noqa: PLC0415 - help must not import the log
 
     at = None if place in _PLACES else Moment.parse(place, time.time_ns(), "PLACE")
 

@@ -18,9 +18,7 @@ from taskq.text import flat
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.views import CompactReport
-    from taskq.log.upkeep.health import Check
-    from taskq.log.upkeep.repair import RepairReport
+    from taskq.views import Check, CompactReport, RepairReport
 
 #: Of the names of checks, at least.
 _NAME_COLUMNS: Final = 8
@@ -38,7 +36,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     Unsettled jobs, dead letters, held keys and finished jobs that are kept are written again first.
     Workers do this by themselves.
     """
-    from taskq.app.app import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     limit = None if keep is None else span(keep)
     open_reader(data_dir).close()
@@ -193,7 +191,7 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     Tells, too, who could use the log's files.
     """
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
-    from taskq.log.upkeep.health import check_health  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import check_health  # noqa: PLC0415 - help must not import the log
 
     path = resolve(data_dir)
     config = load_settings(None, data_dir=data_dir).log_config()
@@ -237,8 +235,9 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     Nothing is written, no lifespan entered and no job run.
     """
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
-    from taskq.core.errors import UsageError  # noqa: PLC0415 - as above
-    from taskq.log.upkeep.health import Check, check_start  # noqa: PLC0415 - as above
+    from taskq.errors import UsageError  # noqa: PLC0415 - as above
+    from taskq.log.upkeep.health import check_start  # noqa: PLC0415 - as above
+    from taskq.views import Check  # noqa: PLC0415 - as above
 
     if include and app is None:
         raise WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")

@@ -7,8 +7,9 @@ commit and what stands below it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.log.inbox.manifest import Part
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Part", "PartWriter", "discard", "encode_tail", "publish"]
 
-_HOMES = {"Job": "parts", "Part": "manifest", "encode_tail": "parts"}
+_HOMES: Final = {
+    "taskq.log.inbox.manifest": "Part",
+    "taskq.log.inbox.parts": "Job encode_tail",
+    "taskq.log.inbox.writer": "PartWriter discard publish",
+}
 
-
-def __getattr__(name: str) -> object:
-    """Import what producers use when they ask for it: a log that is open needs none of it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'writer')}"), name)
+# What producers use is imported when they ask for it: a log that is open needs none of it.
+__getattr__ = lazily(__name__, _HOMES)

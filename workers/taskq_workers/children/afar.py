@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskq.calls.serialization import encode_reason
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Kind
-from taskq.log.requests import Settlement
+from taskq.engine import Kind, Settlement
+from taskq.values import SECOND_NS
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     settle_bad_result,
@@ -17,10 +16,8 @@ from taskq_workers.slots.outcomes import (
 from taskq_workers.slots.shipping import Ended, pickled_error
 
 if TYPE_CHECKING:
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
+    from taskq import Delivery, JobContext, Task
     from taskq.connection.packing import Loose
-    from taskq.log.requests import Delivery
 
 
 def failed(

@@ -11,7 +11,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Final
 
-from taskq.app.context import ChildDied
+from taskq import ChildDied
 from taskq_workers.children.programs import is_frozen, start_child
 from taskq_workers.children.wire import Done, Inlet, Logged, LostChild, Problem, Ready, Told, packed
 from taskq_workers.runs.guards import ADVICE

@@ -23,12 +23,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import telemetry
-from taskq.app.app import TaskQ
-from taskq.app.context import JobContext, _current, relay_to
+from taskq import JobContext, Task, TaskQ, telemetry
+from taskq.app.context import _current, relay_to
 from taskq.app.default import default_app
 from taskq.app.logs import over
-from taskq.app.tasks import Task
 from taskq.calls.naming import main_module_name
 from taskq.calls.serialization import load_checks
 from taskq.log.machine.forks import fill_standard

@@ -15,7 +15,7 @@ import sys
 from multiprocessing import spawn
 from typing import Any, Final
 
-from taskq.core.values import dataclass
+from taskq.values import dataclass
 from taskq_workers.runs.guards import MARK
 
 #: What a started interpreter runs. Modules are looked for where the worker looks for them.

@@ -17,7 +17,7 @@ from anyio import move_on_after
 from taskq import telemetry
 from taskq.app.context import _current, tell
 from taskq.calls.naming import main_module_name
-from taskq.core.records import Kind
+from taskq.engine import Kind
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
 from taskq_workers.children.wire import Logged, Outfit, Work
@@ -30,9 +30,7 @@ from taskq_workers.slots.shipping import ship
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskq.app.app import TaskQ
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
+    from taskq import JobContext, Task, TaskQ
     from taskq_workers.children.wire import Done, Told
     from taskq_workers.runs.limits import Limits
     from taskq_workers.slots.shipping import Ended

@@ -10,7 +10,7 @@ import threading
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from taskq.core.values import NamedTuple
+from taskq.values import NamedTuple
 from taskq_workers.runs.joblogs import Logging
 
 if TYPE_CHECKING:

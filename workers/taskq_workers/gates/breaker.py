@@ -9,8 +9,8 @@ from anyio import sleep
 
 from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.conditions.network import is_anywhere_routed
-from taskq.core.records import Cause, Kind
-from taskq.core.views import Hold
+from taskq.engine import Cause, Kind
+from taskq.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.conditions.breakers import BreakerRule
-    from taskq.log.requests import Settlement
+    from taskq.engine import Settlement
 
 #: A job that is tried and has not failed for so long has found the network.
 TRIAL_SECONDS: Final = 10.0

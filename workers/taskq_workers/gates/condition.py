@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import move_on_after, sleep
 
 from taskq.conditions.base import INTERVAL_SECONDS
-from taskq.core.views import Hold
+from taskq.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.gates.probes import HELD_SECONDS, Probe
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
-from taskq.core.errors import TaskqError
-from taskq.core.records import Cause
+from taskq.engine import Cause
+from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
+    from taskq import Delivery
     from taskq.conditions.base import Condition
-    from taskq.core.views import Hold
-    from taskq.log.requests import Ask, Delivery, Settlement
-    from taskq.log.store.port import LoopPort
+    from taskq.engine import Ask, LoopPort, Settlement
+    from taskq.views import Hold
     from taskq_workers.gates.probes import Probes
     from taskq_workers.slots.feed import Feed
 

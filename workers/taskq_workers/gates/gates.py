@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import create_task_group, move_on_after
 
 from taskq.conditions.failures import is_network_failure
-from taskq.core.errors import TaskqError
-from taskq.core.records import Cause, Kind
-from taskq.log.requests import Settlement
+from taskq.engine import Cause, Kind, Settlement
+from taskq.errors import TaskqError
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.rounds import Share
@@ -23,13 +22,10 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
+    from taskq import Delivery, Task, TaskQ
     from taskq.conditions.base import Condition
-    from taskq.core.views import Hold
-    from taskq.log.requests import Ask, Delivery
-    from taskq.log.store.port import LoopPort
-    from taskq.log.store.store import Store
+    from taskq.engine import Ask, LoopPort, Store
+    from taskq.views import Hold
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate
     from taskq_workers.slots.hands import FeedHost

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.conditions.base import Condition
-    from taskq.log.store.store import Store
+    from taskq.engine import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -7,11 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import taskq
-from taskq.core.errors import LogError, TaskqError, UsageError
-from taskq.core.views import Serving
-from taskq.core.why import strays_of
-from taskq.log.read.reader import LogReader
-from taskq.log.upkeep.health import Check
+from taskq.engine import LogReader, strays_of
+from taskq.errors import LogError, TaskqError, UsageError
+from taskq.views import Check, Serving
 from taskq_workers.runs.lifespans import bound_names
 from taskq_workers.runs.loader import load_app
 
@@ -19,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
+    from taskq import Task, TaskQ
 
 
 def check_app(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.core.values import dataclass
+from taskq.values import dataclass
 from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq_workers.events import Hook
     from taskq_workers.pool import Worker
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.values import dataclass
+from taskq.values import dataclass
 from taskq_workers.process.leash import WorkerProcess, told
 from taskq_workers.process.reporting import spoken_seconds
 

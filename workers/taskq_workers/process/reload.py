@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq.extras import missing
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
 from taskq.cli.errors import silence
-from taskq.core.records import Kind
-from taskq.core.values import dataclass
+from taskq.engine import Kind
 from taskq.text import flat, hidden
+from taskq.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from taskq.log.requests import Delivery
+    from taskq import Delivery
     from taskq_workers.events import JobEnd, JobFinished
 
 #: Lines in one second; what comes above that is counted, and told in one line.

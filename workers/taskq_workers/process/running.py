@@ -15,7 +15,7 @@ import taskq
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
 from taskq.connection import places
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq.text import flat
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
@@ -37,9 +37,9 @@ from taskq_workers.services.plugins import find_plugin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from taskq.app.app import TaskQ
-    from taskq.core.views import LogStats
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import Store
+    from taskq.views import LogStats
     from taskq_workers.events import Hook, JobFinished
     from taskq_workers.runs.joblogs import Logging
 

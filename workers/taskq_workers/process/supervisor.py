@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import FrameType
 
-    from taskq.app.app import TaskQ
-    from taskq.core.errors import TaskqError
-    from taskq.core.views import LogStats
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import Store
+    from taskq.errors import TaskqError
+    from taskq.views import LogStats
     from taskq_workers.pool import Worker
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -10,16 +10,16 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_workers.pool import Worker
 from taskq_workers.process.supervisor import Supervisor, run_to_the_end
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from taskq.app.app import TaskQ
-    from taskq.core.views import LogStats
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import Store
+    from taskq.views import LogStats
 
 _log: Final = logging.getLogger("taskq.worker")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)

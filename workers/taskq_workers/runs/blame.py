@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-    from taskq.app.context import JobContext
+    from taskq import JobContext
 
 _THROUGH: Final = (SystemExit, KeyboardInterrupt)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from taskq.core.errors import UsageError
-from taskq.core.values import NamedTuple
+from taskq.errors import UsageError
+from taskq.values import NamedTuple
 from taskq_workers.runs.lifespans import bound
 from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.runs.timeouts import limited, limits_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeAlias
 
-    from taskq.app.tasks import Task
+    from taskq import Task
     from taskq.calls.signature import Resources
     from taskq_workers.runs.limits import Limits
 

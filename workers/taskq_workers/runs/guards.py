@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Never
 
 from taskq.app.context import _current
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq.log.machine import forks
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
-from taskq.core.values import NamedTuple
 from taskq.log.format.history import encode_lines
 from taskq.text import flat, hidden, printable, without_secrets
+from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from taskq.app.context import JobContext
-    from taskq.log.requests import Settlement
+    from taskq import JobContext
+    from taskq.engine import Settlement
 
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")

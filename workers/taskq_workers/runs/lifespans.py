@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import TASK_STATUS_IGNORED
 
 from taskq.calls.signature import Resources
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.log.store.store import Store
+    from taskq import Task, TaskQ
+    from taskq.engine import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import UsageError
-from taskq.core.parsing import whole
-from taskq.core.values import dataclass
+from taskq.errors import UsageError
+from taskq.values import Duration, dataclass, seconds, whole
 from taskq_workers.runs.guards import refuse_while_importing
 
 #: No Python process that has imported taskq is smaller.

@@ -10,12 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.app.app import TaskQ
+from taskq import Task, TaskQ
 from taskq.app.default import default_app
-from taskq.app.tasks import Task
 from taskq.calls.naming import checked_modules, main_module_name
-from taskq.core.errors import TaskqError, UsageError
-from taskq.core.parsing import nearest
+from taskq.errors import TaskqError, UsageError
+from taskq.values import nearest
 from taskq_workers.runs.reasons import is_machinery, user_traceback
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from taskq.connection import tracing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from taskq.core.views import EngineStats, LogStats
-    from taskq.log.store.store import Store
+    from taskq.engine import Store
+    from taskq.views import EngineStats, LogStats
     from taskq_workers.events import Hook, JobFinished
 
 #: Fields of ``QueueStats``.

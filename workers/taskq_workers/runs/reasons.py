@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq.core import model
-from taskq.core.model import REASON_BYTES_MAX
+from taskq.values import REASON_BYTES_MAX
 
 if TYPE_CHECKING:
     from types import TracebackType

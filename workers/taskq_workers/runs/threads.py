@@ -23,8 +23,9 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import SoftTimeout, _current
-from taskq.core.values import NamedTuple
+from taskq import SoftTimeout
+from taskq.app.context import _current
+from taskq.values import NamedTuple
 from taskq_workers.runs.guards import end_child
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 

@@ -8,13 +8,14 @@ from asyncio import CancelledError
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from taskq.app.context import SoftTimeout, _current
-from taskq.core.values import NamedTuple
+from taskq import SoftTimeout
+from taskq.app.context import _current
+from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from taskq.app.tasks import Task
+    from taskq import Task
 
 
 class Limits(NamedTuple):

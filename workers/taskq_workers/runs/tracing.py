@@ -9,19 +9,17 @@ from __future__ import annotations
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import telemetry
+from taskq import Snooze, telemetry
 from taskq.app.context import _current
 from taskq.connection import tracing
-from taskq.core.retry import Snooze
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from opentelemetry.trace import Span, Tracer
 
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
-    from taskq.log.store.store import Store
+    from taskq import JobContext, Task
+    from taskq.engine import Store
     from taskq_workers.events import Hook, JobFinished
 
 _FAILURES: Final = frozenset({"retried", "dead"})
@@ -42,7 +40,7 @@ class _Attempt:
             return
         # What a child process raised is known by its text. Imported here, since most workers trace
         # nothing, and none of the others can do without.
-        from taskq.core.fingerprints import failure_of  # noqa: PLC0415
+        from taskq.engine import failure_of  # noqa: PLC0415
 
         error, message, _ = failure_of(event.task, event.outcome, event.reason)
         self.span.set_attribute("error.type", error)

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 from anyio import sleep_forever
 
 from taskq.app.context import _current
-from taskq.core.records import Cause, Kind
-from taskq.log.requests import Settlement
+from taskq.engine import Cause, Kind, Settlement
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.log.requests import Ask, Delivery
-    from taskq.log.store.store import Store
+    from taskq import Delivery
+    from taskq.engine import Ask, Store
     from taskq_workers.slots.slots import Slots
 
 _log: Final = logging.getLogger("taskq.worker")

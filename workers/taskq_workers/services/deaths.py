@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope, sleep_forever
 
+from taskq import DeadLetter, Task
 from taskq.app.context import within
-from taskq.app.tasks import Task
-from taskq.core.errors import InvalidCall, UsageError
-from taskq.log.decide.listeners import DeadLetter
+from taskq.errors import InvalidCall, UsageError
 from taskq_workers.runs.foreign import begin, until_done
 
 if TYPE_CHECKING:
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq.app.workers import DeathCall
-    from taskq.log.requests import Item
-    from taskq.log.store.store import Store
+    from taskq.engine import Item, Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from anyio import sleep
 
 if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
+    from taskq import Delivery
 
 _log: Final = logging.getLogger("taskq.worker")
 #: How long a drain may take in silence.

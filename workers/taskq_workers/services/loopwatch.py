@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from taskq.log.requests import Delivery
-    from taskq.log.store.store import Store
+    from taskq import Delivery
+    from taskq.engine import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -6,11 +6,11 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq.extras import install_line
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
 
 _log: Final = logging.getLogger("taskq.worker")
 _GROUP: Final = "taskq.plugins"

@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope, move_on_after
 
-from taskq.core.errors import LogClosed, TaskqError
-from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
-from taskq.log.requests import TICKS_MAX, Turn
+from taskq.engine import Turn
+from taskq.errors import LogClosed, TaskqError
+from taskq.log.requests import TICKS_MAX
 from taskq.schedules.times import CATCH_UP_MAX, due_ticks, next_due_ns
+from taskq.values import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq.app.schedules import Schedule
     from taskq.connection.packing import Item
     from taskq.core.schedules import ScheduleState
-    from taskq.log.state.facets import Sight
-    from taskq.log.store.port import LoopPort
-    from taskq.log.store.store import Store
+    from taskq.engine import LoopPort, Sight, Store
     from taskq.schedules.times import Due
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.log.store.store import Store
+    from taskq.engine import Store
 
 
 class Service(Protocol):

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Final
 from anyio import move_on_after, sleep
 
 from taskq.connection.blocking import off_loop
-from taskq.core.errors import TaskqError
-from taskq.core.parsing import nearest
-from taskq.core.views import Serving
-from taskq.core.why import ready_jobs, strays_of
+from taskq.core.why import ready_jobs
+from taskq.engine import strays_of
+from taskq.errors import TaskqError
+from taskq.values import nearest
+from taskq.views import Serving
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq.app.app import TaskQ
-    from taskq.log.state.facets import Sight
-    from taskq.log.store.port import LoopPort
-    from taskq.log.store.store import Store
+    from taskq import TaskQ
+    from taskq.engine import LoopPort, Sight, Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.log.store.store import Store
+    from taskq.engine import Store
     from taskq_workers.slots.hands import Runner
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -12,8 +12,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import TaskqError
-from taskq.log.requests import ClaimRequest
+from taskq.engine import ClaimRequest
+from taskq.errors import TaskqError
 from taskq_workers.slots.pace import Pace, Pause
 from taskq_workers.slots.settling import PASSING
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
+    from taskq import Delivery
     from taskq.core.folds.taking import Weights
-    from taskq.core.rates import Limit
-    from taskq.log.requests import Delivery
-    from taskq.log.store.port import LoopPort
+    from taskq.engine import Limit, LoopPort
     from taskq_workers.slots.hands import ClaimFilter, FeedHost
 
 _log: Final = logging.getLogger("taskq.worker")

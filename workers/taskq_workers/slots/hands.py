@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from taskq.app.tasks import Task
-    from taskq.log.requests import Ask, Delivery, Settlement
+    from taskq import Delivery, Task
+    from taskq.engine import Ask, Settlement
     from taskq_workers.slots.feed import Feed
     from taskq_workers.slots.settling import Settler
 

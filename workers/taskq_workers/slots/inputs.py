@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
+from taskq import State
 from taskq.core.flows import Policy, nested
-from taskq.core.model import LIVE_STATES, State
+from taskq.errors import InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.log.format.flows import is_of_flow, takes_of
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
+from taskq.views import LIVE_STATES
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
-    from taskq.log.format.flows import Takes
-    from taskq.log.requests import Delivery
+    from taskq import Delivery, TaskQ
+    from taskq.engine import Takes
 
 #: The results that one job takes in, together.
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024

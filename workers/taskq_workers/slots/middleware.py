@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
-from taskq.core.records import Cause, Kind
+from taskq.engine import Cause, Kind
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import Ended, error_of
 
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from taskq import JobContext, Task
     from taskq.app.around import Around
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
     from taskq.calls.signature import Resources
 
 _FAILED: Final = frozenset({int(Kind.RETRIED), int(Kind.DEAD)})

@@ -7,21 +7,20 @@ import logging
 from random import random
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import Discard, Retry, Snooze
 from taskq.calls.serialization import encode_reason
-from taskq.core.durations import spoken
-from taskq.core.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Cause, Kind
-from taskq.core.retry import Decision, Die, Discard, Retry, Signal, Snooze
+from taskq.core.retry import Signal
+from taskq.engine import Cause, Kind, Settlement
+from taskq.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.log.read.gauges import age_ns
-from taskq.log.requests import Settlement
+from taskq.retry import Decision, Die
+from taskq.values import SECOND_NS, spoken
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
-    from taskq.app.tasks import Task
-    from taskq.log.requests import Delivery
-    from taskq.log.store.port import LoopPort
+    from taskq import Delivery, Task
+    from taskq.engine import LoopPort
 
 _log: Final = logging.getLogger("taskq.worker")
 

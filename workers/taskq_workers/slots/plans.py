@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_workers.runs.executors import Plan, planned
 from taskq_workers.runs.joblogs import chosen_logging, hearing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from taskq.app.tasks import Task
+    from taskq import Task
     from taskq_workers.runs.executors import Executors
 
     Calling: TypeAlias = Callable[..., Awaitable[Any]]

@@ -17,9 +17,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskq.app.context import JobContext
-from taskq.core.errors import TaskqError
-from taskq.core.values import dataclass
+from taskq import JobContext
+from taskq.errors import TaskqError
+from taskq.values import dataclass
 from taskq_workers.slots.feed import Feed
 from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.settling import settled
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TypeAlias
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.log.requests import Ask, Delivery, Settlement
-    from taskq.log.store.port import LoopPort
+    from taskq import Delivery, Task, TaskQ
+    from taskq.engine import Ask, LoopPort, Settlement
     from taskq_workers.slots.feed import Quota
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.settling import Settled, Settler

@@ -7,7 +7,9 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskq.core.errors import (
+from taskq import Delivery
+from taskq.engine import Kind, Settlement
+from taskq.errors import (
     AppendFailed,
     DuplicateKey,
     LogLocked,
@@ -16,8 +18,6 @@ from taskq.core.errors import (
     TaskqError,
     UsageError,
 )
-from taskq.core.records import Kind
-from taskq.log.requests import Delivery, Settlement
 from taskq_workers.slots.outcomes import reject, release, settle_failure
 from taskq_workers.slots.pace import Pause
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from taskq.app.context import JobContext
-    from taskq.log.requests import Duplicate
-    from taskq.log.store.port import LoopPort
+    from taskq import JobContext
+    from taskq.engine import Duplicate, LoopPort
 
     #: What the log answers to one settlement; ids of its children, where it has some.
     Settled: TypeAlias = TaskqError | list[int | Duplicate] | None

@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from taskq.app.context import JobContext
+from taskq import Delivery, JobContext
 from taskq.core.folds.lanes import Lane
-from taskq.core.records import Cause, Kind
-from taskq.core.values import NamedTuple
-from taskq.log.requests import Delivery, Settlement
+from taskq.engine import Cause, Kind, Settlement
+from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
     from taskq.connection.packing import Loose
-    from taskq.log.requests import Duplicate
+    from taskq.engine import Duplicate
 
 
 class Shipment(NamedTuple):

@@ -19,8 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
-from taskq.core.records import PACKED, Flag, Kind
-from taskq.log.requests import Settlement
+from taskq.core.records import PACKED
+from taskq.engine import Flag, Kind, Settlement
 from taskq_workers.events import tell
 from taskq_workers.slots.outcomes import (
     release,
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context, Token
 
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
-    from taskq.log.requests import Delivery
+    from taskq import Delivery, JobContext, Task
     from taskq_workers.slots.slots import Slots
 
 #: A member of an enum costs as much to look up as a call.

@@ -9,7 +9,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from taskq.app.context import JobContext, _current
+from taskq import JobContext
+from taskq.app.context import _current
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
-    from taskq.log.requests import Delivery, Settlement
-    from taskq.log.store.port import LoopPort
+    from taskq import Delivery, Task, TaskQ
+    from taskq.engine import LoopPort, Settlement
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
     from taskq_workers.slots.rounds import Share, Source

@@ -6,9 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskq.core.errors import AppendFailed
-from taskq.core.records import Kind
-from taskq.log.requests import Settlement
+from taskq.engine import Kind, Settlement
+from taskq.errors import AppendFailed
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.outcomes import settle_bad_result
 from taskq_workers.slots.pace import Pause
@@ -17,10 +16,8 @@ from taskq_workers.slots.shipping import Ended, settlement_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskq.app.context import JobContext
-    from taskq.app.tasks import Task
+    from taskq import Delivery, JobContext, Task
     from taskq.connection.packing import Item, Loose, Packer
-    from taskq.log.requests import Delivery
 
 T = TypeVar("T")
 

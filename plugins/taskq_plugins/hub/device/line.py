@@ -23,9 +23,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from taskq.conditions.base import aside
 from taskq.connection.settings import HubSettings
-from taskq.core.errors import UsageError
-from taskq.log.config import LogConfig
-from taskq.log.machine.access import read_private
+from taskq.engine import LogConfig, read_private
+from taskq.errors import UsageError
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.messages import Append, SpillPart, Sync
 from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood

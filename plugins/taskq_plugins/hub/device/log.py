@@ -6,10 +6,9 @@ import hashlib
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, LogFailed
-from taskq.log.config import LogConfig
+from taskq.engine import LogConfig, segment_name
+from taskq.errors import LogDamaged, LogFailed
 from taskq.log.format import codec
-from taskq.log.format.frames import segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.segments.segments import hop
@@ -17,7 +16,7 @@ from taskq.log.segments.spill import DIRECTORY
 from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, position_behind, stands
 
 if TYPE_CHECKING:
-    from taskq.log.machine.ports import Clock, Disk
+    from taskq.engine import Clock, Disk
 
 _HASHED_BYTES: Final = 1024 * 1024
 _SOUGHT_BYTES: Final = 64 * 1024

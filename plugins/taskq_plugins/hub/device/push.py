@@ -12,8 +12,8 @@ import hashlib
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, LogError
-from taskq.log.format.frames import segment_name
+from taskq.engine import segment_name
+from taskq.errors import LogDamaged, LogError
 from taskq_plugins.fleet.positions import NOWHERE, Position
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.messages import (

@@ -13,20 +13,19 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.core.errors import JobNotFound
-from taskq.core.model import WAITING_STATES, State
-from taskq.core.records import CARRYING_KINDS, PACKED, Flag, Kind
+from taskq import State
+from taskq.core.records import CARRYING_KINDS, PACKED
+from taskq.engine import Flag, Frame, Kind, decode_record, places, write_file
+from taskq.errors import JobNotFound
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Frame
 from taskq.log.format.options import enqueue_extras, queue_of
-from taskq.log.format.record import decode_record, places
-from taskq.log.machine.ports import write_file
 from taskq.log.read.selection import letters
 from taskq.log.requests import Ended, Op, Trait
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.segments.spill import DIRECTORY, decode_reference
 from taskq.log.state.story import tell
+from taskq.views import WAITING_STATES
 from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.core.folds.agenda import Agenda
-    from taskq.log.format.frames import Cursor
-    from taskq.log.machine.ports import Clock, Disk
-    from taskq.log.state.facets import Sight
+    from taskq.engine import Clock, Cursor, Disk, Sight
     from taskq_plugins.hub.outbox.lines import Question
     from taskq_plugins.hub.outbox.reading import Reading, There
 

@@ -6,17 +6,24 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import FormatError, LogError
-from taskq.core.model import LIVE_STATES
-from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.core.records import CARRYING_KINDS
+from taskq.engine import (
+    Cursor,
+    Frame,
+    Kind,
+    LogRecord,
+    SegmentFiles,
+    decode_record,
+    places,
+    read_identity,
+)
+from taskq.errors import FormatError, LogError
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import FRAME_HEADER_SIZE, JOB_AT, KIND_AT, SEGMENT_HEADER
-from taskq.log.format.frames import Cursor, Frame
 from taskq.log.format.options import enqueue_extras
-from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.requests import Ended
-from taskq.log.segments.identity import FILE, read_identity
-from taskq.log.segments.segments import SegmentFiles
+from taskq.log.segments.identity import FILE
+from taskq.views import LIVE_STATES
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.fleet.positions import NOWHERE, Position, stands
 from taskq_plugins.hub.aside import content
@@ -24,7 +31,7 @@ from taskq_plugins.hub.aside import content
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from taskq.log.machine.ports import Disk
+    from taskq.engine import Disk
 
 #: Header of a job on a device: the number that it was handed over with.
 NUMBER: Final = "hub-number"

@@ -9,16 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskq.app.app import TaskQ
+from taskq import State, TaskQ
 from taskq.calls.call import checked_calls
 from taskq.connection.blocking import blocking, off_loop
-from taskq.core.durations import spoken
-from taskq.core.errors import NotWaiting, UsageError
-from taskq.core.model import WAITING_STATES, State
-from taskq.core.views import moment
-from taskq.core.why import Reason, Why
-from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.reader import LogReader
+from taskq.engine import LocalDisk, LogReader
+from taskq.errors import NotWaiting, UsageError
+from taskq.values import spoken
+from taskq.views import WAITING_STATES, Reason, Why, moment
 from taskq_plugins.hub.devices import checked, groups, is_enrolled
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, OUTBOX, QUEUE, TO, read_note
 from taskq_plugins.hub.outbox.reading import Identified, Readings
@@ -26,10 +23,9 @@ from taskq_plugins.hub.outbox.reading import Identified, Readings
 if TYPE_CHECKING:
     import os
 
-    from taskq.calls.call import Call
+    from taskq import Call, JobHandle
     from taskq.connection.connection import JobId
-    from taskq.connection.handle import JobHandle
-    from taskq.core.views import JobView
+    from taskq.views import JobView
 
 R = TypeVar("R")
 #: The header of a job that went to each member of a group.

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import TaskqError
-from taskq.log.machine.disk import PatientDisk, SystemClock
+from taskq.engine import PatientDisk, SystemClock
+from taskq.errors import TaskqError
 from taskq.log.segments.identity import FILE
 from taskq_plugins.hub.outbox.handing import OUTBOX, Handing
 from taskq_plugins.hub.outbox.sending import Outbox
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from taskq.engine import LoopPort
     from taskq.log.requests import Op
-    from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")
 _EXPIRE_SECONDS: Final = 30.0

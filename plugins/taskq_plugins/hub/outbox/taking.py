@@ -13,13 +13,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import JobNotFound, TaskqError
-from taskq.core.model import Extras
+from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
+from taskq.errors import JobNotFound, TaskqError
 from taskq.log.inbox.parts import encode_tail
-from taskq.log.inbox.writer import PartWriter, publish_with
-from taskq.log.machine.disk import SystemClock
+from taskq.log.inbox.writer import publish_with
 from taskq.log.machine.peers import poke_owners
-from taskq.log.requests import EnqueueSpec
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 from taskq_plugins.hub.outbox.lines import (
     DOWN,
@@ -36,9 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
     from uuid import UUID
 
-    from taskq.app.tasklog import TaskLog
-    from taskq.log.config import LogConfig
-    from taskq.log.machine.ports import Clock, Disk
+    from taskq import TaskLog
+    from taskq.engine import Clock, Disk, LogConfig
     from taskq_plugins.fleet.positions import Position
     from taskq_plugins.hub.device.line import Line
     from taskq_plugins.hub.device.log import DeviceLog
@@ -261,7 +258,7 @@ async def _cancel(path: str, config: LogConfig, asked: Cancelled) -> bool:
 
 
 def _opened(path: str, config: LogConfig) -> TaskLog:
-    from taskq.app.tasklog import TaskLog  # noqa: PLC0415 - most devices are never sent a job
+    from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
     from taskq.connection.connection import Connection  # noqa: PLC0415 - likewise
 
     return TaskLog(Connection(path, config))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterable
 
-    from taskq.log.requests import Delivery
+    from taskq import Delivery
 
 #: What a chunk is to take.
 CHUNK_SECONDS: Final = 1.0

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.core.records import Kind
+from taskq.engine import Kind
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
 from taskq_plugins.spark.backlog.executing import Chunk
@@ -24,9 +24,8 @@ from taskq_workers.slots.storing import stored_success
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from taskq.app.app import TaskQ
-    from taskq.log.requests import Delivery, Settlement
-    from taskq.log.store.port import LoopPort
+    from taskq import Delivery, TaskQ
+    from taskq.engine import LoopPort, Settlement
     from taskq_plugins.spark.backlog.executing import Report
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.shipping import Ended

@@ -16,7 +16,8 @@ from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.app.context import JobContext, _current
+from taskq import JobContext
+from taskq.app.context import _current
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
@@ -25,8 +26,7 @@ from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Task
+    from taskq import Task, TaskQ
     from taskq_workers.slots.shipping import Shipment
 
 

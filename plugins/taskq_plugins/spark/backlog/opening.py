@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.calls.serialization import encode_reason
-from taskq.core.model import SECOND_NS
-from taskq.core.records import Kind
+from taskq.engine import Kind, Settlement
 from taskq.log.format.flows import is_of_flow
-from taskq.log.requests import Settlement
+from taskq.values import SECOND_NS
 from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
@@ -18,8 +17,7 @@ from taskq_workers.slots.outcomes import (
 )
 
 if TYPE_CHECKING:
-    from taskq.app.app import TaskQ
-    from taskq.log.requests import Delivery
+    from taskq import Delivery, TaskQ
 
 #: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
 #: sends no message over 128 MiB.

@@ -13,7 +13,7 @@ from taskq_workers.pool import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq_workers.logpart import LogPart
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner

@@ -14,13 +14,13 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.many import count_of, dry_run_option
 from taskq.cli.options import json_option
-from taskq.core.model import PRIORITY_MAX
+from taskq.values import PRIORITY_MAX
 from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
     from taskq_plugins.spark.bulk.files import Rows
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.uploads import Published

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 from pydantic_core import from_json, to_json
 
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq_plugins.spark.sink.schema import RESERVED
 
 if TYPE_CHECKING:

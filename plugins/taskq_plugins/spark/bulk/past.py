@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.calls.call import spec_of
-from taskq.core.errors import TaskqError, UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX, SETTLED_STATES, Extras
-from taskq.core.records import Flag
+from taskq.engine import Extras, Flag
+from taskq.errors import TaskqError, UsageError
 from taskq.log.inbox.parts import encode_tail
 from taskq.reading.replay import REPLAY_HEADER
+from taskq.values import PAYLOAD_BYTES_MAX
+from taskq.views import SETTLED_STATES
 from taskq_plugins.spark.lake.query import opened
 from taskq_plugins.spark.sink.encoding import Entries
 

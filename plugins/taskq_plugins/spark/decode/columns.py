@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from taskq.core.model import State
-from taskq.core.records import Cause, Kind, Option
+from taskq import State
+from taskq.engine import Cause, Kind, Option
 from taskq_plugins.spark.decode import arrays, layout
 from taskq_plugins.spark.decode.options import headers_of
 from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from taskq.core.errors import FormatError, UsageError
+from taskq.errors import FormatError, UsageError
 from taskq_plugins.fleet.problems import shown
 from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.columns import BUILDERS, CONSTANTS

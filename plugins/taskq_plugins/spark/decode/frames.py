@@ -13,11 +13,10 @@ from uuid import UUID
 
 import numpy as np
 
-from taskq.core.model import TIME_NS_MAX
+from taskq.engine import Gap, Scanner, open_file
 from taskq.log.format import codec
-from taskq.log.format.frames import Gap, Scanner
 from taskq.log.format.salvage import salvage
-from taskq.log.machine.door import open_file
+from taskq.values import TIME_NS_MAX
 from taskq_plugins.fleet.problems import (
     SegmentDamaged,
     SegmentMissing,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
+from taskq.core.records import CARRYING_KINDS, JOB_KINDS
+from taskq.engine import Kind
 from taskq.log.format import codec
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from taskq.core.errors import FormatError
-from taskq.core.records import Option
+from taskq.engine import Option
+from taskq.errors import FormatError
 from taskq.log.format.options import decode_extras
 from taskq_plugins.spark.decode import arrays
 from taskq_plugins.spark.decode.layout import numbers_at

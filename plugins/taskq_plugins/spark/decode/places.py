@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from taskq.core.errors import FormatError
+from taskq.errors import FormatError
 from taskq.log.format import codec
 from taskq_plugins.spark.decode.layout import (
     FIXED_SIZES,

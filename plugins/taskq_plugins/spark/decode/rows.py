@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from taskq.core.errors import FormatError
-from taskq.core.model import State
-from taskq.core.records import PACKED, Flag, Kind, Option
+from taskq import State
+from taskq.core.records import PACKED
+from taskq.engine import Flag, Kind, Option
+from taskq.errors import FormatError
 from taskq.log.format import codec
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.layout import CHECKED, CRC_SIZE, heads

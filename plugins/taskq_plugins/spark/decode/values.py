@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.core.errors import TaskqError
-from taskq.core.records import Flag
-from taskq.log.config import LogConfig
+from taskq.engine import Flag, LogConfig
+from taskq.errors import TaskqError
 from taskq.log.format.bodies import original_size
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.fleet.breaks import home_of

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.options import json_option
-from taskq.core import views as documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable

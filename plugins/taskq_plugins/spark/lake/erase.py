@@ -14,7 +14,7 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.many import count_of, yes_option
 from taskq.cli.options import json_option
-from taskq.core.records import Kind
+from taskq.engine import Kind
 from taskq_plugins.spark.lake import query
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
     from pathlib import Path

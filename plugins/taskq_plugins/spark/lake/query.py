@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

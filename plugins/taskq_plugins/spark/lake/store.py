@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.durable import sync_directory, sync_file, writer_lock

@@ -12,7 +12,7 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.parsing import parse_json
+from taskq.values import parse_json
 from taskq_plugins.spark.lake import Batch
 from taskq_plugins.spark.lake.durable import publish, sync_directory
 from taskq_plugins.spark.lake.errors import CheckpointMismatch

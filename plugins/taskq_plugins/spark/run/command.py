@@ -12,8 +12,8 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import json_option
-from taskq.core.durations import nanoseconds
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
+from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.durable import publish
 from taskq_plugins.spark.lake.errors import LakeError

@@ -9,7 +9,7 @@ from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.source.problems import DataLoss
 
 if TYPE_CHECKING:
-    from taskq.core.errors import TaskqError
+    from taskq.errors import TaskqError
 
 #: The last line of a traceback whose error is one of ours: its class, and what it says.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
-from taskq.core.errors import TaskqError
+from taskq.errors import TaskqError
 from taskq_plugins.spark.run.batch import commit_batch, fold_all, fold_share, is_committed
 from taskq_plugins.spark.run.checkpoint import batch_of, check
 from taskq_plugins.spark.run.inprocess import Summary, end_run

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_plugins.spark.sink.options import span
 from taskq_plugins.spark.sink.payloads import python_values
 from taskq_plugins.spark.sink.recipes import check_payload

@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from taskq.calls.serialization import encode_loose
-from taskq.core.errors import TaskqError, UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq_plugins.spark.sink.columns import (
     binary_of,
     check_object,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.app.app import TaskQ
-    from taskq.log.inbox.writer import PartWriter
+    from taskq import TaskQ
+    from taskq.engine import PartWriter
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.recipes import Recipe
     from taskq_plugins.spark.sink.schema import Shape

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskq.calls.call import OptionChanges, Options, Until
-from taskq.core.errors import UsageError
-from taskq.core.parsing import check_name, parse_json
-from taskq.core.records import Flag
-from taskq.log.format.bodies import Compression
+from taskq.engine import Compression, Flag
+from taskq.errors import UsageError
 from taskq.log.inbox.manifest import check_upload_name
+from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq.app.app import TaskQ
+    from taskq import TaskQ
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
 _NUMBERS: Final = ("priority", "attempts")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 from pydantic_core import to_json
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

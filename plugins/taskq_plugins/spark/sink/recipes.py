@@ -10,20 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.calls.call import Options, key_bytes
-from taskq.core.errors import PayloadTooLarge, UnknownTask
-from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.core.records import Flag
+from taskq.engine import Flag
+from taskq.errors import PayloadTooLarge, UnknownTask
 from taskq.log.format.bodies import compress
 from taskq.log.inbox.parts import encode_tail
+from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_plugins.spark.sink.options import KEY_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskq.app.app import TaskQ
-    from taskq.app.tasks import Enqueuer, Task
-    from taskq.calls.call import Call, OptionChanges
-    from taskq.core.model import Extras
+    from taskq import Call, Task, TaskQ
+    from taskq.app.tasks import Enqueuer
+    from taskq.calls.call import OptionChanges
+    from taskq.engine import Extras
     from taskq_plugins.spark.sink.options import SinkOptions
 
 #: Recipes that are kept, and shapes of keys in each of them.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import types
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

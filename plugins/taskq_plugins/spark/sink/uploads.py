@@ -6,11 +6,11 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.app.tasklog import TaskLog
-from taskq.core.errors import LogError, TaskqError
+from taskq import TaskLog
+from taskq.engine import PartWriter, read_file
+from taskq.errors import LogError, TaskqError
 from taskq.log.inbox.manifest import DONE, MANIFEST_BYTES_MAX, REFUSED, Part, decode_ended
-from taskq.log.inbox.writer import PartWriter, discard, publish
-from taskq.log.machine.door import read_file
+from taskq.log.inbox.writer import discard, publish
 from taskq.log.state.uploads import INBOX, MANIFEST
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq.log.inbox.manifest import Part
 from taskq.log.inbox.writer import discard
 from taskq_plugins.spark.sink.encoding import Encoder

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.core.errors import LogError
+    from taskq.errors import LogError
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Bound, Position
 

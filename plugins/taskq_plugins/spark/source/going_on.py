@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from taskq.core.errors import LogError
-from taskq.log.format.frames import segment_name
+from taskq.engine import segment_name
+from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
@@ -19,7 +19,7 @@ from taskq_plugins.spark.source.standing import at_lsn, at_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskq.log.format.codec import FrameHeader
+    from taskq.engine import FrameHeader
     from taskq_plugins.fleet.breaks import Break as Declared
     from taskq_plugins.fleet.places import LogPlace
     from taskq_plugins.spark.source.standing import Standing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from taskq.core.parsing import parse_json
+from taskq.values import parse_json
 from taskq_plugins.spark.source.positions import Bound, parse_bound
 from taskq_plugins.spark.source.problems import OptionError
 

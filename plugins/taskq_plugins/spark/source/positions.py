@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from taskq.core.errors import UsageError
-from taskq.core.parsing import parse_json
+from taskq.errors import UsageError
 from taskq.log.format.codec import LSN_MAX
+from taskq.values import parse_json
 from taskq_plugins.fleet.segmentfile import START
 
 if TYPE_CHECKING:

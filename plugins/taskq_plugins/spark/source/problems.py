@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError, UsageError
-from taskq.log.format.frames import segment_name
+from taskq.engine import segment_name
+from taskq.errors import LogError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import InputPartition
 
-    from taskq.log.format.codec import FrameHeader
+    from taskq.engine import FrameHeader
     from taskq_plugins.spark.source.going_on import Stretch
 
 _COLUMNS: Final = frozenset(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.core.errors import FormatError, LogError
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
+from taskq.errors import FormatError, LogError
 from taskq_plugins.fleet.listing import segments
 from taskq_plugins.fleet.marks import durable_end
 from taskq_plugins.fleet.places import LogPlace

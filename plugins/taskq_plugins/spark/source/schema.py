@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from taskq.core.errors import UsageError
+from taskq.errors import UsageError
 from taskq_plugins.spark.decode import AS_BYTES, DETAILS, SCHEMA, as_bytes
 
 if TYPE_CHECKING:

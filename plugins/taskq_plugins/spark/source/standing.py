@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.errors import LogError
+from taskq.errors import LogError
 from taskq_plugins.fleet.listing import segment_paths, segments
 from taskq_plugins.fleet.marks import End, durable_end
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs

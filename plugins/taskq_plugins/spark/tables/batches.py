@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.core.records import Flag, Kind
+from taskq.engine import Flag, Kind
 from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, PART_COLUMN, POSITION
 from taskq_plugins.spark.tables.fold import (

@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, Cause, Kind
+from taskq import State
+from taskq.core.records import CARRYING_KINDS
 from taskq.core.transitions import after
+from taskq.engine import Cause, Kind
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
 from taskq.log.state.fold import FINAL_KINDS
 

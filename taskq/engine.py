@@ -1,0 +1,138 @@
+"""The door of the engine, for commands, workers and plugins: everything below it is private.
+
+It defines nothing, it names. What is named here is kept for one minor version after it has been
+deprecated; the rooms behind it, ``taskq.log`` and ``taskq.core``, may change on any day.
+
+- open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
+  takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
+  ``Sight`` and ``Moment`` are what a look may see
+- read what stands there: ``LogRecord`` and ``decode_record``, ``Frame``, ``Gap``, ``Scanner``
+- files: ``SegmentFiles``, ``Identity``, ``Disk`` and ``Clock`` as the machine has them
+- care: ``check_health``, ``back_up``, ``restore``; bulk: ``PartWriter``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.core.fingerprints import failure_of
+    from taskq.core.model import Conflict, Extras
+    from taskq.core.rates import Limit
+    from taskq.core.records import Cause, Flag, Kind, Option
+    from taskq.core.why import strays_of
+    from taskq.log.config import LogConfig
+    from taskq.log.format.bodies import Compression
+    from taskq.log.format.codec import FrameHeader
+    from taskq.log.format.flows import Takes
+    from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
+    from taskq.log.format.record import LogRecord, decode_record, places
+    from taskq.log.inbox.writer import PartWriter
+    from taskq.log.machine.access import read_private
+    from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
+    from taskq.log.machine.door import open_file, read_file
+    from taskq.log.machine.ports import Clock, Disk, write_file
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timetravel import Moment
+    from taskq.log.requests import Ask, ClaimRequest, Duplicate, EnqueueSpec, Item, Settlement, Turn
+    from taskq.log.segments.bodystore import LISTED_BYTES_MAX
+    from taskq.log.segments.identity import Identity, read_identity
+    from taskq.log.segments.segments import SegmentFiles
+    from taskq.log.state.facets import Sight
+    from taskq.log.store.port import LoopPort
+    from taskq.log.store.store import Store
+    from taskq.log.upkeep.backup import back_up, restore
+    from taskq.log.upkeep.health import check_health
+
+__all__ = [
+    "LISTED_BYTES_MAX",
+    "Ask",
+    "Cause",
+    "ClaimRequest",
+    "Clock",
+    "Compression",
+    "Conflict",
+    "Cursor",
+    "Disk",
+    "Duplicate",
+    "EnqueueSpec",
+    "Extras",
+    "Flag",
+    "Frame",
+    "FrameHeader",
+    "Gap",
+    "Identity",
+    "Item",
+    "Kind",
+    "Limit",
+    "LocalDisk",
+    "LogConfig",
+    "LogReader",
+    "LogRecord",
+    "LoopPort",
+    "Moment",
+    "Option",
+    "PartWriter",
+    "PatientDisk",
+    "Scanner",
+    "SegmentFiles",
+    "Settlement",
+    "Sight",
+    "Store",
+    "SystemClock",
+    "Takes",
+    "Turn",
+    "back_up",
+    "check_health",
+    "decode_record",
+    "failure_of",
+    "open_file",
+    "places",
+    "read_file",
+    "read_identity",
+    "read_private",
+    "restore",
+    "segment_lsn",
+    "segment_name",
+    "strays_of",
+    "write_file",
+]
+
+_HOMES: Final = {
+    "taskq.core.fingerprints": "failure_of",
+    "taskq.core.model": "Conflict Extras",
+    "taskq.core.rates": "Limit",
+    "taskq.core.records": "Cause Flag Kind Option",
+    "taskq.core.why": "strays_of",
+    "taskq.log.config": "LogConfig",
+    "taskq.log.format.bodies": "Compression",
+    "taskq.log.format.codec": "FrameHeader",
+    "taskq.log.format.flows": "Takes",
+    "taskq.log.format.frames": "Cursor Frame Gap Scanner segment_lsn segment_name",
+    "taskq.log.format.record": "LogRecord decode_record places",
+    "taskq.log.inbox.writer": "PartWriter",
+    "taskq.log.machine.access": "read_private",
+    "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
+    "taskq.log.machine.door": "open_file read_file",
+    "taskq.log.machine.ports": "Clock Disk write_file",
+    "taskq.log.read.reader": "LogReader",
+    "taskq.log.read.timetravel": "Moment",
+    "taskq.log.requests": "Ask ClaimRequest Duplicate EnqueueSpec Item Settlement Turn",
+    "taskq.log.segments.bodystore": "LISTED_BYTES_MAX",
+    "taskq.log.segments.identity": "Identity read_identity",
+    "taskq.log.segments.segments": "SegmentFiles",
+    "taskq.log.state.facets": "Sight",
+    "taskq.log.store.port": "LoopPort",
+    "taskq.log.store.store": "Store",
+    "taskq.log.upkeep.backup": "back_up restore",
+    "taskq.log.upkeep.health": "check_health",
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

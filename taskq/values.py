@@ -1,0 +1,58 @@
+"""Small things that every room needs: spans of time, names, JSON, limits, classes of values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.core.durations import Duration, nanoseconds, seconds, spoken
+    from taskq.core.model import (
+        PAYLOAD_BYTES_MAX,
+        PRIORITY_MAX,
+        REASON_BYTES_MAX,
+        SECOND_NS,
+        TIME_NS_MAX,
+        TRANSACTION_BYTES_MAX,
+    )
+    from taskq.core.parsing import check_name, checked_queues, nearest, parse_json, rather, whole
+    from taskq.core.values import NamedTuple, dataclass
+
+__all__ = [
+    "PAYLOAD_BYTES_MAX",
+    "PRIORITY_MAX",
+    "REASON_BYTES_MAX",
+    "SECOND_NS",
+    "TIME_NS_MAX",
+    "TRANSACTION_BYTES_MAX",
+    "Duration",
+    "NamedTuple",
+    "check_name",
+    "checked_queues",
+    "dataclass",
+    "nanoseconds",
+    "nearest",
+    "parse_json",
+    "rather",
+    "seconds",
+    "spoken",
+    "whole",
+]
+
+_HOMES: Final = {
+    "taskq.core.durations": "Duration nanoseconds seconds spoken",
+    "taskq.core.model": (
+        "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS TIME_NS_MAX "
+        "TRANSACTION_BYTES_MAX"
+    ),
+    "taskq.core.parsing": "check_name checked_queues nearest parse_json rather whole",
+    "taskq.core.values": "NamedTuple dataclass",
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

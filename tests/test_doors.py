@@ -1,0 +1,232 @@
+"""The doors: commands, workers, plugins and ``taskq.testing`` come in by public faces only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parents[1]
+#: Who comes from outside, and by which name its own modules begin.
+OUTSIDE: Final = {
+    "taskq/cli": "taskq.cli",
+    "taskq/testing": "taskq.testing",
+    "workers/taskq_workers": "taskq_workers",
+    "plugins/taskq_plugins": "taskq_plugins",
+}
+PRIVATE: Final = ("taskq.core", "taskq.log")
+ENGINE_NAMES_MAX: Final = 60
+#: Names that somebody outside takes past the doors, each with its why.
+EXCEPTIONS: Final[dict[str, str]] = {
+    "taskq.core.errors.WORKER": "stood here when the doors were built",
+    "taskq.core.errors.command": "stood here when the doors were built",
+    "taskq.core.errors.no_loop": "stood here when the doors were built",
+    "taskq.core.fingerprints.LOST_REASON": "stood here when the doors were built",
+    "taskq.core.fingerprints.NO_REASON": "stood here when the doors were built",
+    "taskq.core.fingerprints.fingerprint": "stood here when the doors were built",
+    "taskq.core.fingerprints.literals": "stood here when the doors were built",
+    "taskq.core.fingerprints.pattern_of": "stood here when the doors were built",
+    "taskq.core.flows.Policy": "stood here when the doors were built",
+    "taskq.core.flows.nested": "stood here when the doors were built",
+    "taskq.core.folds.agenda.Agenda": "stood here when the doors were built",
+    "taskq.core.folds.lanes.Lane": "stood here when the doors were built",
+    "taskq.core.folds.taking.WEIGHT_MAX": "stood here when the doors were built",
+    "taskq.core.folds.taking.Weights": "stood here when the doors were built",
+    "taskq.core.model.__file__": "stood here when the doors were built",
+    "taskq.core.records.CARRYING_KINDS": "stood here when the doors were built",
+    "taskq.core.records.JOB_KINDS": "stood here when the doors were built",
+    "taskq.core.records.PACKED": "stood here when the doors were built",
+    "taskq.core.retry.Signal": "stood here when the doors were built",
+    "taskq.core.schedules.ScheduleState": "stood here when the doors were built",
+    "taskq.core.transitions.BY_TIME": "stood here when the doors were built",
+    "taskq.core.transitions.after": "stood here when the doors were built",
+    "taskq.core.why.ready_jobs": "stood here when the doors were built",
+    "taskq.log.config.LSN_SKIP": "stood here when the doors were built",
+    "taskq.log.config.SPILL_BYTES_MAX": "stood here when the doors were built",
+    "taskq.log.format.bodies.compress": "stood here when the doors were built",
+    "taskq.log.format.bodies.original_size": "stood here when the doors were built",
+    "taskq.log.format.carried.born_in": "stood here when the doors were built",
+    "taskq.log.format.codec.CARRIED": "stood here when the doors were built",
+    "taskq.log.format.codec.CLOCK": "stood here when the doors were built",
+    "taskq.log.format.codec.ENQUEUED": "stood here when the doors were built",
+    "taskq.log.format.codec.FIXED_SIZES": "stood here when the doors were built",
+    "taskq.log.format.codec.FLAGS_AT": "stood here when the doors were built",
+    "taskq.log.format.codec.FRAME_BODY_MAX": "stood here when the doors were built",
+    "taskq.log.format.codec.FRAME_HEADER": "stood here when the doors were built",
+    "taskq.log.format.codec.FRAME_HEADER_SIZE": "stood here when the doors were built",
+    "taskq.log.format.codec.FRAME_MAGIC": "stood here when the doors were built",
+    "taskq.log.format.codec.FRAME_MAGIC_BYTES": "stood here when the doors were built",
+    "taskq.log.format.codec.FrameHeader": "stood here when the doors were built",
+    "taskq.log.format.codec.JOB": "stood here when the doors were built",
+    "taskq.log.format.codec.JOB_AT": "stood here when the doors were built",
+    "taskq.log.format.codec.KIND_AT": "stood here when the doors were built",
+    "taskq.log.format.codec.LENGTH": "stood here when the doors were built",
+    "taskq.log.format.codec.LOST": "stood here when the doors were built",
+    "taskq.log.format.codec.LSN_MAX": "stood here when the doors were built",
+    "taskq.log.format.codec.Link": "stood here when the doors were built",
+    "taskq.log.format.codec.NO_LINK": "stood here when the doors were built",
+    "taskq.log.format.codec.OWNER": "stood here when the doors were built",
+    "taskq.log.format.codec.PREFIX": "stood here when the doors were built",
+    "taskq.log.format.codec.SEGMENT_HEADER": "stood here when the doors were built",
+    "taskq.log.format.codec.SEGMENT_MAGIC": "stood here when the doors were built",
+    "taskq.log.format.codec.SegmentHeader": "stood here when the doors were built",
+    "taskq.log.format.codec.body_is_whole": "stood here when the doors were built",
+    "taskq.log.format.codec.crc32": "stood here when the doors were built",
+    "taskq.log.format.codec.decode_frame_header": "stood here when the doors were built",
+    "taskq.log.format.codec.decode_segment_header": "stood here when the doors were built",
+    "taskq.log.format.codec.frame_size": "stood here when the doors were built",
+    "taskq.log.format.codec.segment_seed": "stood here when the doors were built",
+    "taskq.log.format.flows.is_of_flow": "stood here when the doors were built",
+    "taskq.log.format.flows.takes_of": "stood here when the doors were built",
+    "taskq.log.format.history.ATTEMPTS_KEPT": "stood here when the doors were built",
+    "taskq.log.format.history.decode_history": "stood here when the doors were built",
+    "taskq.log.format.history.encode_lines": "stood here when the doors were built",
+    "taskq.log.format.options.decode_extras": "stood here when the doors were built",
+    "taskq.log.format.options.enqueue_extras": "stood here when the doors were built",
+    "taskq.log.format.options.queue_of": "stood here when the doors were built",
+    "taskq.log.format.salvage.salvage": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.DONE": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.Ended": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.MANIFEST_BYTES_MAX": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.Part": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.REFUSED": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.check_upload_name": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.decode_ended": "stood here when the doors were built",
+    "taskq.log.inbox.manifest.stream_batch": "stood here when the doors were built",
+    "taskq.log.inbox.parts.encode_tail": "stood here when the doors were built",
+    "taskq.log.inbox.writer.discard": "stood here when the doors were built",
+    "taskq.log.inbox.writer.publish": "stood here when the doors were built",
+    "taskq.log.inbox.writer.publish_with": "stood here when the doors were built",
+    "taskq.log.journal.chain.compactions": "stood here when the doors were built",
+    "taskq.log.journal.chain.describe_loss": "stood here when the doors were built",
+    "taskq.log.journal.journal.Journal": "stood here when the doors were built",
+    "taskq.log.journal.lock.flock_holders": "stood here when the doors were built",
+    "taskq.log.journal.lock.process_state": "stood here when the doors were built",
+    "taskq.log.journal.recovery.FAILED_FILE": "stood here when the doors were built",
+    "taskq.log.journal.recovery.is_marked_failed": "stood here when the doors were built",
+    "taskq.log.journal.recovery.write_once_more": "stood here when the doors were built",
+    "taskq.log.machine.forks.fill_standard": "stood here when the doors were built",
+    "taskq.log.machine.forks.on_fork": "stood here when the doors were built",
+    "taskq.log.machine.owners.owner_views": "stood here when the doors were built",
+    "taskq.log.machine.peers.poke_owners": "stood here when the doors were built",
+    "taskq.log.machine.ports.write_all": "stood here when the doors were built",
+    "taskq.log.machine.progress.Told": "stood here when the doors were built",
+    "taskq.log.read.flows.ENDS_MAX": "stood here when the doors were built",
+    "taskq.log.read.flows.End": "stood here when the doors were built",
+    "taskq.log.read.flows.look_at_ends": "stood here when the doors were built",
+    "taskq.log.read.gauges.age_ns": "stood here when the doors were built",
+    "taskq.log.read.readers.HUB_READER": "stood here when the doors were built",
+    "taskq.log.read.readers.NamedReader": "stood here when the doors were built",
+    "taskq.log.read.readers.Position": "stood here when the doors were built",
+    "taskq.log.read.selection.DeadFilter": "stood here when the doors were built",
+    "taskq.log.read.selection.WAITING": "stood here when the doors were built",
+    "taskq.log.read.selection.letters": "stood here when the doors were built",
+    "taskq.log.read.verify.verify": "stood here when the doors were built",
+    "taskq.log.read.walks.Chosen": "stood here when the doors were built",
+    "taskq.log.read.walks.Past": "stood here when the doors were built",
+    "taskq.log.read.walks.entries": "stood here when the doors were built",
+    "taskq.log.read.why.live_workers": "stood here when the doors were built",
+    "taskq.log.requests.Ended": "stood here when the doors were built",
+    "taskq.log.requests.Op": "stood here when the doors were built",
+    "taskq.log.requests.TICKS_MAX": "stood here when the doors were built",
+    "taskq.log.requests.Trait": "stood here when the doors were built",
+    "taskq.log.segments.bodystore.BodyStore": "stood here when the doors were built",
+    "taskq.log.segments.identity.BACKUP": "stood here when the doors were built",
+    "taskq.log.segments.identity.FILE": "stood here when the doors were built",
+    "taskq.log.segments.identity.REPLICA": "stood here when the doors were built",
+    "taskq.log.segments.identity.device_of_copy": "stood here when the doors were built",
+    "taskq.log.segments.identity.encode_identity": "stood here when the doors were built",
+    "taskq.log.segments.identity.write_identity": "stood here when the doors were built",
+    "taskq.log.segments.segments.SegmentGone": "stood here when the doors were built",
+    "taskq.log.segments.segments.hop": "stood here when the doors were built",
+    "taskq.log.segments.segments.sweep_gone": "stood here when the doors were built",
+    "taskq.log.segments.spill.DIRECTORY": "stood here when the doors were built",
+    "taskq.log.segments.spill.decode_reference": "stood here when the doors were built",
+    "taskq.log.segments.spill.files_named": "stood here when the doors were built",
+    "taskq.log.state.fold.FINAL_KINDS": "stood here when the doors were built",
+    "taskq.log.state.story.tell": "stood here when the doors were built",
+    "taskq.log.state.uploads.INBOX": "stood here when the doors were built",
+    "taskq.log.state.uploads.MANIFEST": "stood here when the doors were built",
+    "taskq.log.state.uploads.waiting_uploads": "stood here when the doors were built",
+    "taskq.log.upkeep.excerpt.excerpt": "stood here when the doors were built",
+    "taskq.log.upkeep.health.check_start": "stood here when the doors were built",
+    "taskq.log.upkeep.repair.repair_directory": "stood here when the doors were built",
+    "taskq.log.upkeep.repair.survey_damage": "stood here when the doors were built",
+}
+
+
+def looked_at(tree: ast.AST, module: str, alias: str) -> set[str]:
+    """Return what a file takes of a module that it imports as a whole."""
+    return {
+        f"{module}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == alias
+    }
+
+
+def is_module(name: str) -> bool:
+    folder = ROOT.joinpath(*name.split("."))
+    return folder.with_suffix(".py").exists() or folder.is_dir()
+
+
+def private_names(path: Path, own: str) -> Iterator[str]:
+    """Yield the names of private modules that a file takes, type hints and inner imports too."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith(PRIVATE))
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(PRIVATE):
+            continue
+        if (node.module or "").startswith(own):
+            continue
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            if is_module(whole):
+                yield from looked_at(tree, whole, alias.asname or alias.name)
+            else:
+                yield whole
+
+
+def taken() -> dict[str, set[str]]:
+    """Return each private name that somebody outside takes, and the files that do."""
+    names = defaultdict(set)
+    for folder, own in OUTSIDE.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in private_names(path, own):
+                names[name].add(str(path.relative_to(ROOT)))
+    return names
+
+
+def test_nobody_outside_takes_more_of_the_engine_than_its_doors_name() -> None:
+    past = {name: sorted(files) for name, files in taken().items() if name not in EXCEPTIONS}
+    assert not past
+
+
+def test_no_exception_stands_that_nobody_needs() -> None:
+    assert not EXCEPTIONS.keys() - taken().keys()
+
+
+@pytest.mark.parametrize("face", ["taskq.engine", "taskq.values", "taskq.views", "taskq.errors"])
+def test_every_name_of_a_face_is_there_and_once(face: str) -> None:
+    module = importlib.import_module(face)
+    assert len(module.__all__) == len(set(module.__all__))
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_engines_door_is_narrow_and_says_what_each_name_is() -> None:
+    engine = importlib.import_module("taskq.engine")
+    assert len(engine.__all__) <= ENGINE_NAMES_MAX
+    named = {name: getattr(engine, name) for name in engine.__all__}
+    assert not [
+        name for name, it in named.items() if isinstance(it, type | FunctionType) and not it.__doc__
+    ]
