@@ -1,19 +1,19 @@
 """What the disk alone does: one small record, write and fdatasync; and 256 KiB batches.
 
 Run: ``python -m tests.bench.baseline_disk``. No queue can answer a lone durable enqueue faster than
-the first figure, nor move more bytes than the second.
+the first figure, nor move more bytes than the last.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
 import time
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tests.bench.tables import Table, microseconds, percentile
+from tests.bench.harness import Table, microseconds, options, percentile, scratch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RECORD_BYTES: Final = 200
 BATCH_BYTES: Final = 256 * 1_024
@@ -44,26 +44,18 @@ def write_seconds(path: Path, size: int, count: int, *, durable: bool = True) ->
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory of the disk")
-    parser.add_argument("--count", type=int, default=2_000, help="small records to write")
-    options = parser.parse_args()
-    table = Table("raw disk", ("what", "p50 µs", "p99 µs", "writes/s", "MB/s"))
-    with tempfile.TemporaryDirectory(dir=options.dir, prefix=".bench-") as directory:
+    given = options(__doc__, count=2_000)
+    table = Table("raw disk", "what", "p50 µs", "p99 µs", "writes/s", "MB/s")
+    with scratch(given.dir) as directory:
         for what, size, count, durable in (
-            (f"{RECORD_BYTES} B write+fdatasync", RECORD_BYTES, options.count, True),
-            (f"{RECORD_BYTES} B write", RECORD_BYTES, options.count, False),
-            (f"{BATCH_BYTES // 1024} KiB write+fdatasync", BATCH_BYTES, options.count // 10, True),
+            (f"{RECORD_BYTES} B write+fdatasync", RECORD_BYTES, given.count, True),
+            (f"{RECORD_BYTES} B write", RECORD_BYTES, given.count, False),
+            (f"{BATCH_BYTES // 1024} KiB write+fdatasync", BATCH_BYTES, given.count // 10, True),
         ):
-            seconds = write_seconds(Path(directory) / "raw", size, count, durable=durable)
+            seconds = write_seconds(directory / "raw", size, count, durable=durable)
             rate = count / sum(seconds)
-            table.row(
-                what,
-                microseconds(percentile(seconds, 50)),
-                microseconds(percentile(seconds, 99)),
-                f"{rate:,.0f}",
-                f"{rate * size / 1e6:,.1f}",
-            )
+            p50, p99 = (microseconds(percentile(seconds, percent)) for percent in (50, 99))
+            table.row(what, p50, p99, f"{rate:,.0f}", f"{rate * size / 1e6:,.1f}")
     table.print()
 
 

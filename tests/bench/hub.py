@@ -1,45 +1,52 @@
 """A hub and its devices beside their baselines: ``python -m tests.bench.hub copy``. See README.md.
 
-``copy``: a backlog over loopback, beside copying, hashing and syncing the same files. ``idle``,
-``herd``, ``lag`` and ``attack``: see ``hub_load``.
+``copy``: a backlog over loopback, beside copying, hashing and syncing the same files. What a hub
+bears: ``idle``, known devices that poll; ``herd``, all at once; ``lag``, a stream of small logs;
+``attack``, beside an honest device. ``--mib`` is of the backlog, ``--devices`` of the others.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import contextlib
 import hashlib
+import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Final
+import zlib
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import httpx
 
+from taskq import TaskLog
+from taskq.connection.settings import HubSettings
 from taskq.core.model import Durability
 from taskq.log.config import LogConfig
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
+from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.sync import sync
-from tests.bench.hub_load import attack, herd, idle, lag
-from tests.bench.process import MIB, cpu_seconds
-from tests.bench.tables import Table
+from taskq_plugins.hub.messages import Append, Sync, Synced
+from taskq_plugins.hub.sync import follow, sync
+from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
+from tests.bench.harness import MIB, Table, cpu_seconds, options, percentile, rss_bytes, scratch
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+_LINES: Final = 60
+_BUSY: Final = (429, 503)
 _PIECE: Final = MIB
-#: Each load with its devices and seconds.
-_LOADS: Final = {
-    "idle": (idle, 10_000, 600.0),
-    "herd": (herd, 10_000, 60.0),
-    "lag": (lag, 100, 30.0),
-    "attack": (attack, 50, 10.0),
-}
 
 
 def fill(path: Path, size: int, frame_bytes: int) -> None:
@@ -99,17 +106,11 @@ def plain_copy(log: Path, target: Path) -> tuple[float, float]:
 
 def copy(folder: Path, mib: int) -> None:
     """A backlog over loopback, at several sizes of frames."""
-    columns = (
-        "frame",
-        "MiB",
-        "plain MiB/s",
-        "sync MiB/s",
-        "of plain",
-        "hub CPU s/GiB",
-        "device's",
-        "plain's",
+    table = Table(
+        "a backlog over loopback, beside copy + SHA-256 + fsync of its files",
+        *("frame", "MiB", "plain MiB/s", "sync MiB/s", "of plain"),
+        *("hub CPU s/GiB", "device's", "plain's"),
     )
-    table = Table("a backlog over loopback, beside copy + SHA-256 + fsync of its files", columns)
     for frame_bytes in (256, 4_096, 65_536):
         log, hub, port = folder / f"log-{frame_bytes}", folder / f"hub-{frame_bytes}", free_port()
         fill(log, (mib if frame_bytes > 256 else max(mib // 8, 1)) * MIB, frame_bytes)
@@ -135,30 +136,262 @@ def copy(folder: Path, mib: int) -> None:
     table.print()
 
 
+async def _template(folder: Path, size: int) -> DeviceLog:
+    async with TaskLog.open(folder / "template") as log:
+        for _ in range(max(size // 4_096, 1)):
+            await log.put(os.urandom(4_000))
+    return DeviceLog(LocalDisk(), SystemClock(), str(folder / "template"))
+
+
+def known_devices(folder: Path, hub: Path, count: int, log: DeviceLog | None) -> list[str]:
+    """Tokens of so many devices, each with a copy of the log if there is one."""
+    tokens = []
+    for number in range(count):
+        name, secret = f"edge-{number}", hashlib.sha256(b"%d" % number).hexdigest()[:43]
+        token, place = f"tq1.{name}.{secret}", hub / "devices" / name
+        place.mkdir(parents=True)
+        hashes = [hashlib.sha256(token.encode()).hexdigest()]
+        (place / ".device.json").write_text(json.dumps({"tokens": hashes}))
+        if log is not None:
+            copy = place / str(log.identity.log_id)
+            shutil.copytree(folder / "template" / "log", copy / "log")
+            identity = json.loads((folder / "template" / "taskq.json").read_text())
+            identity["features"]["read_only_compat"] = ["replica-1"]
+            (copy / "taskq.json").write_text(json.dumps(identity))
+        tokens.append(token)
+    return tokens
+
+
+class Clients:
+    """Many devices on a few lines."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=_LINES, max_keepalive_connections=_LINES)
+        timeout = httpx.Timeout(120.0)
+        self._client = httpx.AsyncClient(
+            base_url=url, limits=limits, timeout=timeout, trust_env=False
+        )
+        #: time that a device waits for a line of this program is none of the hub's
+        self._lines = asyncio.Semaphore(_LINES)
+        self.seconds: list[float] = []
+        self.busy = 0
+
+    async def ask(self, token: str, asked: object) -> object:
+        """Ask until the hub has time; what it is answered."""
+        method, path, headers, body = carried(asked)  # type: ignore[arg-type]
+        headers["Authorization"] = f"Bearer {token}"
+        while True:
+            async with self._lines:
+                start = time.perf_counter()
+                told = await self._client.request(method, path, headers=headers, content=body)
+                seconds = time.perf_counter() - start
+            if told.status_code not in _BUSY:
+                self.seconds.append(seconds)
+                return understood(asked, told.status_code, told.content)  # type: ignore[arg-type]
+            self.busy += 1
+            await asyncio.sleep(float(told.headers["Retry-After"]) * random.random())
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._client.aclose()
+
+
+async def idle(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Known devices that poll 100 times a second, all in turn."""
+    log = await _template(folder, 4_096)
+    tokens, clients = known_devices(folder, hub, count, log), Clients(url)
+    asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
+    table = Table(f"{count} known devices", "after", "polls/s", "hub CPU", "hub RSS MiB", "p99 ms")
+    done, began, cpu = 0, time.perf_counter(), cpu_seconds(pid)
+    reported = began
+
+    async def poll(token: str) -> None:
+        told = await clients.ask(token, asked)
+        assert isinstance(told, Synced)
+        assert told.has_end
+
+    async with asyncio.TaskGroup() as tasks:
+        while (now := time.perf_counter()) - began < seconds:
+            tasks.create_task(poll(tokens[done % count]))
+            done += 1
+            await asyncio.sleep(max(began + done / 100 - now, 0))
+            if now - reported > seconds / 4:
+                spent = (cpu_seconds(pid) - cpu) / (now - reported)
+                rate = len(clients.seconds) / (now - reported)
+                p99 = percentile(clients.seconds, 99) * 1e3
+                rss = rss_bytes(pid) / MIB
+                figures = (f"{rate:.0f}", f"{spent:.1%}", f"{rss:.0f}", f"{p99:.0f}")
+                table.row(f"{now - began:.0f} s", *figures)
+                clients.seconds.clear()
+                reported, cpu = now, cpu_seconds(pid)
+    await clients.close()
+    log.close()
+    table.print()
+
+
+async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Devices with 64 KiB each, which all come within so many seconds."""
+    log = await _template(folder, 60_000)
+    tokens, clients = known_devices(folder, hub, count, None), Clients(url)
+    data, end = log.part(Position(log.segments[0]), MIB)
+    log_id = log.identity.log_id
+
+    async def come(token: str) -> None:
+        await asyncio.sleep(random.uniform(0, seconds))
+        told = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
+        assert isinstance(told, Synced)
+        await clients.ask(token, Append(told.session, log_id, Position(log.segments[0]), data))
+
+    began, cpu = time.perf_counter(), cpu_seconds(pid)
+    await asyncio.gather(*map(come, tokens))
+    took = time.perf_counter() - began
+    spent = cpu_seconds(pid) - cpu
+    table = Table(
+        f"{count} devices with {len(data) // 1024} KiB each within {seconds:.0f} s",
+        *("all stored after", "p99 of a request", "told to wait", "hub CPU s", "hub RSS MiB"),
+    )
+    p99 = percentile(clients.seconds, 99)
+    rss = rss_bytes(pid) / MIB
+    table.row(f"{took:.0f} s", f"{p99:.2f} s", f"{clients.busy}", f"{spent:.0f}", f"{rss:.0f}")
+    table.print()
+    await clients.close()
+    log.close()
+
+
+async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """From durable on a device to readable on the hub: ten jobs a second on each."""
+    lags: list[float] = []
+
+    async def device(number: int) -> None:
+        name = f"edge-{number}"
+        path, token = folder / name, enrol(hub, name)
+        line = Line(url, token, None, HubSettings())
+        async with TaskLog.open(path) as log:
+            await log.put(b"first")
+            following = asyncio.create_task(follow(str(path), line, at_once=True))
+            until, waiting = time.perf_counter() + seconds, dict[bytes, float]()
+            try:
+                while time.perf_counter() < until or waiting:
+                    mark = b"<%d>" % random.getrandbits(60)
+                    if time.perf_counter() < until:
+                        await log.put(mark)
+                        waiting[mark] = time.perf_counter()
+                    await asyncio.sleep(0.1)
+                    files = (hub / "devices" / name).rglob("*.log")
+                    there = b"".join(one.read_bytes() for one in files)
+                    found, now = [one for one in waiting if one in there], time.perf_counter()
+                    lags.extend(now - waiting.pop(one) for one in found)
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+                await line.close()
+
+    await asyncio.gather(*map(device, range(count)))
+    table = Table(f"{count} devices, 10 jobs/s each", "jobs", "p50", "p99", "hub RSS MiB")
+    p50, p99 = percentile(lags, 50), percentile(lags, 99)
+    rss = rss_bytes(pid) / MIB
+    table.row(f"{len(lags)}", f"{p50:.2f} s", f"{p99:.2f} s", f"{rss:.0f}")
+    table.print()
+
+
+async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
+    """Each attack for so many seconds, beside a device that is honest."""
+    log = await _template(folder, 4_096)
+    tokens, place = known_devices(folder, hub, count, log), urlsplit(url)
+    asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
+    path = f"/v1/logs/{log.identity.log_id}/segments/{log.segments[0]:020d}"
+    names = ("Taskq-Session: 1", "Upload-Offset: 0", "Taskq-Stem: none")
+    header = next((folder / "template" / "log").glob("*.log")).read_bytes()[:64]
+
+    def request(token: str, body: bytes, kind: str = FRAMES, size: int | None = None) -> bytes:
+        length = len(body) if size is None else size
+        lines = [
+            f"PATCH {path} HTTP/1.1",
+            f"Host: {place.netloc}",
+            f"Authorization: Bearer {token}",
+        ]
+        lines += [*names, f"Content-Type: {kind}", f"Content-Length: {length}", "", ""]
+        return "\r\n".join(lines).encode() + body
+
+    async def send(data: bytes, pause: float = 0.0, *, waits: bool = True) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+            try:
+                for at in range(0, len(data), 1 if pause else len(data)):
+                    writer.write(data[at : at + 1] if pause else data)
+                    await writer.drain()
+                    await asyncio.sleep(pause)
+                if waits:
+                    await reader.read(65_536)
+            finally:
+                writer.close()
+
+    bomb = zlib.compress(bytes(90 * MIB), 9)
+    small = header + b"\0" * (9 * MIB)
+    liar = header + bytes.fromhex("544b51f3ffffffff") + bytes(200)
+    attacks: dict[str, tuple[int, Callable[[str], Awaitable[None]]]] = {
+        "nobody": (0, lambda _: asyncio.sleep(1)),
+        "zlib 1:1000": (8, lambda token: send(request(token, bomb, PACKED))),
+        "9 MiB of nothing": (8, lambda token: send(request(token, small))),
+        "a frame of 2^32-1": (8, lambda token: send(request(token, liar))),
+        "shorter than said": (8, lambda token: send(request(token, b"x", size=9 * MIB))),
+        "longer than said": (8, lambda token: send(request(token, small, size=100))),
+        "a body at 1 B/s": (100, lambda token: send(request(token, b"", size=9 * MIB) + b"x", 1.0)),
+        "headers at 1 B/s": (100, lambda token: send(request(token, b""), 1.0)),
+        "half-open lines": (500, lambda _: send(b"GET / HTTP/1.1\r\n")),
+        "wrong tokens": (8, lambda _: send(request("tq1.x." + "A" * 43, b""))),
+    }
+    table = Table("attacks", "attack", "honest p99 ms", "polls", "hub RSS MiB", "hub CPU")
+    for name, (many, act) in attacks.items():
+        honest, cpu, began = Clients(url), cpu_seconds(pid), time.perf_counter()
+
+        async def again(token: str, act: Callable[[str], Awaitable[None]] = act) -> None:
+            while True:
+                await act(token)
+
+        attackers = [asyncio.create_task(again(tokens[1 + n % (count - 1)])) for n in range(many)]
+        peak = 0
+        while time.perf_counter() - began < seconds:
+            await honest.ask(tokens[0], asked)
+            peak = max(peak, rss_bytes(pid))
+            await asyncio.sleep(0.05)
+        for one in attackers:
+            one.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+        spent = (cpu_seconds(pid) - cpu) / (time.perf_counter() - began)
+        p99 = percentile(honest.seconds, 99) * 1e3
+        table.row(name, f"{p99:.0f}", f"{len(honest.seconds)}", f"{peak / MIB:.0f}", f"{spent:.0%}")
+        await honest.close()
+    log.close()
+    table.print()
+
+
+#: Each load with its devices and seconds.
+_LOADS: Final = {
+    "idle": (idle, 10_000, 600.0),
+    "herd": (herd, 10_000, 60.0),
+    "lag": (lag, 100, 30.0),
+    "attack": (attack, 50, 10.0),
+}
+
+
 def main() -> None:
     """Run one of the benchmarks."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["copy", *_LOADS])
-    parser.add_argument("--mib", type=int, default=256, help="of the backlog, for copy")
-    parser.add_argument("--devices", type=int, help="of idle, herd (10 000) and lag (100)")
-    parser.add_argument("--seconds", type=float, help="of idle (600), herd (60), lag and attack")
-    parser.add_argument("--dir", default=".", help="on the disk that is to be measured")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-bench-") as name:
-        folder = Path(name).absolute()
-        if given.what == "copy":
+    what = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if what not in {"copy", *_LOADS}:
+        sys.exit(f"{__doc__}\nName one of copy, {', '.join(_LOADS)}.")
+    given = options(__doc__, mib=256, devices=int, seconds=float)
+    with scratch(given.dir) as folder:
+        if what == "copy":
             copy(folder, given.mib)
             return
-        load, devices, seconds = _LOADS[given.what]
+        load, devices, seconds = _LOADS[what]
         hub, port = folder / "hub", free_port()
         process = serve(hub, port)
         try:
-            asyncio.run(
-                load(
-                    folder, f"http://127.0.0.1:{port}", hub, process.pid,
-                    given.devices or devices, given.seconds or seconds,
-                )
-            )  # fmt: skip
+            url = f"http://127.0.0.1:{port}"
+            many, long = given.devices or devices, given.seconds or seconds
+            asyncio.run(load(folder, url, hub, process.pid, many, long))
         finally:
             stop(process)
 

@@ -5,7 +5,6 @@ Run: ``python -m tests.bench.idle``. See README.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import pty
@@ -13,19 +12,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taskq import TaskQ
-from tests.bench.process import MIB, ROOT, cpu_seconds, rss_bytes
-from tests.bench.tables import Table
+from tests.bench.harness import MIB, ROOT, Table, cpu_seconds, options, rss_bytes, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: The worker's app; its directory comes from the command line.
 app = TaskQ()
@@ -42,10 +39,17 @@ def nothing_sync() -> None:
 
 
 @contextlib.contextmanager
-def program(*words: str, output: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
-    """``taskq`` with these words, until the block is left."""
-    command = (sys.executable, "-m", "taskq", *words)
-    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=output, text=True)
+def program(
+    *words: object, output: int = subprocess.DEVNULL, terminal: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run ``taskq`` with these words until the block is left."""
+    child = subprocess.Popen(
+        (sys.executable, "-m", "taskq", *map(str, words)),
+        cwd=ROOT,
+        stdin=subprocess.PIPE if terminal is None else terminal,
+        stdout=output if terminal is None else terminal,
+        text=True,
+    )
     try:
         yield child
     finally:
@@ -54,7 +58,7 @@ def program(*words: str, output: int = subprocess.DEVNULL) -> Iterator[subproces
 
 
 def shares(seconds: float, *children: subprocess.Popen[str]) -> list[float]:
-    """Processor time of each, once they have come to rest, in hundredths of a core."""
+    """Return the processor time of each, once at rest, in hundredths of a core."""
     time.sleep(2)
     assert all(child.poll() is None for child in children), "one did not start"
     begin, before = time.perf_counter(), [cpu_seconds(child.pid) for child in children]
@@ -64,45 +68,36 @@ def shares(seconds: float, *children: subprocess.Popen[str]) -> list[float]:
     return [(now - then) / took * 100 for now, then in zip(spent, before, strict=True)]
 
 
-def tell(table: Table, what: str, share: float) -> None:
-    """A row of the table."""
-    table.row(what, f"{share:.3f} % of a core", "< 1 %", "yes" if share < 1 else "NO")
-
-
-def idle_worker(table: Table, directory: str, seconds: float) -> None:
-    """A worker with an empty log, alone."""
+def idle_worker(table: Table, directory: Path, seconds: float) -> None:
+    """Measure a worker with an empty log, alone."""
     with program("worker", "tests.bench.idle:app", "-d", directory) as worker:
         (share,) = shares(seconds, worker)
         rss = rss_bytes(worker.pid) / MIB
     assert worker.returncode == 0, f"the worker ended with {worker.returncode}"
-    tell(table, "idle worker", share)
-    table.row("RSS of the idle worker", f"{rss:.1f} MiB", "", "")
+    table.figure("idle worker", share, "% of a core", 1)
+    table.figure("RSS of the idle worker", rss, "MiB")
 
 
-def watched_worker(table: Table, directory: str, seconds: float) -> None:
-    """The same while somebody looks: at a page every two seconds, at a terminal, by scrapes."""
+def watched_worker(table: Table, directory: Path, seconds: float) -> None:
+    """Measure it while somebody looks: at a page, at a terminal, by scrapes."""
     words = "worker", "tests.bench.idle:app", "-d", directory
     with program(*words) as worker, program("web", directory, output=subprocess.PIPE) as web:
         assert web.stdout is not None
-        found = next(filter(None, (re.search(r"http://\S+", line) for line in web.stdout)))
-        with looking(found[0], re.sub(r"(//[^/]+/).*", r"\1", found[0]), 2):
+        match = next(filter(None, (re.search(r"http://\S+", line) for line in web.stdout)))
+        with looking(match[0], re.sub(r"(//[^/]+/).*", r"\1", match[0]), 2):
             share, _ = shares(seconds, worker, web)
-    tell(table, "beside taskq web", share)
+    table.figure("beside taskq web", share, "% of a core", 1)
     controller, terminal = pty.openpty()
-    command = (sys.executable, "-m", "taskq", "top", directory)
-    with program(*words) as worker:
-        top = subprocess.Popen(command, stdin=terminal, stdout=terminal, cwd=ROOT, text=True)
-        threading.Thread(target=drain, args=(controller,), daemon=True).start()
+    threading.Thread(target=drain, args=(controller,), daemon=True).start()
+    with program(*words) as worker, program("top", directory, terminal=terminal) as top:
         share, own = shares(seconds, worker, top)
-        top.terminate()
-        top.wait()
-    tell(table, "beside taskq top", share)
-    table.row("taskq top itself", f"{own:.3f} % of a core", "", "")
+    table.figure("beside taskq top", share, "% of a core", 1)
+    table.figure("taskq top itself", own, "% of a core")
     with program(*words, "--metrics-port", "19751") as worker:
         time.sleep(2)
         with looking("http://127.0.0.1:19751/metrics", "http://127.0.0.1:19751/metrics", 5):
             (share,) = shares(seconds, worker)
-    tell(table, "with --metrics-port", share)
+    table.figure("with --metrics-port", share, "% of a core", 1)
 
 
 @contextlib.contextmanager
@@ -132,11 +127,9 @@ def drain(descriptor: int) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.idle")
-    parser.add_argument("--seconds", type=float, default=5, help="how long to watch the worker")
-    given = parser.parse_args()
-    table = Table("at rest", ("what", "value", "target", "holds"))
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
+    given = options(__doc__, seconds=5.0)
+    table = Table("at rest", "what", "value", "unit", "target")
+    with scratch(given.dir) as directory:
         idle_worker(table, directory, given.seconds)
         watched_worker(table, directory, given.seconds)
     table.print()

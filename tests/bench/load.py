@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -17,7 +17,6 @@ MANY_COUNT: Final = 1_000
 WORKER_CONCURRENCY: Final = 1_000
 
 Enqueue = Callable[[int, str], Awaitable[object]]
-Noop = Callable[[int, str], Coroutine[Any, Any, None]]
 
 
 class Tally:
@@ -82,7 +81,7 @@ async def produce(enqueue: Enqueue, count: int, producers: int) -> None:
     """Enqueue ``count`` jobs from so many callers at once, each awaiting its answers in turn."""
     share, rest = divmod(count, producers)
 
-    async def one(numbers: range) -> None:
+    async def enqueue_all(numbers: range) -> None:
         for number in numbers:
             await enqueue(number, SUBJECT)
 
@@ -90,7 +89,7 @@ async def produce(enqueue: Enqueue, count: int, producers: int) -> None:
         start = 0
         for producer in range(producers):
             stop = start + share + (1 if producer < rest else 0)
-            group.create_task(one(range(start, stop)))
+            group.create_task(enqueue_all(range(start, stop)))
             start = stop
 
 

@@ -9,7 +9,6 @@ the rows.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime as dt
 import json
@@ -19,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,9 +25,7 @@ import platformdirs
 
 import taskq
 from tests.bench.contenders.environments import installed
-from tests.bench.process import MIB, ROOT
-from tests.bench.start import environment, started
-from tests.bench.tables import Table, median, percentile
+from tests.bench.harness import MIB, ROOT, Table, median, options, percentile, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,7 +107,7 @@ class Bench(NamedTuple):
 
     place: Path
     pythons: dict[str, str]
-    given: argparse.Namespace
+    given: Any
 
     def jobs(self, scenario: str, name: str) -> int:
         """Return how many jobs a sample has."""
@@ -132,7 +128,20 @@ class Bench(NamedTuple):
         return found
 
     def _cpu(self, name: str, line: str) -> float:
-        return started(self.pythons[name], self.place, line).cpu_seconds
+        """Run a program of one line to its end, and return its processor time."""
+        process = subprocess.Popen(
+            (self.pythons[name], "-c", line), cwd=self.place, env=self._environment()
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise FailedError(f"{line}: it ended with {process.returncode}")
+        return float(usage.ru_utime + usage.ru_stime)
+
+    def _environment(self) -> dict[str, str]:
+        """Return one with byte code as an installed package has it, whatever the sources have."""
+        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return {**kept, "PYTHONPYCACHEPREFIX": str(self.place / "pyc")}
 
     def _syncs(self, name: str, jobs: int) -> int:
         """The calls that wait for the disk, in all threads of a process that enqueues so many."""
@@ -146,8 +155,8 @@ class Bench(NamedTuple):
     def _run(self, name: str, scenario: str, jobs: int, *before: str) -> str:
         """Run a sample's process to its end, and end whatever it left behind."""
         one = CONTENDERS[name]
-        with tempfile.TemporaryDirectory(dir=self.place) as directory:
-            errors = Path(directory) / "errors"
+        with scratch(self.place) as directory:
+            errors = directory / "errors"
             with errors.open("wb") as stderr:
                 process = subprocess.Popen(
                     (
@@ -156,8 +165,8 @@ class Bench(NamedTuple):
                     ),
                     cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
                     start_new_session=True,
-                    env=environment(self.place) | {
-                        "PEERS_DIRECTORY": directory, "PEERS_JOBS": str(jobs),
+                    env=self._environment() | {
+                        "PEERS_DIRECTORY": str(directory), "PEERS_JOBS": str(jobs),
                         "PEERS_MODE": one.mode, "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),
                     },
                 )  # fmt: skip
@@ -219,7 +228,7 @@ def rows(bench: Bench, scenario: str) -> dict[str, Row]:
 
 def show(scenario: str, found: dict[str, Row]) -> None:
     """Print the spread of a scenario's figures."""
-    table = Table(scenario, ("", "", "median", "lowest", "highest", "jobs", "rounds"))
+    table = Table(scenario, "", "", "median", "lowest", "highest", "jobs", "rounds")
     for metric in SCENARIOS[scenario]:
         for name, one in found[metric.name].items():
             if isinstance(one, str):
@@ -232,7 +241,7 @@ def show(scenario: str, found: dict[str, Row]) -> None:
 
 def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
     """Print the medians of all, and below them what went wrong."""
-    table = Table("medians", ("", *columns))
+    table = Table("medians", "", *columns)
     notes: list[str] = []
     for metric in (one for metrics in SCENARIOS.values() for one in metrics):
         cells = []
@@ -265,7 +274,7 @@ def machine(directory: Path) -> str:
     )
 
 
-def prepare(given: argparse.Namespace, place: Path) -> tuple[Bench, dict[str, str]]:
+def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
     """Install what is missing, and leave out with its message whatever does not run one job.
 
     The first start of each compiles its modules, too, and is not counted.
@@ -286,36 +295,16 @@ def prepare(given: argparse.Namespace, place: Path) -> tuple[Bench, dict[str, st
     return bench, versions
 
 
-def options() -> argparse.Namespace:
-    """Return the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.peers")
-    parser.add_argument("--jobs", type=int, help="at most so many jobs in a sample")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each contender")
-    parser.add_argument(
-        "--only", action="append", choices=tuple(SCENARIOS), help="only this scenario"
-    )
-    parser.add_argument(
-        "--contender", action="append", choices=tuple(CONTENDERS), help="only this contender"
-    )
-    parser.add_argument(
-        "--takeover", type=float, default=90, metavar="SECONDS",
-        help="how long a killed worker's job is waited for",
-    )  # fmt: skip
-    parser.add_argument(
-        "--venvs", type=Path, default=platformdirs.user_cache_path("taskq-bench"), metavar="DIR",
-        help="where the peers are installed (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory of the disk")
-    parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
-    return parser.parse_args()
-
-
 def main() -> None:
     """Measure in turn (A B C A B C …), print a table a scenario, and one of all medians."""
-    given = options()
+    venvs = platformdirs.user_cache_path("taskq-bench")
+    given = options(
+        __doc__, jobs=int, rounds=5, takeover=90.0, venvs=venvs, json=False,
+        only=tuple(SCENARIOS), contender=tuple(CONTENDERS),
+    )  # fmt: skip
     everything: dict[str, Row] = {}
-    with tempfile.TemporaryDirectory(dir=given.dir, prefix=".bench-") as directory:
-        bench, versions = prepare(given, Path(directory).absolute())
+    with scratch(given.dir) as directory:
+        bench, versions = prepare(given, directory)
         head = {"machine": machine(given.dir), "versions": versions}
         print(json.dumps(head) if given.json else f"{head['machine']}\n{versions}")
         for scenario in given.only or SCENARIOS:

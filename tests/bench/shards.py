@@ -9,28 +9,25 @@ disk. All are measured in turn, and the medians of the rounds compared.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq import Shards, TaskQ
-from tests.bench.process import ROOT
+from tests.bench.harness import Table, hear, median, options, say, scratch, start
 
+if TYPE_CHECKING:
+    import subprocess
+
+MODULE: Final = "tests.bench.shards"
 CALLERS: Final = 64
 BITS: Final = (0, 1, 2)
 PROCESSES: Final = (1, 2, 4)
-#: From which on the router is worth it for speed alone, on one disk.
-WORTH: Final = 1.3
 
 
 class Rates(NamedTuple):
@@ -40,14 +37,9 @@ class Rates(NamedTuple):
     drained: float
 
 
-def make(directory: str, bits: int) -> TaskQ:
-    """Return an app with so many logs."""
-    return TaskQ(shards=Shards(directory, bits=bits)) if bits else TaskQ(directory)
-
-
 async def child(directory: str, bits: int, jobs: int) -> None:
     """Enqueue, then work; each when told to, and tell when it is done."""
-    app = make(directory, bits)
+    app = TaskQ(shards=Shards(directory, bits=bits)) if bits else TaskQ(directory)
 
     @app.task(name="no-op", store_result=False)
     async def no_op(number: int) -> None:
@@ -72,100 +64,77 @@ def _wait_for_word() -> None:
     sys.stdin.readline()
 
 
-def start(directory: str, bits: int, processes: int, jobs: int) -> list[subprocess.Popen[str]]:
-    """So many children, spread evenly over the logs."""
-    words = [sys.executable, "-m", "tests.bench.shards", "--child", directory, str(bits), str(jobs)]
+def start_evenly(root: Path, bits: int, count: int, jobs: int) -> list[subprocess.Popen[str]]:
+    """Start so many children, spread evenly over the logs."""
     kept: list[subprocess.Popen[str]] = []
     logs, spread = 1 << bits, Counter[int]()
-    while len(kept) < processes:
-        one = subprocess.Popen(
-            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        if spread[one.pid % logs] < -(-processes // logs):
-            spread[one.pid % logs] += 1
-            kept.append(one)
+    while len(kept) < count:
+        process = start(MODULE, "child", root, bits, jobs)
+        if spread[process.pid % logs] < -(-count // logs):
+            spread[process.pid % logs] += 1
+            kept.append(process)
         else:
-            one.kill()
-            one.communicate()
+            process.kill()
+            process.communicate()
     return kept
 
 
-def together(children: list[subprocess.Popen[str]]) -> float:
+def step_seconds(children: list[subprocess.Popen[str]]) -> float:
     """Return seconds that the next step takes all of them."""
-    for one in children:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
+    for process in children:
+        hear(process, "ready")
     begin = time.perf_counter()
-    for one in children:
-        assert one.stdin is not None
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    for one in children:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "done\n"
+    for process in children:
+        say(process, "go")
+    for process in children:
+        hear(process, "done")
     return time.perf_counter() - begin
 
 
-def measure(bits: int, processes: int, jobs: int, also: str | None) -> Rates:
+def measure(place: Path, bits: int, processes: int, jobs: int, also: Path | None) -> Rates:
     """Return one sample."""
-    root = tempfile.mkdtemp(dir=ROOT / "tests", prefix=".bench-shards-")
-    other = tempfile.mkdtemp(dir=also) if also else ""
-    try:
-        for name in Shards(root, bits=bits).names()[1::2] if bits and other else ():
-            Path(other, name).mkdir()
-            Path(root, name).symlink_to(Path(other, name))
-        children = start(root, bits, processes, jobs)
+    with scratch(place) as root, scratch(also) if also else nullcontext() as other:
+        if bits and other:
+            for name in Shards(root, bits=bits).names()[1::2]:
+                (other / name).mkdir()
+                (root / name).symlink_to(other / name)
+        children = start_evenly(root, bits, processes, jobs)
         try:
-            seconds = together(children), together(children)
+            seconds = step_seconds(children), step_seconds(children)
         finally:
-            for one in children:
-                one.kill()
-                one.communicate()
-    finally:
-        shutil.rmtree(root)
-        shutil.rmtree(other or root, ignore_errors=True)
+            for process in children:
+                process.kill()
+                process.communicate()
     total = processes * (jobs // CALLERS) * CALLERS
     return Rates(total / seconds[0], total / seconds[1])
 
 
-def _median(samples: list[Rates]) -> Rates:
-    enqueued, drained = zip(*samples, strict=True)
-    return Rates(median(enqueued), median(drained))
-
-
 def main() -> None:
-    """Measure all in turn, print the table and the verdict."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--jobs", type=int, default=4_000)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--also")
-    options.add_argument("--child", nargs=3)
-    given = options.parse_args()
-    if given.child:
-        directory, bits, jobs = given.child
-        asyncio.run(child(directory, int(bits), int(jobs)))
+    """Measure all in turn and print the table, or be one of the processes."""
+    if sys.argv[1:2] == ["child"]:
+        directory, *numbers = sys.argv[2:]
+        asyncio.run(child(directory, *map(int, numbers)))
         return
-    found: dict[tuple[int, int], list[Rates]] = {}
+    given = options(__doc__, jobs=4_000, rounds=3, also=Path)
+    taken: dict[tuple[int, int], list[Rates]] = {}
     for _ in range(given.rounds):
         for processes in PROCESSES:
             for bits in BITS:
-                rates = measure(bits, processes, given.jobs, given.also)
-                found.setdefault((processes, bits), []).append(rates)
-    print(f"{os.cpu_count()} cores, {'two disks' if given.also else 'one disk'}")
-    print("| processes | logs | enqueued/s | beside one log | drained/s | beside one log |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    best = 0.0
-    for (processes, bits), samples in found.items():
-        row, one = _median(samples), _median(found[processes, 0])
-        more, faster = row.enqueued / one.enqueued, row.drained / one.drained
-        best = max(best, more, faster) if bits == 1 else best
-        print(
-            f"| {processes} | {1 << bits} | {row.enqueued:,.0f} | {more:.2f} "
-            f"| {row.drained:,.0f} | {faster:.2f} |"
-        )
-    worth = "worth it for speed" if best >= WORTH else "for isolation and several disks, not speed"
-    print(f"two logs give {best:.2f}x of one at best (from {WORTH}x on they are {worth!r})")
-    print(json.dumps({"best": best, "worth": best >= WORTH}))
+                rates = measure(given.dir, bits, processes, given.jobs, given.also)
+                taken.setdefault((processes, bits), []).append(rates)
+    table = Table(
+        f"{os.cpu_count()} cores, {'two disks' if given.also else 'one disk'}",
+        *("processes", "logs", "enqueued/s", "beside one log", "drained/s", "beside one log"),
+    )
+    medians = {key: Rates(*map(median, zip(*rates, strict=True))) for key, rates in taken.items()}
+    for (processes, bits), rates in medians.items():
+        single = medians[processes, 0]
+        table.row(
+            processes, 1 << bits,
+            f"{rates.enqueued:,.0f}", f"{rates.enqueued / single.enqueued:.2f}",
+            f"{rates.drained:,.0f}", f"{rates.drained / single.drained:.2f}",
+        )  # fmt: skip
+    table.print()
 
 
 if __name__ == "__main__":

@@ -1,30 +1,29 @@
-"""A soak: full speed for minutes with a limit for the log; directory, memory and lock stay bounded.
+"""Full speed for minutes with a limit for the log: directory, memory and lock stay bounded.
 
-``python -m tests.bench.soak --seconds 600 --keep-mib 64`` prints a line every ten seconds, and at
-the end asserts: every job ran once and is counted as succeeded by a fold of what is left, the
-directory stayed under twice the limit, the memory did not grow after the first tenth, and the
-writer lock was never held for over 50 ms, waits for the disk left out.
+``python -m tests.bench.soak [--seconds 600] [--keep-mib 64]`` prints a line every tenth of the
+time, and at the end asserts: every job ran once and is counted as succeeded by a fold of what is
+left, the directory stayed under twice the limit, the memory did not grow after the first tenth, and
+the writer lock was never held for over 50 ms, waits for the disk left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import shutil
-import tempfile
 import time
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskq import TaskQ
 from taskq.log.read.reader import LogReader
-from tests.bench.process import MIB, rss_bytes
+from tests.bench.harness import MIB, Table, options, rss_bytes, scratch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRODUCERS: Final = 200
 LOCK_SECONDS_MAX: Final = 0.050
 #: What resident memory may gain after the first tenth of the time.
 RSS_GROWTH_MAX: Final = 0.10
-_LINE_SECONDS: Final = 10.0
+_LOOKS: Final = 10
 _DELAYED_EVERY: Final = 1_000
 
 
@@ -36,75 +35,71 @@ class Soak:
         self.seconds = seconds
         self.keep_bytes = keep_bytes
         self.app = TaskQ(directory, keep_bytes=keep_bytes, keep="never")
-        self.enqueued = self.done = self.largest = 0
-        self.rss_early = self.rss_last = 0
+        self.table = Table("a soak", "seconds", "done", "jobs/s", "RSS MiB", "log MiB")
+        self.enqueued = self.done = 0
+        #: memory and directory, a figure for each look
+        self.rss: list[int] = []
+        self.sizes: list[int] = []
         self.ended = asyncio.Event()
 
         @self.app.task(name="soak.work")
-        async def work(number: int, padding: str) -> None:
-            assert number
+        async def work(number: int, padding: str) -> int:
             assert padding
             self.done += 1
             if self.done == self.enqueued:
                 self.ended.set()
+            return number
 
         self.work = work
 
     async def run(self) -> None:
         """Produce and work for the whole time, then let everything end."""
-        start = time.monotonic()
-        stop = start + self.seconds
-        print(f"{'seconds':>8}{'done':>12}{'jobs/s':>9}{'RSS MiB':>9}{'log MiB':>9}")
+        stop = time.monotonic() + self.seconds
         async with self.app:
             async with self.app.worker(concurrency=64):
-                producers = [self._produce(stop) for _ in range(PRODUCERS)]
-                await asyncio.gather(*producers, self._watch(start, stop))
+                await asyncio.gather(
+                    self._watch(), *(self._produce(stop) for _ in range(PRODUCERS))
+                )
                 self.ended.clear()
                 if self.done < self.enqueued:
                     await self.ended.wait()
-            stats = await self.app.store().port().stats()
-        engine = stats.engine
+            engine = (await self.app.stats()).engine
+        self.table.print()
         assert engine is not None
         hold = engine.lock_hold_seconds_max
         print(f"longest hold of the writer lock: {hold * 1e3:.1f} ms")
-        print(f"largest directory: {self.largest / MIB:.1f} MiB")
         assert hold < LOCK_SECONDS_MAX, "the writer lock was held for too long"
 
     async def _produce(self, stop: float) -> None:
-        padding = "x" * 80
+        # Some wait, so that there is something to write again.
+        delayed = self.work.options(delay=min(20.0, self.seconds / 4))
         while time.monotonic() < stop:
             self.enqueued += 1
-            if self.enqueued % _DELAYED_EVERY:
-                await self.work.enqueue(self.enqueued, padding)
-            else:  # some that wait, so that there is something to write again
-                delayed = self.work.options(delay=min(20.0, self.seconds / 4))
-                await delayed.enqueue(self.enqueued, padding)
+            task = self.work if self.enqueued % _DELAYED_EVERY else delayed
+            await task.enqueue(self.enqueued, "x" * 80)
 
-    async def _watch(self, start: float, stop: float) -> None:
-        last, then = 0, start
-        while (now := time.monotonic()) < stop:
-            await asyncio.sleep(min(_LINE_SECONDS, stop - now))
-            now = time.monotonic()
-            self.rss_last, size = rss_bytes(), directory_bytes(self.directory)
-            self.largest = max(self.largest, size)
-            if not self.rss_early and now - start >= self.seconds / 10:
-                self.rss_early = self.rss_last
-            rate = (self.done - last) / (now - then)
-            print(
-                f"{now - start:8.0f}{self.done:12d}{rate:9.0f}"
-                f"{self.rss_last / MIB:9.1f}{size / MIB:9.1f}",
-                flush=True,
+    async def _watch(self) -> None:
+        for look in range(1, _LOOKS + 1):
+            before = self.done
+            await asyncio.sleep(self.seconds / _LOOKS)
+            self.rss.append(rss_bytes())
+            self.sizes.append(directory_bytes(self.directory))
+            self.table.row(
+                f"{look * self.seconds / _LOOKS:.0f}",
+                f"{self.done:,}",
+                f"{(self.done - before) * _LOOKS / self.seconds:,.0f}",
+                f"{self.rss[-1] / MIB:.1f}",
+                f"{self.sizes[-1] / MIB:.1f}",
             )
-            last, then = self.done, now
 
     def check(self) -> None:
-        """What must be true at the end."""
+        """Assert what must be true at the end."""
         with LogReader.open(str(self.directory)) as reader:
             (queue,) = reader.stats().queues
         assert self.done == self.enqueued == queue.succeeded, (self.done, self.enqueued, queue)
         assert not any((queue.ready, queue.scheduled, queue.running, queue.dead)), queue
-        assert self.largest < 2 * self.keep_bytes, f"{self.largest / MIB:.1f} MiB"
-        growth = self.rss_last / self.rss_early - 1
+        assert max(self.sizes) < 2 * self.keep_bytes, f"{max(self.sizes) / MIB:.1f} MiB"
+        growth = self.rss[-1] / self.rss[0] - 1
         print(f"memory after the first tenth: {growth:+.1%}")
         assert growth < RSS_GROWTH_MAX, "the memory grows"
 
@@ -122,18 +117,11 @@ def directory_bytes(directory: Path) -> int:
 
 def main() -> None:
     """Run it in a new directory."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--keep-mib", type=int, default=64)
-    parser.add_argument("--directory", type=Path, default=None, help="where the log is made")
-    chosen = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="taskq-soak-", dir=chosen.directory))
-    try:
-        soak = Soak(directory, chosen.seconds, chosen.keep_mib * MIB)
+    given = options(__doc__, seconds=600.0, keep_mib=64)
+    with scratch(given.dir) as directory:
+        soak = Soak(directory / "data", given.seconds, given.keep_mib * MIB)
         asyncio.run(soak.run())
         soak.check()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,18 @@ waits in the log afterwards.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq import TaskQ
+from tests.bench.harness import Table, options, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,33 +69,36 @@ def counted(lines: Iterable[str]) -> Counter[str]:
 
 def main() -> None:
     """Trace one process of each mode, and print what each enqueue called."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--mode", choices=["os", "fsync"], action="append")
-    parser.add_argument("--jobs", type=int, default=1_000)
-    parser.add_argument("--dir", type=Path, default=Path())
-    parser.add_argument("--traced", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.traced:
-        asyncio.run(_enqueue(Path(args.traced), args.mode[0], args.jobs))
+    if sys.argv[1:2] == ["traced"]:
+        asyncio.run(_enqueue(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
         return
+    given = options(__doc__, mode=("os", "fsync"), jobs=1_000)
     if shutil.which("strace") is None:
-        parser.exit(1, "strace is not installed: apt-get install strace\n")
-    tables = {}
-    for mode in args.mode or ["os", "fsync"]:
-        with tempfile.TemporaryDirectory(dir=args.dir) as name:
-            trace = Path(name) / "trace"
-            command = [sys.executable, "-m", "tests.bench.syscalls", "--mode", mode]
-            command += ["--jobs", str(args.jobs), "--traced", f"{name}/data"]
+        sys.exit("strace is not installed: apt-get install strace")
+    counts: dict[str, Counter[str]] = {}
+    for mode in given.mode or ["os", "fsync"]:
+        with scratch(given.dir) as directory:
+            trace = directory / "trace"
+            command = [
+                sys.executable,
+                "-m",
+                "tests.bench.syscalls",
+                "traced",
+                str(directory / "data"),
+            ]
             subprocess.run(
-                ["strace", "-f", "-o", trace, *command], check=True, stderr=subprocess.DEVNULL
+                ["strace", "-f", "-o", trace, *command, mode, str(given.jobs)],
+                check=True,
+                stderr=subprocess.DEVNULL,
             )
             with trace.open(errors="replace") as lines:
-                tables[mode] = counted(lines)
-    print(f"{'calls an enqueue':18}" + "".join(f"{mode:>8}" for mode in tables))
-    for call in sorted({call for table in tables.values() for call in table}):
-        row = [table[call] / args.jobs for table in tables.values()]
+                counts[mode] = counted(lines)
+    table = Table("calls an enqueue", "", *counts)
+    for call in sorted(set().union(*counts.values())):
+        row = [calls[call] / given.jobs for calls in counts.values()]
         if max(row) >= 0.05:
-            print(f"{call:18}" + "".join(f"{number:8.2f}" for number in row))
+            table.row(call, *(f"{number:.2f}" for number in row))
+    table.print()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run.inprocess import RunOptions, run_here
 from taskq_plugins.spark.run.report import Lines
-from tests.bench.process import family
+from tests.bench.harness import family
 from tests.pipeline.rowmaking import live
 from tests.pipeline.scripts.pipeline_run import STEPS
 from tests.pipeline.twolakes import rows_of_equal_tables

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.bench.contenders import told
-from tests.bench.process import ROOT, rss_bytes
+from tests.bench.harness import ROOT, rss_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,215 @@
+"""What all benchmarks share: options, scratch directories, child processes, figures and tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+ROOT: Final = Path(__file__).parents[2]
+MIB: Final = 1024 * 1024
+
+
+def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
+    """Read the command line: ``--name VALUE`` of the default's type, ``--name`` where it is False.
+
+    A tuple stands for choices that can be repeated, and a type for a value without a default.
+    There is always ``--dir``, a directory of the disk that is to be measured.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    for name, default in {"dir": Path.cwd(), **defaults}.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, action="append", choices=default)
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default)
+        else:
+            parser.add_argument(
+                flag, type=type(default), default=default, help="(default: %(default)s)"
+            )
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """Make a directory of the disk for a while."""
+    with tempfile.TemporaryDirectory(
+        dir=parent or Path.cwd(), prefix=".bench-", ignore_cleanup_errors=True
+    ) as name:
+        yield Path(name).absolute()
+
+
+def serve(parts: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    """Be the child process that the command line asks for, if it does: see ``ask``."""
+    if len(sys.argv) > 1 and sys.argv[1] in parts:
+        print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))
+        sys.exit()
+
+
+def start(module: str, *arguments: object) -> subprocess.Popen[str]:
+    """Return a fresh Python that runs the module, with pipes to talk through."""
+    return subprocess.Popen(
+        (sys.executable, "-m", module, *map(str, arguments)),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def say(process: subprocess.Popen[str], word: str) -> None:
+    """Send the process a line."""
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+
+
+def hear(process: subprocess.Popen[str], word: str) -> None:
+    """Wait until the process says the word."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line == f"{word}\n", f"{process.args!r} says {line!r}, not {word!r}"
+
+
+def answer(process: subprocess.Popen[str], timeout_seconds: float = 600) -> dict[str, Any]:
+    """Return the last line that the process prints, once it has ended well."""
+    output, _ = process.communicate(timeout=timeout_seconds)
+    assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}"
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def ask(module: str, *arguments: object) -> dict[str, Any]:
+    """Start the module and wait for its answer."""
+    return answer(start(module, *arguments))
+
+
+def rss_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory now (Linux)."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of all threads that now live in the process (Linux)."""
+    spent = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        spent += int((thread / "schedstat").read_text(encoding="ascii").split()[0])
+    return spent / 1e9
+
+
+def family(pid: int) -> list[int]:
+    """Return the process and all that it started, by way of whomever (Linux)."""
+    members = [pid]
+    for member in members:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{member}/task").iterdir():
+                members += map(int, (task / "children").read_text(encoding="ascii").split())
+    return members
+
+
+class Watch:
+    """Looks again and again at a process and all that it starts, for what they take.
+
+    Attributes:
+        cpu_seconds: by who: ``driver`` is the process itself, ``java`` and ``python`` the others.
+        peak_bytes: likewise the most resident memory, and of all at one moment as ``all``.
+    """
+
+    #: What ran for less than that may be missed.
+    LOOK_SECONDS: Final = 0.1
+
+    def __init__(self, pid: int) -> None:
+        self.cpu_seconds: dict[str, float] = defaultdict(float)
+        self.peak_bytes: dict[str, int] = defaultdict(int)
+        self._pid = pid
+        self._cpu_of: dict[int, tuple[str, float]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        for who, seconds in self._cpu_of.values():
+            self.cpu_seconds[who] += seconds
+
+    def _look_on(self) -> None:
+        while not self._stopped.wait(self.LOOK_SECONDS):
+            self._look(family(self._pid))
+
+    def _look(self, pids: Iterable[int]) -> None:
+        resident: dict[str, int] = defaultdict(int)
+        for pid in pids:
+            try:
+                name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+                size = rss_bytes(pid)
+            except (OSError, IndexError):
+                continue
+            who = "driver" if pid == self._pid else "java" if "(java" in name else "python"
+            ticks = sum(map(int, rest.split()[11:13]))
+            self._cpu_of[pid] = who, ticks / os.sysconf("SC_CLK_TCK")
+            resident[who] += size
+            resident["all"] += size
+        for who, size in resident.items():
+            self.peak_bytes[who] = max(self.peak_bytes[who], size)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value below which ``percent`` of the values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle value."""
+    return percentile(values, 50)
+
+
+def microseconds(seconds: float) -> str:
+    """Return seconds as text in microseconds."""
+    return f"{seconds * 1e6:,.1f}"
+
+
+class Table:
+    """Rows under a title, printed with each column as wide as it needs."""
+
+    def __init__(self, title: str, *columns: str) -> None:
+        self.title = title
+        self.rows: list[Sequence[str]] = [columns]
+
+    def row(self, *cells: object) -> None:
+        """Add a row."""
+        self.rows.append([str(cell) for cell in cells])
+
+    def figure(self, what: str, value: float, unit: str, limit: float | None = None) -> None:
+        """Add a row of what was measured, and whether it keeps its limit if it has one."""
+        kept = "" if limit is None else f"≤ {limit:g} {'yes' if value <= limit else 'NO'}"
+        self.row(what, f"{value:,.3f}", unit, kept)
+
+    def print(self) -> None:
+        """Print the whole; the first column left, the figures right."""
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        print(f"\n{self.title}")
+        for index, cells in enumerate(self.rows):
+            first = cells[0].ljust(widths[0])
+            rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+            print("  ".join((first, *rest)))
+            if index == 0:
+                print("  ".join("-" * width for width in widths))

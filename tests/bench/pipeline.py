@@ -1,0 +1,308 @@
+"""What ``taskq pipeline run`` and a read through Spark take: time and memory.
+
+``python -m tests.bench.pipeline growth`` enqueues jobs in bulk into four logs, runs the pipeline
+over them through Spark, and looks at what its processes take. ``waiting`` asks what one batch of
+small work takes while so many other jobs wait in the lake, without Java. ``open`` keeps a pipeline
+open while a log grows by 1 000 records every five seconds. ``read`` reads all columns, and two of
+them, through Spark. Every job must be in every table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq import Put, TaskLog
+from taskq.log.inbox.parts import encode_tail
+from taskq.log.inbox.writer import PartWriter, publish
+from taskq.log.requests import EnqueueSpec
+from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.session import jvm_pid, open_session
+from tests.bench.harness import (
+    MIB,
+    ROOT,
+    Table,
+    Watch,
+    cpu_seconds,
+    family,
+    median,
+    options,
+    percentile,
+    rss_bytes,
+    scratch,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGS: Final = 4
+JOBS: Final = (1_000_000, 2_500_000, 5_000_000, 10_000_000)
+WAITING: Final = (0, 1_000_000, 5_000_000)
+#: Jobs of a batch that is looked at, each enqueued, claimed and ended, and how many batches.
+BATCH_JOBS: Final = 10_000
+ROUNDS: Final = 3
+#: Three records each, and some of the log's own.
+OPEN_JOBS: Final = 333
+OPEN_SECONDS: Final = 5.0
+#: Memory of the last quarter beside that of the second.
+GROWTH_MAX: Final = 1.1
+TWO_COLUMNS: Final = "lsn long, kind string"
+_PARTS: Final = 4
+_PART_JOBS: Final = 500_000
+_AT_A_TIME: Final = 500
+_TAIL: Final = encode_tail(EnqueueSpec("mail", "mail.send"))
+
+
+class Taken(NamedTuple):
+    """What a run took, and how many batches it had."""
+
+    seconds: float
+    watch: Watch
+    batches: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Return those of all its processes."""
+        return sum(self.watch.cpu_seconds.values())
+
+
+def fill(journals: Path, jobs: int) -> None:
+    """Enqueue so many jobs in bulk, a fourth into each log."""
+    for device in range(LOGS):
+        path = journals / f"device-{device}"
+        mine = range(device, jobs, LOGS)
+        for at in range(0, len(mine), _PART_JOBS):
+            writer = PartWriter(path, "growth")
+            chosen = mine[at : at + _PART_JOBS]
+            writer.add_many(
+                _TAIL, [b'{"to":"ada-%d@example","number":%d}' % (n, n) for n in chosen]
+            )
+            assert publish(path, f"growth@{at}", [writer.close()])
+        asyncio.run(_adopt(path, len(mine)))
+
+
+async def _adopt(path: Path, jobs: int) -> None:
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        assert await log.adopt() == jobs
+
+
+async def work(path: Path, jobs: int) -> None:
+    """Enqueue, claim and end jobs of another queue."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        for at in range(0, jobs, _AT_A_TIME):
+            count = min(_AT_A_TIME, jobs - at)
+            await log.put_many([Put(payload=b"x" * 60, queue="small") for _ in range(count)])
+            async with log.transaction() as settled:
+                for delivery in await log.claim(count, queues=["small"]):
+                    settled.ack(delivery)
+
+
+@contextmanager
+def pipeline(journals: Path, lake: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``taskq pipeline run`` in a process of its own, which prints an event a line."""
+    command = [sys.executable, "-m", "taskq", "pipeline", "run", "--json", *words]
+    command += ["--journals", str(journals), "--lake", str(lake)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(journals: Path, lake: Path, *words: str) -> Taken:
+    """Run the pipeline over all that is new."""
+    began = time.monotonic()
+    with pipeline(journals, lake, *words) as process, Watch(process.pid) as watch:
+        assert process.stdout is not None
+        events = [json.loads(line) for line in process.stdout]
+        assert process.wait() == 0, process.returncode
+    batches = sum(event["event"] == "batch" for event in events)
+    return Taken(time.monotonic() - began, watch, batches)
+
+
+def check(lake: Path, jobs: int, over: int = 0) -> None:
+    """Assert that every job is in the tables once, in the state that it is in."""
+    rows = Lake.open(lake).dataset("jobs").to_table(columns=["log_id", "job", "state"])
+    states = {one["values"]: one["counts"] for one in rows["state"].value_counts().to_pylist()}
+    wanted = {"ready": jobs, "succeeded": over}
+    assert states == {state: count for state, count in wanted.items() if count}, states
+    assert rows.group_by(["log_id", "job"]).aggregate([]).num_rows == jobs + over
+
+
+def size_of(directory: Path) -> int:
+    """Return bytes of all files."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def growth(given: Any) -> None:
+    """Print a run for each count, from nothing."""
+    who = ("driver", "java", "python", "all")
+    table = Table(
+        f"taskq pipeline run --master {given.master}: bulk-enqueued jobs, from nothing",
+        *("jobs", "log MiB", "lake MiB", "batches", "s", "CPU s", "µs/job"),
+        *(f"{name} MiB" for name in who),
+    )
+    for jobs in (given.jobs,) if given.jobs else JOBS:
+        with scratch(given.dir) as place:
+            journals, lake = place / "hub", place / "lake"
+            fill(journals, jobs)
+            taken = run(journals, lake, "--master", given.master)
+            check(lake, jobs)
+            table.row(
+                f"{jobs:,}",
+                f"{size_of(journals) / MIB:,.0f}",
+                f"{size_of(lake) / MIB:,.0f}",
+                taken.batches,
+                f"{taken.seconds:.0f}",
+                f"{taken.cpu_seconds:.0f}",
+                f"{taken.cpu_seconds / jobs * 1e6:.1f}",
+                *(f"{taken.watch.peak_bytes[name] / MIB:,.0f}" for name in who),
+            )
+    table.print()
+
+
+def waiting(given: Any) -> None:
+    """Print what a batch takes with so many jobs waiting beside."""
+    table = Table(
+        f"one run with {BATCH_JOBS:,} jobs from enqueue to end, medians of {ROUNDS}",
+        *("waiting", "s", "CPU s", "driver MiB"),
+    )
+    for jobs in (given.jobs,) if given.jobs else WAITING:
+        with scratch(given.dir) as place:
+            journals, lake = place / "hub", place / "lake"
+            fill(journals, jobs)
+            run(journals, lake, *(("--master", given.master) if jobs else ()))
+            runs = []
+            # The first warms the caches.
+            for _ in range(1 + ROUNDS):
+                asyncio.run(work(journals / "device-0", BATCH_JOBS))
+                runs.append(run(journals, lake))
+            check(lake, jobs, len(runs) * BATCH_JOBS)
+            taken = sorted(runs[1:], key=lambda run: run.cpu_seconds)[ROUNDS // 2]
+            figures = (f"{taken.seconds:.1f}", f"{taken.cpu_seconds:.1f}")
+            table.row(f"{jobs:,}", *figures, f"{taken.watch.peak_bytes['driver'] / MIB:,.0f}")
+    table.print()
+
+
+class Increment(NamedTuple):
+    """One increment as the pipeline took it."""
+
+    records: int
+    seconds: float
+    cpu_seconds: float
+    bytes: int
+
+
+async def take(
+    process: subprocess.Popen[str], data_dir: Path, minutes: float
+) -> tuple[int, list[Increment]]:
+    """Let the log grow; return how often it grew, and what the pipeline took."""
+    assert process.stdout is not None
+    lines = process.stdout
+    taken: list[Increment] = []
+
+    def read() -> None:
+        for line in lines:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "done" and event["records"]:
+                spent, resident = cpu_seconds(process.pid), rss_bytes(process.pid)
+                taken.append(Increment(event["records"], event["seconds"], spent, resident))
+
+    reading = asyncio.get_running_loop().run_in_executor(None, read)
+    grown, began = 1, time.monotonic()
+    while time.monotonic() - began < minutes * 60:
+        await work(data_dir, OPEN_JOBS)
+        grown += 1
+        await asyncio.sleep(OPEN_SECONDS)
+    # What came last is taken at the next look.
+    for _ in range(60):
+        if sum(increment.records for increment in taken) >= 3 * OPEN_JOBS * grown:
+            break
+        await asyncio.sleep(1)
+    process.send_signal(signal.SIGINT)
+    await reading
+    return grown, taken
+
+
+def keep_open(given: Any) -> None:
+    """Print by quarters of the time what an increment takes; memory must not grow."""
+    with scratch(given.dir) as place:
+        data_dir, lake = place / "hub" / "device", place / "lake"
+        asyncio.run(work(data_dir, OPEN_JOBS))
+        with pipeline(place / "hub", lake, "--keep-open") as process:
+            grown, taken = asyncio.run(take(process, data_dir, given.minutes))
+        check(lake, 0, grown * OPEN_JOBS)
+    size = len(taken) // _PARTS
+    quarters = [taken[part * size : (part + 1) * size] for part in range(_PARTS)]
+    peaks = [max(increment.bytes for increment in quarter) for quarter in quarters]
+    table = Table(f"{len(taken)} increments", "quarter", "s p50", "s p99", "CPU s each", "MiB")
+    for number, (quarter, peak) in enumerate(zip(quarters, peaks, strict=True), 1):
+        spent = (quarter[-1].cpu_seconds - quarter[0].cpu_seconds) / max(len(quarter) - 1, 1)
+        seconds = [increment.seconds for increment in quarter]
+        figures = (percentile(seconds, 50), percentile(seconds, 99), spent)
+        table.row(number, *(f"{figure:.2f}" for figure in figures), f"{peak / MIB:.0f}")
+    table.print()
+    assert peaks[-1] / peaks[1] <= GROWTH_MAX, f"memory grows: {peaks[-1] / peaks[1]:.2f}"
+
+
+def cpu_below(java: int) -> float:
+    """Return processor seconds of Java and of all that it began, ended or not."""
+    spent = 0
+    for pid in family(java):
+        with suppress(OSError):
+            values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            spent += sum(map(int, values[11:15]))
+    return spent / os.sysconf("SC_CLK_TCK")
+
+
+def read(given: Any) -> None:
+    """Print what Spark takes for a read of all columns, and of two."""
+    taken: dict[str, list[tuple[float, float]]] = {"all columns": [], TWO_COLUMNS: []}
+    jobs = given.jobs or JOBS[0]
+    with scratch(given.dir) as place:
+        fill(place, jobs)
+        spark = open_session("bench", master=given.master)
+        for _ in range(1 + ROUNDS):
+            for columns, figures in taken.items():
+                reader = spark.read.format("taskq").option("targetPartitionBytes", "32m")
+                if columns == TWO_COLUMNS:
+                    reader = reader.schema(columns)
+                cpu, began = cpu_below(jvm_pid(spark)), time.perf_counter()
+                frame = reader.load(str(place))
+                frame.write.format("noop").mode("overwrite").save()
+                wall, cpu = time.perf_counter() - began, cpu_below(jvm_pid(spark)) - cpu
+                figures.append((wall, cpu))
+        assert frame.where("kind = 'enqueued'").count() == jobs
+        spark.stop()
+    table = Table(f"{jobs:,} jobs through Spark to noop", "columns", "s", "CPU s")
+    for columns, figures in taken.items():
+        # The first round warms Java and the page cache.
+        medians = (median(values) for values in zip(*figures[1:], strict=True))
+        table.row(columns, *(f"{value:.2f}" for value in medians))
+    table.print()
+
+
+LOADS: Final = {"growth": growth, "waiting": waiting, "open": keep_open, "read": read}
+
+
+def main() -> None:
+    """Run one of the benchmarks."""
+    name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if name not in LOADS:
+        sys.exit(f"{__doc__}\nName one of {', '.join(LOADS)}.")
+    LOADS[name](options(__doc__, jobs=int, minutes=60.0, master="local[2]"))
+
+
+if __name__ == "__main__":
+    main()
