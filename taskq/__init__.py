@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from taskq.shards.layout import Shards
     from taskq_workers import Worker
 
+#: The version of the distribution, too.
 __version__ = "0.1.0"
 
 __all__ = [
@@ -118,6 +119,7 @@ _HOMES = {
     "TaskLog": "taskq.app.tasklog",
     "TaskQ": "taskq.app.app",
     "Worker": "taskq_workers",
+    "_deprecated": "taskq.deprecation",
     "chain": "taskq.flows.building",
     "chord": "taskq.flows.building",
     "current_job": "taskq.app.context",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 #: Every page of the documentation.
 DOCUMENTS: Final = (
+    ".github/CONTRIBUTING.md",
+    ".github/SECURITY.md",
     "README.md",
     "taskq/README.md",
     "workers/README.md",

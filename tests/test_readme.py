@@ -378,6 +378,7 @@ def test_every_document_is_known_here_and_linked_from_another() -> None:
         for folder in ("taskq", "workers", "plugins", "examples", "tests")
         for path in (ROOT / folder).rglob("README.md")
     }
+    found |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(".github/*.md")}
     assert found | {"README.md"} == set(DOCUMENTS)
     linked = {
         ((ROOT / document).parent / target.partition("#")[0]).resolve()

@@ -1,0 +1,26 @@
+"""How a public name goes: for a minor version it works on, and says what to write instead."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+def _deprecated(since: str, instead: str) -> None:
+    """Warn whoever called the function that calls this one, at the line of the call.
+
+    What is deprecated since 1.4 goes with 1.5; a test fails when it is still there then.
+
+    Args:
+        since: the version that deprecates it, such as "1.4".
+        instead: what to write, such as "task.options(delay=…)".
+    """
+    name = sys._getframe(1).f_code.co_qualname
+    text = f"{name} is deprecated since taskq {since} and goes with {goes_with(since)}"
+    warnings.warn(f"{text}: write {instead}", DeprecationWarning, stacklevel=3)
+
+
+def goes_with(since: str) -> str:
+    """Return the version that no longer has what is deprecated since another."""
+    major, minor = map(int, since.split("."))
+    return f"{major}.{minor + 1}"
