@@ -13,6 +13,7 @@ import logging
 import random
 import signal
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,10 @@ class FastClock:
     def wall_ns(self) -> int:
         """Return nanoseconds since 1970."""
         return self.start_ns - self.since_ns + self.steady_ns()
+
+    def let_pass(self, seconds: float) -> None:
+        """Wait while so many of its seconds go by."""
+        threading.Event().wait(seconds / self.rate)
 
 
 def make_app(path: Path, clock: FastClock) -> TaskQ:
@@ -152,15 +157,15 @@ def drive(path: Path, clock: FastClock) -> tuple[datetime, datetime]:
                 for worker in workers:
                     worker.send(signal.SIGSTOP)
                 asleep = clock.wall_ns()
-                time.sleep(ASLEEP_SECONDS / clock.rate)
+                clock.let_pass(ASLEEP_SECONDS)
                 awake = clock.wall_ns()
                 for worker in workers:
                     worker.send(signal.SIGCONT)
-            time.sleep(KILL_SECONDS)
+            clock.let_pass(KILL_SECONDS * clock.rate)
             number = chance.randrange(PROCESSES)
             workers[number].__exit__()
             workers[number] = start_worker(path, clock)
-        time.sleep(1.0)
+        clock.let_pass(clock.rate)
         for worker in workers:
             worker.send(signal.SIGTERM)
         # One that had not yet begun has no handler, and dies of it.
