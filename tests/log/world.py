@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import Durability
@@ -17,11 +19,11 @@ from taskq.log.segments.segments import FLOOR
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
 from taskq.testing.clock import FakeClock
-from tests.machine.crashable import CrashableDisk, Machine
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.peers import Neighbourhood
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
@@ -33,6 +35,38 @@ PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")
 #: Uses its disk up: a test that wants a reserve says so.
 SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0)
+
+
+class Cut:
+    """A crash at one disk step, of the power or of one process, and whether it came."""
+
+    def __init__(self, step: int, *, power: bool) -> None:
+        self.step, self.power, self.came = step, power, False
+
+    @contextmanager
+    def during(self, world: World, process: Process | None = None) -> Iterator[None]:
+        """Crash within the block; without a process, whose it is does not matter."""
+        machine = world.machine
+        machine.stop_at(machine.steps + self.step, power=self.power)
+        self.came = True
+        try:
+            yield
+            self.came = False
+        except PowerLost:
+            world.everyone_is_gone()
+        except ProcessKilled:
+            if process is not None:
+                process.kill()
+        machine.stop_at(None)
+
+
+def cuts(*, power: bool, stride: int = 1) -> Iterator[Cut]:
+    """Yield a crash at each disk step in turn, until one comes too late."""
+    for step in itertools.count(stride, stride):
+        cut = Cut(step, power=power)
+        yield cut
+        if not cut.came:
+            return
 
 
 class World:

@@ -11,8 +11,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement, Withdrawal
 from tests.effort import grows, some
-from tests.log.world import World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import Cut, World, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,24 +115,16 @@ class Story:
         return [(is_live(agenda, job), is_dead(agenda, job)) for job in self.jobs]
 
 
-def cut(act: Act, seed: int, step: int, *, power: bool, dead: bool) -> bool:
-    """Do it until that step, and look; False if it ended before."""
+def check_cut(cut: Cut, act: Act, seed: int, *, dead: bool) -> None:
+    """Do it until then, and look."""
     story = Story(seed, dead=dead)
     world, jobs = story.world, story.jobs
     before = [(not dead, dead)] * len(jobs)
     process = world.process()
-    world.machine.stop_at(world.machine.steps + step, power=power)
     future: Future[Any] | None = None
-    crashed = True
-    try:
+    with cut.during(world, process):
         future = act(process, jobs)
         process.sync()
-        crashed = False
-    except PowerLost:
-        world.everyone_is_gone()
-    except ProcessKilled:
-        process.kill()
-    world.machine.stop_at(None)
     opener = world.process()
     after = story.states()
     assert len(set(after)) == 1, "a part of a slice"
@@ -142,7 +133,6 @@ def cut(act: Act, seed: int, step: int, *, power: bool, dead: bool) -> bool:
     if future is not None and future.done():
         assert (after != before) == (act is not pause), "what was answered is lost"
     check_the_rest(story, opener, act)
-    return crashed
 
 
 def check_the_rest(story: Story, opener: Process, act: Act) -> None:
@@ -181,8 +171,7 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
 def test_a_crash_at_any_disk_step_leaves_all_or_nothing_of_a_slice(
     act: Act, *, dead: bool, power: bool
 ) -> None:
-    step, crashed = 0, [True]
-    while any(crashed):
-        step += 1
-        crashed = [cut(act, seed, step, power=power, dead=dead) for seed in range(SEEDS)]
-    assert step > 2
+    for cut in cuts(power=power):
+        for seed in range(SEEDS):
+            check_cut(cut, act, seed, dead=dead)
+    assert cut.step > 2

@@ -10,8 +10,7 @@ from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Settlement
-from tests.log.world import PLAIN, Process, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PLAIN, Process, World, cuts
 
 MINUTE = 60 * SECOND_NS
 MAIL = EnqueueSpec("mail", "mail.send")
@@ -342,33 +341,18 @@ def test_held_keys_are_limited(world: World) -> None:
 @pytest.mark.parametrize("power", [True, False])
 def test_a_key_has_one_holder_whatever_step_a_replacement_is_cut_at(power: bool) -> None:
     """Either the old job waits still, or it is cancelled and the new one has its key."""
-    step, crashed = 0, True
-    while crashed:
-        step += 1
-        world = World(step)
+    for cut in cuts(power=power):
+        world = World(cut.step)
         process = world.process()
         first = process.enqueue(b"old", REPLACE)
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        crashed = _dies(world, process)
-        world.machine.stop_at(None)
-        (holder,) = holders(world) if not crashed else _reopened(world)
+        with cut.during(world, process):
+            process.offer(b"new", REPLACE)
+        (holder,) = _reopened(world) if cut.came else holders(world)
         assert [one.job for one in world.process().claim(9)] == [holder]
         view = world.view(first)
         assert view is not None
         assert (view.state is State.CANCELLED) == (holder != first)
-    assert step > 2
-
-
-def _dies(world: World, process: Process) -> bool:
-    try:
-        process.offer(b"new", REPLACE)
-    except PowerLost:
-        world.everyone_is_gone()
-        return True
-    except ProcessKilled:
-        process.kill()
-        return True
-    return False
+    assert cut.step > 2
 
 
 def _reopened(world: World) -> list[int]:

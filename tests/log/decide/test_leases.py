@@ -12,8 +12,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.store.thread import seconds_until_due
-from tests.log.world import World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import World, cuts
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -228,25 +227,16 @@ def test_many_leases_that_end_at_once_are_taken_back_in_parts(
 @pytest.mark.parametrize("power", [True, False])
 def test_an_expired_lease_redelivers_once_whatever_step_a_crash_comes_at(power: bool) -> None:
     """The claimer that takes the job back dies at each of its disk accesses in turn."""
-    step, crashed = 0, True
-    while crashed:
-        step += 1
-        world = World(step)
+    for cut in cuts(power=power):
+        world = World(cut.step)
         holder, taker = world.process(), world.process()
         job = holder.enqueue()
         (held,) = claim(holder)
         holder.sync()
         world.clock.advance(LEASE)
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        try:
+        with cut.during(world, taker):
             claim(taker)
-            crashed = False
-        except PowerLost:
-            world.everyone_is_gone()
-        except ProcessKilled:
-            taker.kill()
-        world.machine.stop_at(None)
-        if not crashed:
+        if not cut.came:
             break
         last = world.process()
         again = claim(last)
@@ -254,4 +244,4 @@ def test_an_expired_lease_redelivers_once_whatever_step_a_crash_comes_at(power: 
         with pytest.raises(StaleDelivery):
             last.settle(held)
         last.settle(again[0])
-    assert step > 2
+    assert cut.step > 2

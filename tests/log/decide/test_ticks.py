@@ -14,8 +14,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import World
-from tests.machine.machine import PowerLost, ProcessKilled
+from tests.log.world import Cut, World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Item
@@ -121,12 +120,8 @@ def test_ticks_and_their_jobs_are_lost_together_or_not_at_all() -> None:
         process.ask(Op.ENROL, [RULE])
         start = _state(process).done_ns
         world.clock.advance(600)
-        world.machine.stop_at(world.machine.steps + steps, power=True)
-        try:
+        with Cut(steps, power=True).during(world):
             process.ask(Op.TICK, _turn(start, start + MINUTE_NS))
-        except (PowerLost, ProcessKilled):
-            world.everyone_is_gone()
-        world.machine.stop_at(None)
         done = _state(world.process()).done_ns
         assert (done > start) == (Kind.ENQUEUED in world.kinds())
 

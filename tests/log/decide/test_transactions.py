@@ -17,8 +17,7 @@ from taskq.core.errors import (
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Bundle, Cancel, Duplicate, Op, Settlement
-from tests.log.world import PATH, PLAIN, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, World, cuts
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery, Done
@@ -268,63 +267,35 @@ def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
 @pytest.mark.parametrize("power", [True, False])
 def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: bool) -> None:
     """And what was acknowledged is there."""
-    step, crashed, seen = 0, True, set[bool]()
-    while crashed:
-        step += 1
+    seen = set[bool]()
+    for cut in cuts(power=power):
         for seed in range(6):
             scene = Scene(seed)
-            scene.world.machine.stop_at(scene.world.machine.steps + step, power=power)
-            crashed = _dies(scene)
-            scene.world.machine.stop_at(None)
+            with cut.during(scene.world, scene.process):
+                scene.change()
             scene.world.process()
             states = scene.states()
-            assert states in (scene.before, scene.after), f"step {step}, seed {seed}"
-            assert crashed or states == scene.after
+            assert states in (scene.before, scene.after), f"step {cut.step}, seed {seed}"
+            assert cut.came or states == scene.after
             seen.add(states == scene.after)
-    assert step > 2
+    assert cut.step > 2
     assert seen == {True, False}
-
-
-def _dies(scene: Scene) -> bool:
-    try:
-        scene.change()
-    except PowerLost:
-        scene.world.everyone_is_gone()
-        return True
-    except ProcessKilled:
-        scene.process.kill()
-        return True
-    return False
 
 
 @pytest.mark.parametrize("power", [True, False])
 def test_a_jobs_children_join_its_success_at_any_disk_step(power: bool) -> None:
     """What ``current_job().enqueue()`` asked for is there when its job succeeded, and else not."""
-    step, crashed, seen = 0, True, set[int]()
-    while crashed:
-        step += 1
+    seen = set[int]()
+    for cut in cuts(power=power):
         for seed in range(6):
             scene = Scene(seed)
             children = tuple((PLAIN, b"child %d" % number, None) for number in range(3))
-            scene.world.machine.stop_at(scene.world.machine.steps + step, power=power)
-            crashed = _settling_dies(scene, children)
-            scene.world.machine.stop_at(None)
+            with cut.during(scene.world, scene.process):
+                scene.process.settle(scene.held[0], body=b"42", children=children)
             scene.world.process()
             states = scene.states()
             there = sum(body.startswith(b"child") for body in states)
             assert there == (3 if states[b"0"] is State.SUCCEEDED else 0)
-            assert crashed or there
+            assert cut.came or there
             seen.add(there)
     assert seen == {0, 3}
-
-
-def _settling_dies(scene: Scene, children: tuple[Any, ...]) -> bool:
-    try:
-        scene.process.settle(scene.held[0], body=b"42", children=children)
-    except PowerLost:
-        scene.world.everyone_is_gone()
-        return True
-    except ProcessKilled:
-        scene.process.kill()
-        return True
-    return False

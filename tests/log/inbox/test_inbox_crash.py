@@ -25,8 +25,8 @@ from tests.log.uploading import (
     upload,
     write_part,
 )
-from tests.log.world import PATH, World
-from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.world import PATH, World, cuts
+from tests.machine.crashable import CrashableDisk, PowerLost
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -60,27 +60,19 @@ def test_no_crash_while_parts_are_written_and_published_loses_a_job_or_brings_on
 ) -> None:
     """At every step: of files, of renames, and between a rename and its directory's sync."""
     small_chunks(monkeypatch, 3)
-    stop, finished = 0, False
-    while not finished:
-        stop += 1
+    for cut in cuts(power=power):
         for seed in range(3):
             world = World(seed)
             disk = CrashableDisk(world.machine)
             disk.make_directory(PATH)
-            world.machine.stop_at(world.machine.steps + stop, power=power)
-            published = finished = False
-            try:
+            published = False
+            with cut.during(world):
                 published = publish(world, "nightly@1", [write_part(disk, BODIES)], disk)
-                finished = True
-            except (PowerLost, ProcessKilled):
-                if power:
-                    world.everyone_is_gone()
-            world.machine.stop_at(None)
             if published:
                 world.lose_power()
                 assert not upload(world, "nightly@1", BODIES), "a publication is gone"
             check(world)
-    assert stop > 20
+    assert cut.step > 20
 
 
 @pytest.mark.parametrize("power", [True, False])
@@ -89,28 +81,17 @@ def test_no_crash_while_an_upload_is_adopted_loses_a_job_or_brings_one_twice(
 ) -> None:
     """At every step: of slices, of the end, and of tidying up."""
     small_chunks(monkeypatch, 3)
-    stop, finished = 0, False
-    while not finished:
-        stop += 1
+    for cut in cuts(power=power):
         for seed in range(4):
             world = World(seed)
             upload(world, "nightly@1", BODIES)
             process = world.process()
             process.enqueue(b"before")
             process.settle(process.claim()[0])
-            world.machine.stop_at(world.machine.steps + stop, power=power)
-            finished = False
-            try:
+            with cut.during(world, process):
                 adopt(process)
-                finished = True
-            except (PowerLost, ProcessKilled):
-                if power:
-                    world.everyone_is_gone()
-                else:
-                    process.kill()
-            world.machine.stop_at(None)
             check_after(world)
-    assert stop > 10
+    assert cut.step > 10
 
 
 def check_after(world: World) -> None:
@@ -147,25 +128,15 @@ def test_a_loss_of_power_in_an_adoption_takes_jobs_and_progress_together(
 @pytest.mark.parametrize("power", [True, False])
 def test_no_crash_leaves_a_key_with_two_jobs(power: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     small_chunks(monkeypatch, 1)
-    stop, finished = 0, False
-    while not finished:
-        stop += 3
-        world = World(stop)
+    for cut in cuts(power=power, stride=3):
+        world = World(cut.step)
         disk = CrashableDisk(world.machine)
         disk.make_directory(PATH)
         parts = [write_part(disk, [b"%d" % n], Extras(key=b"%d" % (n % 3))) for n in range(6)]
         publish(world, "keyed", parts)
         process = world.process()
-        world.machine.stop_at(world.machine.steps + stop, power=power)
-        try:
+        with cut.during(world, process):
             adopt(process)
-            finished = True
-        except (PowerLost, ProcessKilled):
-            if power:
-                world.everyone_is_gone()
-            else:
-                process.kill()
-        world.machine.stop_at(None)
         adopt(world.process())
         assert bodies_in(world) == {b"0": 1, b"1": 1, b"2": 1}
 

@@ -11,8 +11,8 @@ from taskq.core.errors import LogFailed, OutcomeUnknown
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest, Op
 from tests.effort import grows, some
-from tests.log.world import PATH, PLAIN, Process, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, Cut, Process, World, cuts
+from tests.machine.crashable import ProcessKilled
 
 _MARKER: Final = f"{PATH}/failed"
 _MANY: Final = [(PLAIN, b"many %d" % number + bytes(300), None) for number in range(5)]
@@ -323,18 +323,10 @@ def _crash_in_recovery(seed: int, before: int, step: int, *, power: bool) -> tup
     failed = Failed(seed, before)
     failed.first.close()
     failed.second.close()
-    world = failed.world
-    world.machine.stop_at(world.machine.steps + step, power=power)
-    try:
-        world.process()
-    except PowerLost:
-        world.everyone_is_gone()
-    except ProcessKilled:
-        pass
-    else:
-        world.machine.stop_at(None)
-        return failed, False
-    return failed, True
+    cut = Cut(step, power=power)
+    with cut.during(failed.world):
+        failed.world.process()
+    return failed, cut.came
 
 
 @grows
@@ -356,17 +348,11 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
 
 def test_a_killed_recovery_does_not_let_others_write() -> None:
     """The marker is the last thing to go."""
-    step, crashed = 0, True
-    while crashed:
-        step += 1
+    for cut in cuts(power=False):
         failed = Failed()
         world = failed.world
-        world.machine.stop_at(world.machine.steps + step, power=False)
-        crashed = False
-        try:
+        with cut.during(world):
             world.process()
-        except ProcessKilled:
-            crashed = True
         if _MARKER in world.machine.paths():
             with pytest.raises(LogFailed):
                 failed.second.enqueue()

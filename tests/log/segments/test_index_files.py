@@ -18,8 +18,8 @@ from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
 from tests.log.segments.test_index import check_lookups, check_times, index_files, random_log, save
-from tests.log.world import PATH, PLAIN, World
-from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, World, cuts
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -211,23 +211,12 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
 ) -> None:
     """The file is whole or not there; the next upkeep writes it, and clears up."""
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
-    step, crashed = 0, True
-    while crashed:
-        step += 1
+    for cut in cuts(power=power):
         world = _revive(rest)
-        world.machine.random.seed(step)
+        world.machine.random.seed(cut.step)
         process = world.process()
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        crashed = False
-        try:
+        with cut.during(world, process):
             save(process)
-            world.machine.stop_at(None)
-        except PowerLost:
-            crashed = True
-            world.everyone_is_gone()
-        except ProcessKilled:
-            crashed = True
-            process.kill()
         reader = world.reader()
         for path in index_files(world):
             if path.endswith(".idx"):
@@ -236,7 +225,7 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
         save(world.process())
         segments = world.reader().files.lsns
         assert index_files(world) == [f"{PATH}/log/{index_name(lsn)}" for lsn in segments[:-1]]
-    assert step > 10
+    assert cut.step > 10
 
 
 def test_a_disk_that_is_full_keeps_nothing_and_stops_nobody(saved: dict[str, bytes]) -> None:

@@ -21,8 +21,8 @@ from taskq.log.upkeep.repair import repair
 from tests.effort import every, grows
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
-from tests.log.world import PATH, World
-from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.log.world import PATH, World, cuts
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from taskq.core.views import VerifyReport
@@ -149,24 +149,20 @@ def test_a_log_that_was_compacted_is_never_accused() -> None:
 @pytest.mark.parametrize("power", [True, False])
 def test_compaction_may_end_at_any_step_and_nobody_is_accused(*, power: bool) -> None:
     """Every open of this world, and every look at it, makes sure of that."""
-    for step in range(5, 2_000, 23):
-        world = World(step, keeping(keep_segments=1))
+    for cut in cuts(power=power, stride=23):
+        world = World(cut.step, keeping(keep_segments=1))
         process = world.process()
         for _ in range(2):
             fill_segment(process)
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        try:
+        with cut.during(world, process):
             tend(process)
-        except (PowerLost, ProcessKilled):
-            process.peers.close()
-            world.everyone_is_gone()
-        else:
+        if not cut.came:
             break
         world.reader()
         again = world.process()
         tend(again)
         assert not verify(world.reader()).damage
-    assert step > 5
+    assert cut.step > 5
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -269,26 +265,22 @@ def test_a_segment_beside_a_loss_is_not_compacted_until_a_person_accepts_it(
 
 @pytest.mark.parametrize("power", [True, False])
 def test_a_repair_that_is_cut_short_accepts_the_loss_or_tells_it_still(*, power: bool) -> None:
-    for step in range(1, 60):
+    for cut in cuts(power=power):
         world, before = _written(1)
         world.machine.unlink(world.segments()[2])
         lost = before - _lsns(world)
         process = world.process()
         process.journal.lock()
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        try:
+        with cut.during(world, process):
             repair(process.journal)
-        except (PowerLost, ProcessKilled):
-            process.peers.close()
-            world.everyone_is_gone()
-        else:
+        if not cut.came:
             break
         # A header that was just being written may be damaged; that costs no lsn.
         told = _told(_report(world))
         assert lost <= told or not told
         _accept(world)
         assert not _report(world).damage
-    assert 3 < step < 59
+    assert cut.step > 3
 
 
 def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:

@@ -10,8 +10,7 @@ from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Op
 from tests.effort import grows, some
-from tests.log.world import PLAIN, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PLAIN, World, cuts
 
 if TYPE_CHECKING:
     from tests.log.world import Process
@@ -77,25 +76,15 @@ def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
     Also those whose segments are larger, who would go on in the old one.
     """
     other = LogConfig(segment_bytes=size)
-    step, crashed = 0, True
-    while crashed:
-        step += 1
+    for cut in cuts(power=power):
         for seed in range(some(2, 6)):
             world = World(seed)
             first, second = world.process(), world.process(other)
             jobs = _fill(first)
-            world.machine.stop_at(world.machine.steps + step, power=power)
-            crashed = False
-            try:
+            with cut.during(world, first):
                 jobs.append(first.enqueue(b"next"))
-                world.machine.stop_at(None)
-            except PowerLost:
-                crashed = True
-                world.everyone_is_gone()
+            if cut.came and power:
                 second = world.process(other)
-            except ProcessKilled:
-                crashed = True
-                first.kill()
             jobs += [second.enqueue(b"after") for _ in range(3)]
             second.send(Op.ENQUEUE, (PLAIN, b"x" * 2_000, None))
             second.send(Op.ENQUEUE, (PLAIN, b"y" * 2_000, None))
@@ -111,7 +100,7 @@ def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
                 third.catch_up().need_agenda().queues.stats()
                 == world.fold().need_agenda().queues.stats()
             )
-    assert step > 8
+    assert cut.step > 8
 
 
 def test_leftovers_between_segments_are_passed_over() -> None:

@@ -13,7 +13,7 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
 from tests.effort import grows, some
 from tests.log.tending import finish
-from tests.log.world import PATH, Process, World
+from tests.log.world import PATH, Process, World, cuts
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
@@ -50,16 +50,13 @@ def check(world: World, process: Process) -> set[bytes]:
 @pytest.mark.parametrize("power", [True, False])
 def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bool) -> None:
     """At every step of: put a payload, enqueue it, claim it, put a result, settle."""
-    stop, finished = 0, False
-    while not finished:
-        stop += 1
+    for cut in cuts(power=power):
         for seed in range(some(3, 8)):
             world = World(seed)
             process = world.process()
             process.enqueue(b"first")
-            world.machine.stop_at(world.machine.steps + stop, power=power)
             kept: set[bytes] = set()
-            try:
+            with cut.during(world, process):
                 stored = files_of(process).put(BODIES[0])
                 process.enqueue(stored, spec=SPEC)
                 kept.add(stored)
@@ -67,13 +64,7 @@ def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bo
                 result = files_of(process).put(BODIES[1])
                 process.settle(delivery, body=result, flags=SPILLED)
                 kept.add(result)
-                finished = True
-            except PowerLost:
-                world.everyone_is_gone()
-            except ProcessKilled:
-                process.kill()
-            world.machine.stop_at(None)
-            if finished:
+            if not cut.came:
                 world.lose_power()
             again = world.process()
             again.journal.unlock()
@@ -85,7 +76,7 @@ def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bo
             finish(collect(again.disk, PATH, old, {digest(one) for one in records}))
             assert len(again.disk.names(f"{PATH}/spill")) == len(records)
             check(world, again)
-    assert stop > 12
+    assert cut.step > 12
 
 
 class Town:

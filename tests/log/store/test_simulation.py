@@ -11,7 +11,7 @@ from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
-from tests.log.world import PLAIN, Process, World
+from tests.log.world import PLAIN, Process, World, cuts
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
@@ -184,21 +184,14 @@ def test_every_answer_holds_after_a_crash_at_any_disk_step(*, power: bool) -> No
 def test_the_same_story_is_cut_at_any_step_of_the_recovery_after_it() -> None:
     """A power loss, and another while the log is opened again."""
     for cut in (5, 11, 17, 23, 29):
-        step, crashed = 0, True
-        while crashed:
-            step += 1
-            story = _Story(step)
+        for again in cuts(power=True):
+            story = _Story(again.step)
             world = story.world
             first, second, held = story.begin()
             world.machine.stop_at(world.machine.steps + cut)
             with pytest.raises(PowerLost):
                 story.play(first, second, held)
             world.everyone_is_gone()
-            world.machine.stop_at(world.machine.steps + step)
-            try:
+            with again.during(world):
                 world.process()
-                crashed = False
-                world.machine.stop_at(None)
-            except PowerLost:
-                world.everyone_is_gone()
             story.check()

@@ -17,8 +17,8 @@ from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
 from tests.effort import every, grows, some
-from tests.log.world import PATH, PLAIN, Process, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, Process, World, cuts
+from tests.machine.crashable import PowerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -305,27 +305,23 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
 def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
     damage: Callable[[World], None], *, power: bool
 ) -> None:
-    for step in range(1, 200, every(3)):
+    for cut in cuts(power=power, stride=every(3)):
         world, _ = _written()
         damage(world)
         before = _picture(world)
         process = world.process()
         process.journal.lock()
-        world.machine.stop_at(world.machine.steps + step, power=power)
-        try:
+        with cut.during(world, process):
             repair(process.journal)
-        except PowerLost:
-            world.everyone_is_gone()
-            world.clock.reboot(0, wall_seconds=world.clock.wall_ns() / 1e9 - 60)
-        except ProcessKilled:
-            process.peers.close()
-        else:
+        if not cut.came:
             break
-        assert _picture(world) == before, step
+        if power:
+            world.clock.reboot(0, wall_seconds=world.clock.wall_ns() / 1e9 - 60)
+        assert _picture(world) == before, cut.step
         _repair(world)
-        assert not verify(world.reader()).damage, step
-        assert _picture(world) == before, step
-    assert 10 < step < 199, "every step was tried"
+        assert not verify(world.reader()).damage, cut.step
+        assert _picture(world) == before, cut.step
+    assert cut.step > 10
 
 
 @grows

@@ -13,8 +13,7 @@ from taskq.log.requests import Op
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.upkeep.snapshots import Snapshots
 from tests.log.told import check_same, exhaust, fill, grow, names, write
-from tests.log.world import PATH, PLAIN, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, World, cuts
 
 
 @pytest.fixture
@@ -203,20 +202,17 @@ def test_the_oldest_segments_may_be_gone() -> None:
 @pytest.mark.parametrize("power", [True, False])
 def test_writing_may_end_at_any_step(*, power: bool) -> None:
     """Killed or without power: the log is what it was, and what has its name is true."""
-    step, used = 0, 0
-    while True:
-        world = World(step)
+    used = 0
+    for cut in cuts(power=power):
+        world = World(cut.step)
         process = world.process()
         fill(process)
-        if step % 2:
+        if cut.step % 2 == 0:
             write(process)
             grow(process)
-        world.machine.stop_at(world.machine.steps + step + 1, power=power)
-        try:
+        with cut.during(world, process):
             write(process)
-        except (PowerLost, ProcessKilled):
-            (world.everyone_is_gone if power else process.kill)()
-        else:
+        if not cut.came:
             break
         reopened = world.process()
         reopened.catch_up()
@@ -225,8 +221,7 @@ def test_writing_may_end_at_any_step(*, power: bool) -> None:
         grow(reopened)
         write(reopened)
         assert check_same(world).behind == 0
-        step += 1
-    assert step > 20
+    assert cut.step > 20
     assert used
 
 

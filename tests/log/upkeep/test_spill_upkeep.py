@@ -12,8 +12,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.spill import Spill, decode_reference
 from tests.effort import every, grows
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import PATH, Process, World
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, Process, World, cuts
 
 HOUR: Final = 3_600
 SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None, starvation_seconds=None)
@@ -77,26 +76,17 @@ def test_files_go_with_the_last_record_that_names_them() -> None:
 @pytest.mark.parametrize("power", [True, False])
 def test_a_crash_at_any_step_of_upkeep_costs_no_file_that_is_named(power: bool) -> None:
     """And the next process that looks after the log comes to the end of it."""
-    stop, finished = 0, False
-    while not finished:
-        stop += 7 * every(3)
-        world = World(stop, config=SMALL)
+    for cut in cuts(power=power, stride=7 * every(3)):
+        world = World(cut.step, config=SMALL)
         process = world.process()
         jobs = Jobs(process)
         outgrow(world, process)
-        world.machine.stop_at(world.machine.steps + stop, power=power)
-        try:
+        with cut.during(world, process):
             tend(process)
-            finished = True
-        except PowerLost:
-            world.everyone_is_gone()
-        except ProcessKilled:
-            process.kill()
-        world.machine.stop_at(None)
         again = world.process()
         jobs.check(world, again)
         world.clock.advance(2 * HOUR)
         tend(again)
         jobs.check(world, again)
         assert again.disk.names(f"{PATH}/spill") == sorted(jobs.names[2:])
-    assert stop > 20
+    assert cut.step > 20

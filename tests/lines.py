@@ -1,0 +1,118 @@
+"""Count the lines of this tree, by folder and by what they are for, and what a revision had.
+
+    python -m tests.lines [REVISION]
+
+A feature is a list of patterns over paths, of every layer that it touches; a file counts for the
+first feature that names it, else for its folder alone. What uses a feature from within a file of
+another idea is not seen: the figure is what would be gone with the feature's own files.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+ROOT: Final = Path(__file__).parents[1]
+TREES: Final = ("taskq", "workers", "plugins", "examples", "tests")
+#: Over so many lines, sources and tests, a feature ought to say what it would take to be halved.
+LARGE: Final = 2_000
+FEATURES: Final[dict[str, str]] = {
+    "hub: sync, outbox, copies": r"/hub/|/hub_|test_jobs_down|test_staying",
+    "pipeline: decode and tables": r"spark/(decode|tables|lake|source|run)|pipeline_(decode|lake"
+    r"|run|source|sql|jobs|stream|restored|rollups|erase|live|branches|breaks|independent)",
+    "pipeline: sink, bulk, backlog": r"spark/(sink|bulk|backlog)|pipeline_(sink|enqueue|backlog"
+    r"|replay|pushing)",
+    "pipeline: the rest": r"plugins/taskq_plugins/spark|tests/pipeline|pyspark_taskq",
+    "fleet of directories": r"/fleet",
+    "web page": r"/web/",
+    "top": r"/top/",
+    "Prometheus": r"/prometheus/",
+    "webhooks": r"webhook",
+    "bulk inbox": r"log/inbox/|uploads|uploading|spill_uploads",
+    "large bodies": r"spill|bodystore|bodies",
+    "index of segments": r"log/segments/(test_)?(index|bloom|lookup|looking)",
+    "compaction, retention": r"compact|retention|dead_keep|keeper|carr(y|ied)|sealing|endings",
+    "snapshots": r"snapshot|freeze|frozen\.py",
+    "backup, repair, verify": r"backup|repair|verify|salvage|excerpt|casefile",
+    "flows": r"flow|chord|shapes|cascade",
+    "schedules": r"schedul|tick",
+    "limits and rates": r"limits?(_|\b)|rates?(_|\b)|groups",
+    "retries": r"retr(y|ies)",
+    "dead letters": r"dead",
+    "dedup keys": r"dedup|keys|key_modes",
+    "children, processes of a worker": r"children|supervisor|executors|guard|leash|runner",
+    "gates: conditions, breakers": r"gates|condition|breaker|probes",
+    "streams and named readers": r"stream|readers?\b|named|follow|position|growth",
+    "shards": r"shards|many_logs",
+    "settings, options of a log": r"settings|logoptions|places|config",
+    "benchmarks": r"tests/bench/",
+}
+_PATTERNS: Final = {name: re.compile(pattern) for name, pattern in FEATURES.items()}
+
+
+def feature_of(path: str) -> str | None:
+    return next((name for name, pattern in _PATTERNS.items() if pattern.search(path)), None)
+
+
+def folder_of(path: str) -> str:
+    """Return the room a file counts for: two levels deep, three among plugins."""
+    parts = path.split("/")[:-1]
+    return "/".join(parts[: 3 if parts[0] == "plugins" else 2])
+
+
+def counted(revision: str | None) -> dict[str, int]:
+    """Return the lines of each Python file, as it stands or as a revision has it."""
+    if revision is None:
+        paths = _git("ls-files", *TREES).splitlines()
+        texts = {path: (ROOT / path).read_text() for path in paths if path.endswith(".py")}
+        return {path: text.count("\n") for path, text in texts.items()}
+    # One call: "REVISION:path:lines" of every file with a line in it.
+    rows = _git("grep", "-c", "", revision, "--", *TREES).splitlines()
+    named = (row.split(":", 1)[1].rsplit(":", 1) for row in rows)
+    return {path: int(lines) for path, lines in named if path.endswith(".py")}
+
+
+def summed(lines: dict[str, int]) -> tuple[Counter[str], Counter[str]]:
+    """Return the lines by folder and by feature."""
+    folders, features = Counter[str](), Counter[str]()
+    for path, count in lines.items():
+        folders[folder_of(path)] += count
+        features[feature_of(path) or "everything else"] += count
+    return folders, features
+
+
+def shown(title: str, now: Counter[str], before: Counter[str] | None) -> Table:
+    table = Table("", "lines", *(["before"] if before is not None else []), title=title)
+    for name, count in [*now.most_common(), ("all", now.total())]:
+        large = " *" if title == "feature" and LARGE < count < now.total() else ""
+        was = [] if before is None else [f"{before.total() if name == 'all' else before[name]:,}"]
+        table.add_row(name + large, f"{count:,}", *was)
+    return table
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@click.command()
+@click.argument("revision", required=False)
+def main(revision: str | None) -> None:
+    """Print the lines by folder and by feature; * marks a feature of many."""
+    now, before = summed(counted(None)), summed(counted(revision)) if revision else None
+    console = Console()
+    for number, title in enumerate(("folder", "feature")):
+        console.print(shown(title, now[number], before[number] if before else None))
+
+
+if __name__ == "__main__":
+    main()
