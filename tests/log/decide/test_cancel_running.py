@@ -34,11 +34,6 @@ def last(world: World) -> Any:
     return world.records()[-1]
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_each_state_has_its_answer(world: World) -> None:
     process = world.process()
     waits, late = process.enqueue(), process.enqueue(extras=Extras(due_ns=9 * SECOND_NS))

@@ -34,16 +34,6 @@ def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
     return [job for job, _ in dedup.holders(hashed, world.clock.wall_ns())]
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
-
-
 def test_keys_that_hash_alike_are_told_apart(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,11 +30,6 @@ def extend(process: Process, delivery: Delivery, seconds: float = LEASE) -> Any:
     return process.ask(Op.EXTEND, (delivery, int(seconds * SECOND_NS)))
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_extending_just_before_a_deadline_keeps_the_lease(world: World) -> None:
     """And once more, and once more; another claimer looks at every old deadline in vain."""
     holder, other = world.process(), world.process()

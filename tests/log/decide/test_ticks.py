@@ -37,11 +37,6 @@ def _turn(seen_ns: int, *moments: int, key: bytes | None = None) -> Turn:
     return Turn("nightly", seen_ns, moments[-1], moments, tuple(_item(key) for _ in moments))
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_of_two_processes_one_writes_the_tick(world: World) -> None:
     first, second = world.process(), world.process()
     first.ask(Op.ENROL, [RULE])

@@ -44,16 +44,6 @@ def state(world: World, job: int) -> State:
     return State.ABSENT if view is None else view.state
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
-
-
 class Scene:
     """Five jobs, three of them claimed, and a transaction that changes everything."""
 

@@ -231,8 +231,3 @@ def test_a_log_error_is_what_a_late_enqueue_gets(world: World) -> None:
         with pytest.raises(LogError, match="nothing was written, try again"):
             refused.result(0)
     assert len([one for one in world.records() if one.kind == Kind.ENQUEUED]) == 2
-
-
-@pytest.fixture
-def world() -> World:
-    return World()

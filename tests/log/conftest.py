@@ -1,0 +1,17 @@
+"""What most tests of the log begin with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.log.world import Process, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def process(world: World) -> Process:
+    return world.process()
