@@ -89,6 +89,8 @@ class Committer:
         self.gauges = Gauges(journal)
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
+        #: how much of the log those who wait have been shown
+        self._seen = journal.end()
         #: whom to wake for what was appended since the last ``take_interest``
         self._interest = 0
         self._expiring = False
@@ -107,7 +109,10 @@ class Committer:
             looks = [request for request in requests if request[0] in _BEHIND]
             requests = [request for request in requests if request[0] not in _BEHIND]
         if requests or self.waiters.claims or not looks:
-            self._commit(requests, needs)
+            try:
+                self._commit(requests, needs)
+            finally:
+                self._seen = self.journal.end()
         # After the writes of the same batch, so that a caller reads what it wrote.
         for request in looks:
             self._look(request)
@@ -496,10 +501,18 @@ class Committer:
     def follow(self) -> None:
         """Look for outcomes that other processes wrote, without the lock."""
         self.journal.refresh()
+        self._seen = self.journal.end()
         if self.builds_in_steps:
             self.facets.lacks(agenda=False, keys=False)
         self.facets.catch_up()
         self._answer_watchers()
+
+    def has_news(self) -> bool:
+        """Return whether the log holds what those who wait here have not been shown.
+
+        The journal may know of it already: who looks at the log for another reason moves its end.
+        """
+        return not self.journal.is_at_end(self._seen) or self.journal.has_grown()
 
     def _answer_watchers(self) -> None:
         if self.waiters.outcomes:

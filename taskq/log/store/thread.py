@@ -425,7 +425,7 @@ class StorageThread:
         if interest:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
-        if not (interest and self._has_grown()):
+        if not (interest and self._has_news()):
             peers.sleep(interest, timeout)
         mailbox.asleep = False
         if interest:
@@ -433,10 +433,13 @@ class StorageThread:
         if not mailbox.requests:
             self._do_due()
 
-    def _has_grown(self) -> bool:
-        """Whether another process wrote; not where the disk does not tell, or nobody would rest."""
+    def _has_news(self) -> bool:
+        """Whether the log holds what those who wait here have not seen.
+
+        Not where the disk does not tell, or nobody would rest.
+        """
         try:
-            return self.journal.has_grown()
+            return self.committer.has_news()
         except OSError:
             return False
 
@@ -462,7 +465,7 @@ class StorageThread:
             listens = waiters.outcomes or waiters.growth or asks
             if listens:
                 committer.look_around()
-            if listens and self._has_grown():
+            if listens and self._has_news():
                 committer.follow()
                 if not committer.facets.is_building:
                     asks.look()

@@ -1,0 +1,149 @@
+"""Whoever waits is woken by what others write, at whichever step of its thread they write it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from operator import attrgetter
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from taskq.core.model import Durability
+from taskq.core.records import Kind
+from taskq.log.config import LogConfig
+from taskq.log.inbox import adopter
+from taskq.log.requests import ClaimRequest, Settlement
+from taskq.log.store import thread
+from taskq.log.store.store import Store
+from tests.processes.harness import Pause, eventually, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+#: What the thread calls between one batch and its sleep.
+STEPS = [
+    "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_glance", "_idle", "_timeout",
+    "_until_rest", "_interest", "committer.commit", "upkeep.step", "adopter.step",
+    "peers.announce", "_has_news", "journal.has_grown", "peers.sleep",
+]  # fmt: skip
+SECONDS = 10
+#: What begins the wait, and what is to end it.
+Wait: TypeAlias = "tuple[Callable[[], Future[Any]], Callable[[], object]]"
+
+
+class Logs:
+    """One log, open twice: by who waits, and by who writes meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        config = LogConfig(durability=Durability.OS)
+        self.waiter, self.writer = Store(str(path), config), Store(str(path), config)
+        self.waiter.wait_open()
+        self.writer.wait_open()
+        self.waits, self.writes = self.waiter.thread_port, self.writer.thread_port
+        self.job = put(self.writer, b"first")
+
+    def for_a_job(self) -> Wait:
+        self.writes.cancel(self.job).result(SECONDS)
+        return lambda: self.waits.claim(ClaimRequest(1)), lambda: put(self.writer, b"second")
+
+    def for_an_outcome(self) -> Wait:
+        [delivery] = self.writes.claim(ClaimRequest(1)).result(SECONDS)
+        settled = [Settlement(Kind.SUCCEEDED, delivery)]
+        return lambda: self.waits.outcome(self.job), lambda: self.writes.settle(settled).result()
+
+    def for_growth(self) -> Wait:
+        end = self.job + 1
+        return lambda: self.waits.extent(end), lambda: put(self.writer, b"second")
+
+    def for_a_cancel(self) -> Wait:
+        """Somebody else wants a job over that runs here."""
+        self.waits.claim(ClaimRequest(1)).result(SECONDS)
+
+        def listen() -> Future[Any]:
+            asked: Future[Any] = Future()
+            asks = self.waiter._open.committer.operations.asks
+            asks.listen(self.waits, lambda ask, _: asked.set_result(ask))
+            return asked
+
+        return listen, lambda: self.writes.cancel(self.job).result(SECONDS)
+
+    def close(self) -> None:
+        self.waiter.close()
+        self.writer.close()
+
+
+WAITS = [Logs.for_a_job, Logs.for_an_outcome, Logs.for_growth, Logs.for_a_cancel]
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
+    """Nobody looks around by himself: a wake-up that is lost is never made up for."""
+    monkeypatch.setattr(thread, "LOOK_AROUND_NS", 10**15)
+    for name in ("_LOOK_NS", "_IDLE_LOOK_NS"):
+        monkeypatch.setattr(adopter, name, 10**15)
+    monkeypatch.setattr(thread, "_REST_SECONDS", 10**9)
+    logs = Logs(tmp_path)
+    yield logs
+    logs.close()
+
+
+def have_act(target: object, name: str, act: Callable[[], object], *, before: bool) -> Event:
+    """Let the next call of a method, and only that, act before it begins or when it is done."""
+    method, reached = getattr(target, name), Event()
+
+    def stepped(*args: object) -> object:
+        setattr(target, name, method)
+        if before:
+            reached.set()
+            act()
+        value = method(*args)
+        if not before:
+            reached.set()
+            act()
+        return value
+
+    setattr(target, name, stepped)
+    return reached
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("waits", WAITS, ids=lambda waits: waits.__name__)
+def test_what_is_written_at_any_step_wakes_who_waits(
+    logs: Logs, waits: Callable[[Logs], Wait], step: str, *, before: bool
+) -> None:
+    """The same thread looks at the log for other reasons, too, and forgets nobody then."""
+    begin, act = waits(logs)
+    owner, _, name = f"_open.{step}".rpartition(".")
+    pause = Pause(logs.waiter)
+    told = begin()
+    logs.waits.view(logs.job)
+    reached = have_act(attrgetter(owner)(logs.waiter), name, act, before=before)
+    pause.end()
+    # Where it sleeps before it comes to that step, somebody has to wake it.
+    mailbox = logs.waiter.mailbox
+    while not reached.is_set():
+        eventually(lambda: reached.is_set() or mailbox.asleep)
+        mailbox.poke()
+    assert told.result(SECONDS)
+
+
+@pytest.mark.parametrize("looks", ["a caller", "upkeep", "rest"])
+@pytest.mark.parametrize("waits", WAITS, ids=lambda waits: waits.__name__)
+def test_a_look_at_the_log_hides_nothing_from_who_waits(
+    logs: Logs, waits: Callable[[Logs], Wait], looks: str
+) -> None:
+    """It learns of what was written just now, for itself alone."""
+    begin, act = waits(logs)
+    told = begin()
+    logs.waits.view(logs.job).result(SECONDS)
+    storage = logs.waiter._open
+    look = {
+        "a caller": lambda: logs.waits.view(logs.job),
+        "upkeep": storage.journal.refresh,
+        "rest": storage._rest,
+    }[looks]
+    logs.waiter.between_batches(lambda: (act(), look()))
+    assert told.result(SECONDS)
