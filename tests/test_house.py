@@ -302,8 +302,6 @@ REASONS = {
     "Supervisor.run": "the root of a loop",
     "_Bench._run_async.take_turns": "a job has its context and its cancellation to itself",
     "_in_forked_child": "a plain callback that ends the process, in a child that nothing owns",
-    "_connect": "tried side by side, and given up within the call",
-    "_reach": "tried side by side, and given up within the call",
     "begin": "what users wrote may be left behind, and is cancelled but once",
     "end": "the loop closes",
     "run_to_the_end": "the root of a loop",

@@ -8,16 +8,15 @@ import ipaddress
 import os
 import shutil
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from subprocess import DEVNULL
+from typing import ClassVar, Final
+
+from anyio import create_task_group, run_process, sleep
 
 from taskq.conditions.base import Condition, aside, say_once
 from taskq.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: A host that does not answer is tried anew so often while the earlier tries go on, as the kernel
 #: itself waits 1, 2, 4 … seconds between two.
@@ -179,60 +178,49 @@ def _has_routes() -> bool:
 
 
 async def _reach(host: str, port: int) -> str:
-    """Try until one connection stands; "" then, else what the last try met."""
-    tries: set[asyncio.Task[None]] = set()
+    """Return "" if a connection stands, else what a try met; one without an answer gets company."""
     problem = f"it does not answer within {ATTEMPTS_MAX * ATTEMPT_SECONDS:g} s"
-    try:
+
+    async def attempt() -> None:
+        nonlocal problem
+        try:
+            await _connect(host, port)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was met
+            problem = problem and _told(error)
+        else:
+            problem = ""
+        tries.cancel_scope.cancel()
+
+    async with create_task_group() as tries:
         for _ in range(ATTEMPTS_MAX):
-            tries.add(asyncio.create_task(_connect(host, port)))
-            done, tries = await asyncio.wait(
-                tries, timeout=ATTEMPT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            for one in done:
-                error = one.exception()
-                if error is None:
-                    return ""
-                problem = _told(error)
-            if not tries:
-                break
-    finally:
-        await _give_up(tries)
+            tries.start_soon(attempt)
+            await sleep(ATTEMPT_SECONDS)
+        tries.cancel_scope.cancel()
     return problem
 
 
 async def _connect(host: str, port: int) -> None:
     """Connect to any of the host's addresses, and hang up."""
     found = await aside(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    tries = {
-        asyncio.create_task(_connect_to(family, address))
-        for family, _, _, _, address in found[:ADDRESSES_MAX]
-    }
-    error: BaseException | None = None
-    try:
-        while tries:
-            done, tries = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                failure = one.exception()
-                if failure is None:
-                    return
-                error = failure
-    finally:
-        await _give_up(tries)
-    raise error or OSError(f"{host} has no address")
+    error: OSError | None = OSError(f"{host} has no address")
 
+    async def attempt(family: int, address: tuple[object, ...]) -> None:
+        nonlocal error
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connection:
+                connection.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(connection, address)
+        except OSError as failure:
+            error = error and failure
+        else:
+            error = None
+            tries.cancel_scope.cancel()
 
-async def _connect_to(family: int, address: tuple[object, ...]) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as connection:
-        connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, address)
-
-
-async def _give_up(tries: Iterable[asyncio.Task[None]]) -> None:
-    tries = list(tries)
-    for one in tries:
-        one.cancel()
-    if tries:
-        await asyncio.gather(*tries, return_exceptions=True)
+    async with create_task_group() as tries:
+        for family, _, _, _, address in found[:ADDRESSES_MAX]:
+            tries.start_soon(attempt, family, address)
+    if error is not None:
+        raise error
 
 
 def _told(error: BaseException) -> str:
@@ -249,17 +237,10 @@ async def _ask_network_manager() -> str | None:
     if program is None:
         return None
     fields = "GENERAL.DEVICE,GENERAL.STATE,GENERAL.METERED"
-    process = await asyncio.create_subprocess_exec(
-        program, "-t", "-f", fields, "device", "show",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+    done = await run_process(
+        [program, "-t", "-f", fields, "device", "show"],
+        stderr=DEVNULL,
+        check=False,
         env={**os.environ, "LC_ALL": "C"},
-    )  # fmt: skip
-    try:
-        output, _ = await process.communicate()
-    except asyncio.CancelledError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        raise
-    return output.decode("utf-8", "replace") if process.returncode == 0 else None
+    )
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None

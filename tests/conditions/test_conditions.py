@@ -132,6 +132,44 @@ async def test_a_host_is_online_while_it_accepts_connections() -> None:
     assert await made.problem() == "Connection refused"
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["refused first", "answered first"])
+async def test_a_host_is_online_if_one_of_its_addresses_answers(
+    monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        places = [closed.getsockname(), server.sockets[0].getsockname()]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places[::order]]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+        assert await online("two.localhost:80").problem() == ""
+        del found[places[::order].index(places[1])]
+        assert await online("two.localhost:80").problem() == "Connection refused"
+        found.clear()
+        assert await online("two.localhost:80").problem() == "two.localhost has no address"
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("answered", [1, 3, None])
+async def test_a_host_without_an_answer_is_asked_again_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, answered: int | None
+) -> None:
+    asked = 0
+
+    async def connect(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked != answered:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("taskq.conditions.network._connect", connect)
+    monkeypatch.setattr("taskq.conditions.network.ATTEMPT_SECONDS", 0.01)
+    problem = await online("localhost:80").problem()
+    assert problem == ("" if answered else "it does not answer within 0.06 s")
+    assert asked == (answered or 6)
+
+
 async def test_a_name_that_nobody_knows_is_offline() -> None:
     assert await online("no-such-host.invalid:80").problem() != ""
 
