@@ -6,7 +6,6 @@ Where to read and where to send come from the environment, so that a job says on
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from functools import cache
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+import aiofiles
+import aiofiles.os
 import httpx
 
 from taskq import Discard, TaskQ, retry
@@ -62,20 +63,20 @@ async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
         Discard: the file is gone or has another size; the next scan queues what is there then.
     """
     try:
-        found = await asyncio.to_thread(lambda: source.stat().st_size)
-        if found == size:
-            if size > BLOCK_BYTES:
-                return blocks(source)
-            return await asyncio.to_thread(source.read_bytes)
+        if (await aiofiles.os.stat(source)).st_size != size:
+            raise Discard(f"{source} changed since it was queued")
+        if size > BLOCK_BYTES:
+            return blocks(source)
+        async with aiofiles.open(source, "rb") as file:
+            return await file.read()
     except FileNotFoundError:
-        found = -1
-    raise Discard(f"{source} {'changed' if found >= 0 else 'is gone'} since it was queued")
+        raise Discard(f"{source} is gone since it was queued") from None
 
 
 async def blocks(source: Path) -> AsyncIterator[bytes]:
     """Yield a large file piece by piece, read off the event loop."""
-    with await asyncio.to_thread(source.open, "rb") as file:
-        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+    async with aiofiles.open(source, "rb") as file:
+        while block := await file.read(BLOCK_BYTES):
             yield block
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import aiofiles
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -142,13 +143,13 @@ class Receiver:
         """Write the body to ``part``; refuse too much of it, and what is not what was promised."""
         digest = hashlib.sha256()
         size = 0
-        with open(part, "xb") as file:  # noqa: ASYNC230, PTH123 - blocks of a local file: no wait
+        async with aiofiles.open(part, "xb") as file:
             async for block in request.stream():
                 size += len(block)
                 if size > self._bytes_max:
                     raise Refused(413, f"larger than {self._bytes_max} bytes")
                 digest.update(block)
-                file.write(block)
+                await file.write(block)
         if digest.hexdigest() != request.headers.get("x-content-sha256"):
             raise Refused(422, "the content is not what its hash promised")
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import aiofiles
 import httpx
 
 from taskq import Discard, TaskQ, retry
@@ -77,10 +78,12 @@ async def add(text: str, photos: list[Path] | None = None) -> Note:
     """Keep a note and its photos, and let them go when they can."""
     note = Note(text)
     for photo in photos or []:
-        data = photo.read_bytes()
+        async with aiofiles.open(photo, "rb") as file:
+            data = await file.read()
         digest = hashlib.sha256(data).hexdigest()
         photo_path(digest).parent.mkdir(parents=True, exist_ok=True)
-        photo_path(digest).write_bytes(data)
+        async with aiofiles.open(photo_path(digest), "wb") as file:
+            await file.write(data)
         note.photos.append(digest)
     note.save()
     # All or none: a note never arrives whose photos are not on their way.
@@ -121,7 +124,8 @@ async def send_note(note_id: str, revision: int) -> int:
 )
 async def send_photo(digest: str) -> None:
     """Send a photo under the hash of its content."""
-    data = photo_path(digest).read_bytes()
+    async with aiofiles.open(photo_path(digest), "rb") as file:
+        data = await file.read()
     async with httpx.AsyncClient(base_url=SERVER, timeout=_PATIENCE_SECONDS) as server:
         (await server.put(f"/photos/{digest}", content=data)).raise_for_status()
 

@@ -25,6 +25,7 @@ def make_server(home: Path) -> Starlette:
     for folder in ("notes", "photos"):
         (home / folder).mkdir(parents=True, exist_ok=True)
 
+    # In one step of the event loop: another revision never comes between the look and this.
     def keep(path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(data)

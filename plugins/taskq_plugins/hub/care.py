@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import aiofiles
+
 from taskq.connection.settings import HubSettings
 from taskq.engine import LocalDisk, LogReader, PatientDisk, SystemClock, restore, segment_name
 from taskq.errors import LogError
@@ -126,7 +128,8 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     part = target.with_name(f"{target.name}.part") / log_id
     for folder in ("log", "spill"):
         (part / folder).mkdir(parents=True, exist_ok=True)
-    (part / FILE).write_bytes((await _get(line, f"/{log_id}/identity")).content)
+    async with aiofiles.open(part / FILE, "wb") as opened:
+        await opened.write((await _get(line, f"/{log_id}/identity")).content)
     wanted = [
         (f"segments/{int(lsn):020d}", part / "log" / segment_name(int(lsn)), size, digest)
         for lsn, size, digest in held["segments"]
@@ -148,14 +151,13 @@ async def fetched(line: Line, target: Path) -> BackupReport:
 
 async def _file(line: Line, where: str, file: Path, size: int) -> AsyncIterator[int]:
     """Bring a file to its size; gives how much of it is there."""
-    with file.open("ab") as opened:
-        while opened.tell() < size:
-            start, end = opened.tell(), min(opened.tell() + _PART_BYTES, size) - 1
-            told = await _get(line, where, {"Range": f"bytes={start}-{end}"})
-            if not told.content:
+    async with aiofiles.open(file, "ab") as opened:
+        while (start := await opened.tell()) < size:
+            end = min(start + _PART_BYTES, size) - 1
+            answer = await _get(line, where, {"Range": f"bytes={start}-{end}"})
+            if not answer.content:
                 break
-            opened.write(told.content[: size - start])
-            yield opened.tell()
+            yield start + await opened.write(answer.content[: size - start])
 
 
 def _check(file: Path, size: int, digest: str | None) -> None:
