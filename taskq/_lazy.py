@@ -15,7 +15,8 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         module: its ``__name__``.
-        homes: the module that defines them: their names, parted by spaces.
+        homes: the module that defines them: their names, parted by spaces; a package's own
+            modules stand under its own name.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
@@ -23,6 +24,8 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         home = home_of.get(name)
         if home is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if home == module:
+            return importlib.import_module(f"{module}.{name}")
         value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[module], name, value)
         return value

@@ -8,7 +8,8 @@ deprecated; the rooms behind it, ``taskq.log`` and ``taskq.core``, may change on
   ``Sight`` and ``Moment`` are what a look may see
 - read what stands there: ``LogRecord`` and ``decode_record``, ``Frame``, ``Gap``, ``Scanner``
 - files: ``SegmentFiles``, ``Identity``, ``Disk`` and ``Clock`` as the machine has them
-- care: ``check_health``, ``back_up``, ``restore``; bulk: ``PartWriter``
+- care: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
+  ``excerpt``; bulk: ``PartWriter``
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timetravel import Moment
     from taskq.log.requests import Ask, ClaimRequest, Duplicate, EnqueueSpec, Item, Settlement, Turn
-    from taskq.log.segments.bodystore import LISTED_BYTES_MAX
     from taskq.log.segments.identity import Identity, read_identity
     from taskq.log.segments.segments import SegmentFiles
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
     from taskq.log.upkeep.backup import back_up, restore
-    from taskq.log.upkeep.health import check_health
+    from taskq.log.upkeep.excerpt import excerpt
+    from taskq.log.upkeep.health import check_health, check_start
+    from taskq.log.upkeep.repair import repair_directory
 
 __all__ = [
-    "LISTED_BYTES_MAX",
     "Ask",
     "Cause",
     "ClaimRequest",
@@ -86,13 +87,16 @@ __all__ = [
     "Turn",
     "back_up",
     "check_health",
+    "check_start",
     "decode_record",
+    "excerpt",
     "failure_of",
     "open_file",
     "places",
     "read_file",
     "read_identity",
     "read_private",
+    "repair_directory",
     "restore",
     "segment_lsn",
     "segment_name",
@@ -120,14 +124,15 @@ _HOMES: Final = {
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.timetravel": "Moment",
     "taskq.log.requests": "Ask ClaimRequest Duplicate EnqueueSpec Item Settlement Turn",
-    "taskq.log.segments.bodystore": "LISTED_BYTES_MAX",
     "taskq.log.segments.identity": "Identity read_identity",
     "taskq.log.segments.segments": "SegmentFiles",
     "taskq.log.state.facets": "Sight",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",
     "taskq.log.upkeep.backup": "back_up restore",
-    "taskq.log.upkeep.health": "check_health",
+    "taskq.log.upkeep.excerpt": "excerpt",
+    "taskq.log.upkeep.health": "check_health check_start",
+    "taskq.log.upkeep.repair": "repair_directory",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

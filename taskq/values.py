@@ -1,4 +1,4 @@
-"""Small things that every room needs: spans of time, names, JSON, limits, classes of values."""
+"""Small things that every room needs: spans of time, names, JSON, limits, hints, values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.core.durations import Duration, nanoseconds, seconds, spoken
+    from taskq.core.errors import command, worker_command
     from taskq.core.model import (
         PAYLOAD_BYTES_MAX,
         PRIORITY_MAX,
         REASON_BYTES_MAX,
         SECOND_NS,
+        SPILL_BYTES_MAX,
         TIME_NS_MAX,
         TRANSACTION_BYTES_MAX,
     )
@@ -24,12 +26,14 @@ __all__ = [
     "PRIORITY_MAX",
     "REASON_BYTES_MAX",
     "SECOND_NS",
+    "SPILL_BYTES_MAX",
     "TIME_NS_MAX",
     "TRANSACTION_BYTES_MAX",
     "Duration",
     "NamedTuple",
     "check_name",
     "checked_queues",
+    "command",
     "dataclass",
     "nanoseconds",
     "nearest",
@@ -38,13 +42,15 @@ __all__ = [
     "seconds",
     "spoken",
     "whole",
+    "worker_command",
 ]
 
 _HOMES: Final = {
     "taskq.core.durations": "Duration nanoseconds seconds spoken",
+    "taskq.core.errors": "command worker_command",
     "taskq.core.model": (
-        "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS TIME_NS_MAX "
-        "TRANSACTION_BYTES_MAX"
+        "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS SPILL_BYTES_MAX "
+        "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
     "taskq.core.parsing": "check_name checked_queues nearest parse_json rather whole",
     "taskq.core.values": "NamedTuple dataclass",

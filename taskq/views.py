@@ -8,7 +8,7 @@ from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.connection.handle import Progress
-    from taskq.core.model import LIVE_STATES, SETTLED_STATES, WAITING_STATES
+    from taskq.core.model import LIVE_STATES, SETTLED_STATES, STATES, WAITING_STATES
     from taskq.core.views import (
         AttemptView,
         CompactReport,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         LimitView,
         LogStats,
         OwnerView,
+        ProgressView,
         QueueStats,
         Serving,
         Spread,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIVE_STATES",
     "SETTLED_STATES",
+    "STATES",
     "WAITING_STATES",
     "AttemptView",
     "BackupReport",
@@ -57,6 +59,7 @@ __all__ = [
     "LogStats",
     "OwnerView",
     "Progress",
+    "ProgressView",
     "QueueStats",
     "ReaderView",
     "Reason",
@@ -77,11 +80,11 @@ __all__ = [
 
 _HOMES: Final = {
     "taskq.connection.handle": "Progress",
-    "taskq.core.model": "LIVE_STATES SETTLED_STATES WAITING_STATES",
+    "taskq.core.model": "LIVE_STATES SETTLED_STATES STATES WAITING_STATES",
     "taskq.core.views": (
         "AttemptView CompactReport Damage EngineStats Hold JobView LimitView LogStats "
-        "OwnerView QueueStats Serving Spread attempt_document body_document job_head moment "
-        "owner"
+        "OwnerView ProgressView QueueStats Serving Spread attempt_document "
+        "body_document job_head moment owner"
     ),
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",

@@ -86,7 +86,7 @@ APP = {
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Likewise, what ``taskq --help`` loads.
 HELP = {
-    "taskq": "errors",
+    "taskq": "_lazy errors",
     "taskq.cli": "errors main",
     "taskq.core": "errors",
     "taskq.log": "",

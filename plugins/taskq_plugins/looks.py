@@ -13,20 +13,26 @@ import anyio.to_thread
 
 from taskq import State
 from taskq import views as documents
-from taskq.cli.commands.jobs import STATES
-from taskq.engine import LISTED_BYTES_MAX, LogReader, Moment, failure_of, strays_of
+from taskq.engine import LogReader, Moment, failure_of, strays_of
 from taskq.errors import JobNotFound, LogError
-from taskq.log.read.selection import DeadFilter
-from taskq.log.segments.identity import FILE
 from taskq.schedules.view import NEXT_COUNT, views_of
-from taskq.values import dataclass
+from taskq.values import PAYLOAD_BYTES_MAX, dataclass
+from taskq.views import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from taskq.engine import Takes
-    from taskq.log.machine.progress import Told
-    from taskq.views import Hold, JobEvent, JobView, LimitView, OwnerView, Reason, ScheduleView
+    from taskq.views import (
+        Hold,
+        JobEvent,
+        JobView,
+        LimitView,
+        OwnerView,
+        ProgressView,
+        Reason,
+        ScheduleView,
+    )
 
 T = TypeVar("T")
 
@@ -74,7 +80,7 @@ class Looks:
             MomentGone: compaction removed what would tell it.
         """
         if self._begin is not None:
-            if not await anyio.to_thread.run_sync(Path(self.path, FILE).exists):
+            if not await anyio.to_thread.run_sync(Path(self.path, "taskq.json").exists):
                 await self._begin()
             self._begin = None
         return await anyio.to_thread.run_sync(self._read, work, at, limiter=self._turn)
@@ -109,7 +115,7 @@ class Seen:
     tag: str
     job: JobView
     ties: Takes | None
-    progress: Told | None
+    progress: ProgressView | None
     why: Reason | None
     timeline: tuple[JobEvent, ...]
     graph: Graph | None
@@ -145,7 +151,7 @@ def only_job(reader: LogReader, text: str) -> JobView:
     Raises:
         JobNotFound: there is none of that id.
     """
-    job = reader.job(reader.find_job(text), body_bytes_max=LISTED_BYTES_MAX)
+    job = reader.job(reader.find_job(text), body_bytes_max=PAYLOAD_BYTES_MAX)
     if job is None:
         raise JobNotFound(f"there is no job {text} in {reader.journal.path}")
     return job
@@ -195,7 +201,7 @@ def now_of(reader: LogReader) -> dict[str, Any]:
 def failures_of(reader: LogReader) -> list[Failure]:
     """Return the newest DEAD_MAX dead letters by what they share, the most frequent first."""
     kinds: dict[str, list[JobView]] = {}
-    for job in reader.dead(DeadFilter(), DEAD_MAX):
+    for job in reader.dead(None, DEAD_MAX):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
     found = []
     for fingerprint, jobs in kinds.items():

@@ -15,7 +15,7 @@ from taskq.calls.habits import CONTEXTS, no_attribute
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX
-from taskq.log.machine.progress import Told
+from taskq.core.views import ProgressView
 from taskq.schedules.headers import MOMENT_HEADER
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
     store = job.app._connection.current
     if store is not None and store.usable:
         delivery = job.delivery
-        told = Told(fraction, message, store.wall_ns())
+        told = ProgressView(fraction, message, store.wall_ns())
         store.progress.tell(job, delivery.job, delivery.token, told)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.named import ReaderView
-    from taskq.reading.replay import ReplayReport, States
+    from taskq.reading.replay import Replayed, ReplayReport, States
     from taskq.reading.stream import OnDamage, Stream
     from taskq.schedules.view import LogSchedules
 
@@ -458,6 +458,7 @@ class LogHolder:
         limit: int | None = None,
         dry_run: bool = False,
         everything: bool = False,
+        on_job: Callable[[Replayed], object] | None = None,
     ) -> ReplayReport:
         """Enqueue jobs that are over once more, in the order in which they were enqueued.
 
@@ -475,6 +476,7 @@ class LogHolder:
             limit: at most so many, the oldest first.
             dry_run: tell which, and enqueue nothing.
             everything: allow that none of the choices above is made.
+            on_job: called with each job once it is enqueued, or cannot be.
 
         Raises:
             UsageError: a choice is wrong, or there is none.
@@ -483,7 +485,10 @@ class LogHolder:
         from taskq.reading.replay import past_of, replay_all  # noqa: PLC0415
 
         past = past_of(since=since, before=before, task=task, queue=queue, state=state, limit=limit)
-        return await replay_all(self._connection, past, everything=everything, dry_run=dry_run)
+        is_allowed = everything or dry_run
+        return await replay_all(
+            self._connection, past, is_allowed=is_allowed, dry_run=dry_run, on_job=on_job
+        )
 
     replay_sync = blocking(replay)
 

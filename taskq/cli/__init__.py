@@ -1,1 +1,69 @@
-"""The taskq command line: thin commands over the reader and the API."""
+"""The face of the command line, for commands of workers and plugins: its modules are private.
+
+- errors of a command: ``Failure``, ``WrongUsage``; ``silence`` for a stream that nobody reads
+- options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
+  ``yes_option``; what they mean: ``resolve``, ``of_group``, ``moment_of``, ``span``
+- ``open_reader`` for the log that was named; ``render``, ``show_job`` and ``count_of`` to print
+- ``LazyGroup``: commands in a group that are imported when one of them runs
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.cli import render
+    from taskq.cli.commands.jobs import show_job
+    from taskq.cli.errors import Failure, WrongUsage, silence
+    from taskq.cli.main import LazyGroup
+    from taskq.cli.many import count_of, dry_run_option, yes_option
+    from taskq.cli.options import (
+        data_dir_option,
+        json_option,
+        log_argument,
+        moment_of,
+        of_group,
+        open_reader,
+        resolve,
+        span,
+    )
+
+__all__ = [
+    "Failure",
+    "LazyGroup",
+    "WrongUsage",
+    "count_of",
+    "data_dir_option",
+    "dry_run_option",
+    "json_option",
+    "log_argument",
+    "moment_of",
+    "of_group",
+    "open_reader",
+    "render",
+    "resolve",
+    "show_job",
+    "silence",
+    "span",
+    "yes_option",
+]
+
+_HOMES: Final = {
+    "taskq.cli": "render",
+    "taskq.cli.commands.jobs": "show_job",
+    "taskq.cli.errors": "Failure WrongUsage silence",
+    "taskq.cli.main": "LazyGroup",
+    "taskq.cli.many": "count_of dry_run_option yes_option",
+    "taskq.cli.options": (
+        "data_dir_option json_option log_argument moment_of of_group open_reader resolve span"
+    ),
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

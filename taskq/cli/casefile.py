@@ -69,7 +69,7 @@ def write_case(
     Raises:
         FileExistsError: there is such a file.
     """
-    from taskq.log.upkeep.excerpt import excerpt  # noqa: PLC0415 - help must not import the log
+    from taskq.engine import excerpt  # noqa: PLC0415 - help must not import the log
 
     path, told_of = reader.journal.path, _as_it_is if show_secrets else without_secrets
     made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
@@ -84,7 +84,8 @@ def write_case(
             case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
             case.writestr(f"log/{segment.name}", segment.data)
-        case.writestr("taskq.json", _identity(reader))
+        # What makes the excerpt a log that nobody writes to.
+        case.writestr("taskq.json", reader.journal.identity.as_backup().encode())
     return file.stat().st_size
 
 
@@ -186,14 +187,6 @@ def _told(*words: str) -> Any:
             errors.write(str(error))
     text = out.getvalue()
     return json.loads(text) if text else {"problem": errors.getvalue()}
-
-
-def _identity(reader: LogReader) -> bytes:
-    """Return what makes the excerpt a log that nobody writes to."""
-    from taskq.log.segments.identity import BACKUP, encode_identity  # noqa: PLC0415 - as above
-
-    identity = reader.journal.identity
-    return encode_identity(identity._replace(read_only=identity.read_only | {BACKUP}))
 
 
 def _text(document: Any) -> str:

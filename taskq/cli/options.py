@@ -17,8 +17,8 @@ from click.core import ParameterSource
 from taskq.calls.habits import check_directory
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.core.errors import command
 from taskq.text import flat
+from taskq.values import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,14 +203,12 @@ def refuse_shards(path: Path) -> None:
 
 def _tell_of_copy(reader: LogReader) -> None:
     """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
-    from taskq.log.segments.identity import REPLICA, device_of_copy  # noqa: PLC0415 - as above
-
-    if REPLICA in reader.journal.identity.read_only:
+    if reader.journal.identity.is_replica:
         path = Path(reader.path).absolute()
         arrived = max((one.stat().st_mtime for one in (path / "log").glob("*.log")), default=0.0)
         as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
         told = f"as of {as_of}" if arrived else "of which nothing came yet"
-        render.echo(f"copy of {device_of_copy(str(path))}, {told}", err=True)
+        render.echo(f"copy of {reader.device}, {told}", err=True)
 
 
 def _is_log(path: Path) -> bool:

@@ -11,13 +11,13 @@ import click
 
 from taskq.text import flat, printable
 from taskq.values import TIME_NS_MAX, parse_json, spoken
-from taskq.views import moment, owner
+from taskq.views import owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from taskq.engine import Takes
-    from taskq.log.machine.progress import Told
+    from taskq.views import OwnerView, ProgressView
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
@@ -76,7 +76,7 @@ def body_text(body: bytes) -> str:
         return repr(body)
 
 
-def progress(told: Told | None, now_ns: int) -> str:
+def progress(told: ProgressView | None, now_ns: int) -> str:
     """Return how far a job is, for people; "" where it did not tell."""
     if told is None:
         return ""
@@ -84,18 +84,18 @@ def progress(told: Told | None, now_ns: int) -> str:
     return " ".join(word for word in words if word)
 
 
-def progress_json(told: Told | None) -> dict[str, Any] | None:
-    """Return the same for programs."""
-    if told is None:
-        return None
-    return {"fraction": told.fraction, "message": told.message, "at": moment(told.at_ns)}
-
-
 def process(owner_number: int, pid: int, name: str) -> str:
     """Return a process for people: pid and name if they are known, else its number."""
     if pid:
         return f"{pid} {name}".strip()
     return owner(owner_number) if owner_number else ""
+
+
+def served(process: OwnerView) -> str:
+    """Return the queues that a process claims from, in words."""
+    if any(serving.queues is None for serving in process.serves):
+        return "all queues"
+    return ", ".join(sorted({name for serving in process.serves for name in serving.queues or ()}))
 
 
 def print_json(document: object) -> None:

@@ -52,12 +52,11 @@ from taskq.connection.places import (
 )
 from taskq.core.durations import NEVER, Duration, seconds
 from taskq.core.errors import UsageError
-from taskq.core.model import Durability
+from taskq.core.model import SPILL_BYTES_MAX, Durability
 from taskq.log.config import (
     ALWAYS_SECONDS,
     KEEP_SECONDS,
     KEYS_MAX,
-    SPILL_BYTES_MAX,
     STARVATION_SECONDS,
     LogConfig,
     QueuePolicy,

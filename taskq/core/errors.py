@@ -7,12 +7,9 @@ from typing import Any, Final, Literal
 
 # Commands that messages tell people to type: whole, so that they can be copied.
 
-#: Stands for the app, which whoever prints a hint may not know.
-WORKER: Final = ("worker", "MODULE:APP")
-
 
 def command(directory: str, *words: str) -> str:
-    """``taskq why abcd-7 -d '/my data'``: a command line for the log in this directory.
+    """Return a command line for the log in a directory: ``taskq why abcd-7 -d '/my data'``.
 
     Args:
         directory: of the log, as an absolute path, since nobody knows where it is typed.
@@ -21,6 +18,11 @@ def command(directory: str, *words: str) -> str:
     import shlex  # noqa: PLC0415 - only errors need it
 
     return shlex.join(["taskq", *words, "-d", directory])
+
+
+def worker_command(directory: str) -> str:
+    """Return the command line of a worker, for an app that whoever prints it may not know."""
+    return command(directory, "worker", "MODULE:APP")
 
 
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"

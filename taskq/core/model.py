@@ -22,6 +22,8 @@ KEY_BYTES_MAX: Final = 1_024
 HEADERS_BYTES_MAX: Final = 32 * 1_024
 #: Largest payload or result kept inline.
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+#: Largest one in a file beside the log, unless the log says otherwise.
+SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: Largest transaction: it must fit one frame.
 TRANSACTION_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
@@ -80,6 +82,10 @@ class State(enum.IntEnum):
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
 WAITING_STATES: Final = frozenset({State.SCHEDULED, State.READY})
 SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
+#: By the names that people and ``--json`` have for them.
+STATES: Final[dict[str, State]] = {
+    str(state): state for state in State if state is not State.ABSENT
+}
 #: Those that go with their part of the log, once it is old enough.
 PASSING_STATES: Final = SETTLED_STATES - {State.DEAD}
 

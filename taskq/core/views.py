@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import utc_moment
-from taskq.core.model import LINES_BYTES_MAX, TIME_NS_MAX, State
+from taskq.core.errors import command
+from taskq.core.model import LINES_BYTES_MAX, STATES, TIME_NS_MAX, State
 from taskq.core.parsing import parse_json
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,17 +65,6 @@ def job_head(job: JobView) -> dict[str, Any]:
     }
 
 
-def job_document(job: JobView) -> dict[str, Any]:
-    """Return all that a view says of a job."""
-    return {
-        **job_head(job),
-        "payload": body_document(job.payload),
-        "result": body_document(job.result),
-        "problem": job.problem or None,
-        "attempts": [attempt.as_dict() for attempt in job.attempts],
-    }
-
-
 def attempt_document(attempt: AttemptView) -> dict[str, Any]:
     """Return one delivery of a job."""
     return {
@@ -88,15 +78,6 @@ def attempt_document(attempt: AttemptView) -> dict[str, Any]:
         "message": attempt.message or None,
         "fingerprint": attempt.fingerprint or None,
         "lines": attempt.lines or None,
-    }
-
-
-def process_document(attempt: AttemptView) -> dict[str, str | int | None]:
-    """Return the process that made an attempt, where somebody asked who that was."""
-    return {
-        "pid": attempt.pid or None,
-        "worker": attempt.worker or None,
-        "host": attempt.host or None,
     }
 
 
@@ -166,8 +147,9 @@ class AttemptView:
             return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
-        return attempt_document(self) | process_document(self)
+        """Return the same as a document of JSON, and the process where somebody asked for it."""
+        process = {"pid": self.pid, "worker": self.worker, "host": self.host}
+        return attempt_document(self) | {name: value or None for name, value in process.items()}
 
     @property
     def fingerprint(self) -> str:
@@ -258,12 +240,13 @@ class JobView:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
-        return job_document(self)
-
-
-_COUNTED: Final = (
-    "scheduled", "ready", "running", "succeeded", "dead", "cancelled", "expired",
-)  # fmt: skip
+        return {
+            **job_head(self),
+            "payload": body_document(self.payload),
+            "result": body_document(self.result),
+            "problem": self.problem or None,
+            "attempts": [attempt.as_dict() for attempt in self.attempts],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +279,7 @@ class QueueStats:
             paused=self.paused or more.paused,
             oldest_ready_seconds=max((one for one in waits if one is not None), default=None),
             throughput_per_second=sum(told) if told else None,
-            **{name: getattr(self, name) + getattr(more, name) for name in _COUNTED},
+            **{name: getattr(self, name) + getattr(more, name) for name in STATES},
         )
 
 
@@ -523,6 +506,43 @@ class Damage:
     def lost(self) -> int:
         """Most records that are lost there."""
         return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
+
+    def explain(self, directory: str) -> str:
+        """Tell people what is lost, and what to do to the log in this directory."""
+        where = f"behind offset {self.offset} of" if self.offset else "before"
+        most = "up to " if self.skipped else ""
+        return (
+            f"{most}{self.lost} records are lost, of lsns {self.first_lsn} to {self.next_lsn - 1}, "
+            f"and with them up to so many jobs: they stood {where} {self.segment}. Bring the "
+            f"segments back from a backup, or accept the loss with: "
+            f"{command(directory, 'repair')}; the jobs known are listed by: "
+            f"{command(directory, 'verify')}"
+        )
+
+    def as_dict(self) -> dict[str, str | int]:
+        """Return the same as a document of JSON."""
+        return {
+            "segment": self.segment,
+            "offset": self.offset,
+            "size_bytes": self.size,
+            "first_lsn": self.first_lsn,
+            "next_lsn": self.next_lsn,
+            "salvaged": self.salvaged,
+        }
+
+
+class ProgressView(NamedTuple):
+    """What a running job told last of how far it is."""
+
+    #: 0 to 1
+    fraction: float
+    message: str
+    #: wall time in nanoseconds
+    at_ns: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same as a document of JSON."""
+        return {"fraction": self.fraction, "message": self.message, "at": moment(self.at_ns)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

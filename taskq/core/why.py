@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken, utc_moment
-from taskq.core.errors import WORKER, command
+from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
 from taskq.core.values import NamedTuple, dataclass
@@ -191,7 +191,7 @@ def _running(facts: Facts) -> Reason | None:
         return Reason(code=Why.RUNNING, text=f"{runs}{where}, {_attempts(job)}")
     left = "the next worker that looks takes it back"
     if not facts.workers:
-        start = command(facts.directory, *WORKER)
+        start = worker_command(facts.directory)
         left = f"no worker is there to take it back; start one with: {start}"
     where = f"its process {_process(owner)}" if owner.pid else "its process"
     return Reason(code=Why.WORKER_LOST, text=f"{where} is gone; {left}")
@@ -233,7 +233,7 @@ def _unserved(facts: Facts) -> Reason | None:
             )
         return Reason(
             code=Why.NO_WORKER,
-            text=f"no worker runs; start one with: {command(facts.directory, *WORKER)}",
+            text=f"no worker runs; start one with: {worker_command(facts.directory)}",
         )
     here = [
         serving

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.moments import STARVATION_NS
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
+from taskq.core.model import SECOND_NS, SPILL_BYTES_MAX, TIME_NS_MAX, Durability
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
 from taskq.log.machine.access import Mode
@@ -49,8 +49,6 @@ SEAL_SECONDS_MIN: Final = 10.0
 STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
 KEYS_MAX: Final = 50_000_000
-#: Largest payload or result that may go to a file of its own.
-SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: What to do with a body that is too large, and was not allowed to go to a file.
 SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
 #: In place of None, where that stands for what the log says.

@@ -24,7 +24,7 @@ from taskq.log.read.walks import Past, PastJob, past_jobs
 from taskq.reading.dead import checked_limit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from taskq.connection.connection import Connection
     from taskq.connection.packing import Item
@@ -108,11 +108,6 @@ def past_of(
         until_ns=_moment_ns(before, "before"),
         limit=None if limit is None else checked_limit(limit),
     )
-
-
-def is_everything(past: Past) -> bool:
-    """Return whether every past job would fit."""
-    return past._replace(limit=None) == Past()
 
 
 async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncIterator[Replayed]:
@@ -240,15 +235,20 @@ def _states(state: States | None) -> frozenset[State]:
 
 
 async def replay_all(
-    connection: Connection, past: Past, *, everything: bool, dry_run: bool
+    connection: Connection,
+    past: Past,
+    *,
+    is_allowed: bool,
+    dry_run: bool,
+    on_job: Callable[[Replayed], object] | None = None,
 ) -> ReplayReport:
-    """Do as ``replay``, and count.
+    """Do as ``replay``, and count; that every past job fits must be allowed.
 
     Raises:
         UsageError: no choice was made.
         LogError: the log could not be read or written.
     """
-    if is_everything(past) and not (everything or dry_run):
+    if past._replace(limit=None) == Past() and not is_allowed:
         raise UsageError(
             "replay() without a choice would enqueue every job there ever was: "
             "choose some with since=, task=, queue= or state=, or say everything=True"
@@ -260,4 +260,6 @@ async def replay_all(
         problems += bool(job.problem)
         if len(jobs) < REPLAYED_MAX:
             jobs.append(job)
+        if on_job is not None:
+            on_job(job)
     return ReplayReport(count=count, problems=problems, jobs=tuple(jobs), dry_run=dry_run)

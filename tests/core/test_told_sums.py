@@ -19,7 +19,6 @@ from taskq.core.views import (
     JobView,
     Spread,
     body_document,
-    job_document,
     moment,
 )
 
@@ -105,11 +104,11 @@ def test_a_body_is_told_as_what_it_is(body: bytes | None, document: object) -> N
 
 
 def test_a_document_of_a_job_has_null_for_what_there_is_none_of() -> None:
-    empty = job_document(job())
+    empty = job().as_dict()
     names = ("attempts_max", "due_at", "expires_at", "settled_at", "key", "reason", "result")
     assert [empty[name] for name in (*names, "problem")] == [None] * 8
     assert (empty["id"], empty["state"], empty["attempt"]) == ("x-1", "ready", 0)
     assert (empty["priority"], empty["headers"], empty["attempts"]) == (5, {}, [])
-    full = job_document(job(key=b"k\xff", reason="no", problem="lost", payload=b"1", result=b"2"))
+    full = job(key=b"k\xff", reason="no", problem="lost", payload=b"1", result=b"2").as_dict()
     assert (full["key"], full["reason"], full["problem"]) == ("k\\xff", "no", "lost")
     assert (full["payload"]["data"], full["result"]["data"]) == (1, 2)

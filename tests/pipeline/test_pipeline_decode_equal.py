@@ -20,7 +20,7 @@ from taskq.log.format.bodies import compress
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_queue
 from taskq.log.format.notes import encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.read.reader import open_journal
+from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
 from taskq_plugins.spark.decode.export import batches_of
@@ -75,13 +75,12 @@ def test_logs_with_keys_delays_retries_dead_letters_and_compaction(
 def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
     """As ``taskq export`` asks for it."""
     directory = save(_mix(2).machine, tmp_path / "edge-7")
-    journal = open_journal(str(directory))
-    schema, batches = batches_of(journal)
-    rows = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
-    assert len({row["segment"] for row in rows}) > 1
-    assert schema == DETAILS
-    _check((rows, expected_rows(journal, directory)))
-    journal.close()
+    with LogReader.open(str(directory)) as reader:
+        schema, batches = batches_of(reader)
+        rows = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
+        assert len({row["segment"] for row in rows}) > 1
+        assert schema == DETAILS
+        _check((rows, expected_rows(reader.journal, directory)))
 
 
 @pytest.mark.parametrize("seed", range(4))

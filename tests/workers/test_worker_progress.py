@@ -15,9 +15,10 @@ import pytest
 
 from taskq import TaskQ, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
+from taskq.core.views import ProgressView
 from taskq.errors import UsageError
 from taskq.log.machine.peers import PROGRESS
-from taskq.log.machine.progress import JOBS_MAX, ProgressBoard, Told
+from taskq.log.machine.progress import JOBS_MAX, ProgressBoard
 from taskq.log.read.reader import open_journal
 from taskq.log.read.why import find_progress
 from tests.cli.helpers import taskq, taskq_json
@@ -204,12 +205,12 @@ def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:
     board = ProgressBoard(tmp_path, 7)
     lasting = Runner()
     for job in range(JOBS_MAX + 10):
-        board.tell(lasting if job > JOBS_MAX else Runner(), job, job, Told(0.5, "", 1))
+        board.tell(lasting if job > JOBS_MAX else Runner(), job, job, ProgressView(0.5, "", 1))
     board.close()
     board.close()
     rows = json.loads((tmp_path / f"{7:016x}{PROGRESS}").read_text())
     assert {row[0] for row in rows} <= set(range(JOBS_MAX, JOBS_MAX + 10))
-    board.tell(lasting, 1, 1, Told(0.5, "", 1))
+    board.tell(lasting, 1, 1, ProgressView(0.5, "", 1))
     assert board._thread is None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskq.cli.options import of_group
+from taskq.cli import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
 from taskq_workers.process.init import leave_init

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import render
-from taskq.cli.commands.jobs import show_job
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.many import count_of
-from taskq.cli.options import json_option, span
+from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span
 from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, parse_json

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import render
-from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.cli import log_argument, open_reader, render, resolve
 from taskq.connection.settings import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
@@ -63,7 +62,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     else:
         work = syncing.sync(path, line, is_dry=given["dry_run"])
     done = _run(line, work, shows=not given["follow"])
-    from taskq.cli.many import count_of  # noqa: PLC0415 - likewise
+    from taskq.cli import count_of  # noqa: PLC0415 - likewise
 
     words = ", ".join(one.value for one in done.verdicts)
     if given["dry_run"]:

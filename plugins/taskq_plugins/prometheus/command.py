@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 from taskq.extras import missing
 
 if TYPE_CHECKING:

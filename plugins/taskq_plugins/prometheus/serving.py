@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from taskq.app.logs import over
-from taskq.engine import LogReader
+from taskq.engine import LogReader, Sight
 from taskq.errors import TaskqError
-from taskq.log.machine.owners import owner_views
 from taskq.shards.layout import read_layout
 from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskq import TaskQ
-    from taskq.engine import Sight
     from taskq.views import LogStats, OwnerView
     from taskq_workers import JobFinished
 
@@ -122,11 +118,5 @@ class _Onlooker:
 
 def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
     """As of this process, which has the log open and folded already."""
-    store = app.store()
-
-    def held(sight: Sight) -> Counter[int]:
-        claims = sight.facets.need_agenda().running.values()
-        return Counter(owner for _, _, owner in claims)
-
-    running: Counter[int] = store.thread_port.look(held).result()
-    return app.stats_sync(), owner_views(Path(store.path) / "owners", running)
+    owners: list[OwnerView] = app.store().thread_port.look(Sight.owners).result()
+    return app.stats_sync(), owners

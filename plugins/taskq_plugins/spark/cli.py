@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import click
 
-from taskq.cli.errors import Failure
-from taskq.cli.main import LazyGroup
+from taskq.cli import Failure, LazyGroup
 from taskq.extras import install_line
 from taskq_plugins.spark.errors import missing_package
 

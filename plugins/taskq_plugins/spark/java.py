@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import EXIT_FAILED
-from taskq.cli.options import json_option
+from taskq.cli import Failure, json_option, render
 from taskq.errors import TaskqError
 from taskq.extras import install_line
 from taskq_plugins.spark.errors import JavaMissing, SparkError
@@ -233,4 +231,4 @@ def doctor(context: click.Context, as_json: bool) -> None:
     if as_json:
         render.print_json({"findings": findings})
     if any(found["grade"] == "fail" for found in findings):
-        context.exit(EXIT_FAILED)
+        context.exit(Failure.exit_code)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli import Failure, WrongUsage, data_dir_option, json_option, open_reader, render
 from taskq.extras import missing
 from taskq.text import printable
 from taskq.values import SECOND_NS
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.log.journal.journal import Journal
+    from taskq.engine import LogReader
 
 _FOLDED: Final = re.compile(r"\b(jobs|attempts)\b", re.IGNORECASE)
 #: Where the lake puts its rows, which no table shows.
@@ -60,7 +58,7 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     except ImportError as error:
         raise Failure(missing("taskq sql", error.name, "sql")) from error
     with open_reader(data_dir) as reader:
-        tables = tables_of(reader.journal, folds=_FOLDED.search(query) is not None)
+        tables = tables_of(reader, folds=_FOLDED.search(query) is not None)
     try:
         found = answer(query, tables)
     except duckdb.Error as error:
@@ -77,7 +75,7 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     render.print_table(headings, [[_text(one) for one in row.values()] for row in rows])
 
 
-def tables_of(journal: Journal, *, folds: bool = True) -> dict[str, pa.Table]:
+def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     """The tables of a log as it stands, by name; with ``folds`` those of jobs and attempts, too.
 
     Raises:
@@ -89,7 +87,7 @@ def tables_of(journal: Journal, *, folds: bool = True) -> dict[str, pa.Table]:
     from taskq_plugins.spark.decode.export import batches_of  # noqa: PLC0415 - as above
     from taskq_plugins.spark.decode.schema import SCHEMA  # noqa: PLC0415 - as above
 
-    schema, batches = batches_of(journal)
+    schema, batches = batches_of(reader)
     details = pa.Table.from_batches(batches, schema)
     records = details.select(SCHEMA.names)
     tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}

@@ -11,9 +11,7 @@ import click
 import pyarrow as pa
 
 from taskq import views as documents
-from taskq.cli import render
-from taskq.cli.many import count_of
-from taskq.cli.options import json_option, moment_of
+from taskq.cli import count_of, json_option, moment_of, render
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
 from taskq.text import flat, printable
 from taskq.values import nanoseconds

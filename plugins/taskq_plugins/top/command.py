@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import WrongUsage
-from taskq.cli.options import log_argument, open_reader, resolve
+from taskq.cli import WrongUsage, log_argument, open_reader, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,19 +8,14 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.engine import Gap, places
 from taskq.errors import TaskqError
-from taskq.log.format import codec
-from taskq.log.format.codec import KIND_AT
-from taskq.log.state.fold import FINAL_KINDS
 from taskq.values import dataclass
 from taskq.views import SETTLED_STATES
 from taskq_plugins.looks import failures_of, now_of
 
 if TYPE_CHECKING:
     from taskq.engine import Cursor, LogReader
-    from taskq.log.machine.progress import Told
-    from taskq.views import JobView, QueueStats
+    from taskq.views import JobView, ProgressView, QueueStats
     from taskq_plugins.looks import Failure
 
 #: Jobs that ended last, of which is told.
@@ -64,7 +59,7 @@ class Picture:
     stranded: dict[str, int]
     queues: tuple[QueueStats, ...]
     sparks: dict[str, tuple[int, ...]]
-    running: tuple[tuple[JobView, Told | None], ...]
+    running: tuple[tuple[JobView, ProgressView | None], ...]
     ended: tuple[JobView, ...]
     failures: tuple[Failure, ...]
 
@@ -150,12 +145,7 @@ class Watcher:
         if self._cursor is None:
             self._cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
         try:
-            for _, item in journal.frames(self._cursor):
-                if isinstance(item, Gap):
-                    continue
-                for _, at, _ in places(item):
-                    if item.data[at + KIND_AT] in FINAL_KINDS:
-                        self._ends.append(codec.JOB.unpack_from(item.data, at)[6])
+            self._ends.extend(self._reader.ended(self._cursor))
         except TaskqError:  # what was there was removed or cut: go on from the end
             self._cursor = journal.end()
 

@@ -12,7 +12,7 @@ import anyio.lowlevel
 from taskq import State, TaskLog, TaskQ
 from taskq import views as documents
 from taskq.errors import StaleDelivery, UsageError
-from taskq.log.read.selection import WAITING
+from taskq.views import WAITING_STATES
 from taskq_plugins.web.asked import MANY_MAX
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
@@ -99,7 +99,7 @@ class Acts:
         found = await self._looks.read(
             lambda reader: find_jobs(reader, search, MANY_MAX, asked.before)
         )
-        states = WAITING | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
+        states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
         jobs = [job.job_id for job in found.jobs if job.state in states]
         told = {"act": asked.act, "count": len(jobs), "more": bool(found.following), "done": 0}
         if asked.dry_run or not jobs:

@@ -120,7 +120,7 @@ class Api:
         return {
             **seen.job.as_dict(),
             **render.flow_json(seen.ties, seen.tag),
-            "progress": render.progress_json(seen.progress),
+            "progress": seen.progress and seen.progress.as_dict(),
             "why": None if seen.why is None else seen.why.as_dict(),
             "timeline": [event.as_dict() for event in seen.timeline],
         }

@@ -20,15 +20,13 @@ from starlette.routing import Route
 
 from taskq import State
 from taskq.cli import render
-from taskq.cli.commands.jobs import served
-from taskq.core.errors import command
 from taskq.engine import Moment, PatientDisk, read_identity
 from taskq.errors import TaskqError
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
 from taskq.reading.record import Choice
 from taskq.text import hidden, printable, without_secrets
-from taskq.values import parse_json
+from taskq.values import command, parse_json
 from taskq.views import LIVE_STATES, moment
 from taskq_plugins.looks import (
     DEAD_MAX,
@@ -159,7 +157,7 @@ class Pages:
             "line": lambda text: _line(told(text)),
             "body": lambda body: _body(body, value),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
-            "served": served,
+            "served": render.served,
             "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
         }
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}

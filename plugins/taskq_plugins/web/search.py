@@ -6,11 +6,11 @@ import json
 import time
 from typing import TYPE_CHECKING, Final
 
-from taskq.cli.commands.jobs import STATES
 from taskq.engine import failure_of
 from taskq.errors import UsageError
 from taskq.text import hidden, without_secrets
 from taskq.values import TIME_NS_MAX, dataclass, nanoseconds, parse_json, rather
+from taskq.views import STATES
 
 if TYPE_CHECKING:
     from taskq import State

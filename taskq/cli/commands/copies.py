@@ -12,7 +12,7 @@ from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
-from taskq.core.errors import WORKER, command
+from taskq.values import worker_command
 
 if TYPE_CHECKING:
     from taskq.views import BackupReport
@@ -71,7 +71,7 @@ def restore(
         path, lsn = reader.journal.path, 0 if above is None else reader.parse_id(above)
     _tell(restored(path, str(target), lsn), target, as_json=as_json)
     if not as_json:
-        render.echo(f"Work goes on with: {command(str(target.absolute()), *WORKER)}")
+        render.echo(f"Work goes on with: {worker_command(str(target.absolute()))}")
 
 
 @click.command()

@@ -23,7 +23,7 @@ from taskq.cli.many import (
 )
 from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
 from taskq.cli.shards import over_shards
-from taskq.core.errors import command
+from taskq.values import PAYLOAD_BYTES_MAX, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,10 +124,9 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log
-    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - likewise
 
     with open_reader(data_dir) as reader:
-        job = reader.job(reader.parse_id(job_id), body_bytes_max=LISTED_BYTES_MAX)
+        job = reader.job(reader.parse_id(job_id), body_bytes_max=PAYLOAD_BYTES_MAX)
         path = reader.journal.path
     if job is None or job.state is not State.DEAD:
         known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"

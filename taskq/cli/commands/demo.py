@@ -17,8 +17,8 @@ import click
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
-from taskq.core.errors import command
 from taskq.extras import install_line, missing
+from taskq.values import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,17 +16,17 @@ import click
 
 from taskq import views as documents
 from taskq.cli import render
-from taskq.cli.commands.jobs import STATES
 from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader
 from taskq.values import parse_json
+from taskq.views import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-    from taskq import Record, State
+    from taskq import Record
     from taskq.engine import LogReader
     from taskq.views import JobView
 
@@ -142,10 +142,10 @@ def export(
         if not is_jobs:
             count = _write_records(reader, kind, path, (queue, task, since_ns, until_ns))
         else:
-            wanted = frozenset(STATES[name] for name in states) or None
+            wanted = [STATES[name] for name in states]
             count = 0
             with _sink(kind, path) as sink:
-                for view in _jobs(reader, wanted, queue, task, since_ns, until_ns):
+                for view in reader.each_job(wanted, queue, task, since_ns, until_ns):
                     sink.job(view)
                     count += 1
     if path is not None:
@@ -208,19 +208,6 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _jobs(
-    reader: LogReader,
-    states: frozenset[State] | None,
-    queue: str | None,
-    task: str | None,
-    since_ns: int | None,
-    until_ns: int | None,
-) -> Iterator[JobView]:
-    from taskq.log.read.walks import Chosen  # noqa: PLC0415 - help must not import the log
-
-    return reader.each_job(Chosen(states, queue, task, since_ns, until_ns))
-
-
 def _write_records(
     reader: LogReader,
     kind: str,
@@ -248,11 +235,10 @@ def _records(
     since_ns: int | None,
     until_ns: int | None,
 ) -> Iterator[Record]:
-    from taskq.log.read.walks import entries  # noqa: PLC0415 - help must not import the log
-    from taskq.reading.record import Choice, make_record  # noqa: PLC0415 - likewise
+    from taskq.reading.record import Choice, make_record  # noqa: PLC0415 - help must not import it
 
     choice = Choice(queues=queue and [queue], tasks=task and [task])
-    for entry in entries(reader.journal):
+    for entry in reader.records():
         if until_ns is not None and entry.time_ns >= until_ns:
             continue
         record = entry.decode()

@@ -22,22 +22,17 @@ from taskq.cli.options import (
 )
 from taskq.cli.render import flow_facts, flow_json
 from taskq.cli.shards import over_shards
-from taskq.core.errors import WORKER, command
 from taskq.text import flat
-from taskq.values import SECOND_NS, TIME_NS_MAX
-from taskq.views import QueueStats
+from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS, TIME_NS_MAX, command, worker_command
+from taskq.views import STATES, QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from taskq.engine import LogReader, Moment, Takes
-    from taskq.log.machine.progress import Told
-    from taskq.views import Damage, JobView, OwnerView
+    from taskq.views import Damage, JobView, ProgressView
 
-STATES: Final[dict[str, State]] = {
-    state.name.lower(): state for state in State if state is not State.ABSENT
-}
 _LIMIT_DEFAULT: Final = 20
 
 
@@ -117,12 +112,10 @@ def _note(job: JobView, now_ns: int) -> str:
 @over_shards
 def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Show everything about one job: its attempts, reason, payload and result."""
-    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
-
     at = moment(at_text)
     with open_reader(data_dir, at) as reader:
         lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
-        job = reader.job(lsn, body_bytes_max=LISTED_BYTES_MAX)
+        job = reader.job(lsn, body_bytes_max=PAYLOAD_BYTES_MAX)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
@@ -133,7 +126,7 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
 def show_job(
     job: JobView,
     now_ns: int,
-    told: Told | None = None,
+    told: ProgressView | None = None,
     ties: Takes | None = None,
     *,
     as_json: bool,
@@ -144,7 +137,7 @@ def show_job(
             {
                 **job.as_dict(),
                 **flow_json(ties, job.job_id.partition("-")[0]),
-                "progress": render.progress_json(told),
+                "progress": told and told.as_dict(),
             }
         )
         return
@@ -162,7 +155,7 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
     return Failure(f"there is no job {job_id} in this log ({known}); they are listed by: {listed}")
 
 
-def _print_job(job: JobView, now_ns: int, told: Told | None, ties: Takes | None) -> None:
+def _print_job(job: JobView, now_ns: int, told: ProgressView | None, ties: Takes | None) -> None:
     def at(moment_ns: int) -> str:
         text = documents.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -280,7 +273,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         render.print_json([owner.as_dict() for owner in owners])
         return
     if not owners:
-        start = command(path, *WORKER)
+        start = worker_command(path)
         render.echo(f"No process has this task log open; start one with: {start}")
         return
     now_ns = time.time_ns()
@@ -295,18 +288,11 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
                 "alive" if owner.alive else "gone",
                 render.when(owner.started_ns, now_ns),
                 str(owner.running),
-                served(owner) or "-",
+                render.served(owner) or "-",
             )
             for owner in owners
         ],
     )
-
-
-def served(owner: OwnerView) -> str:
-    """Return the queues that a process claims from, in words."""
-    if any(serving.queues is None for serving in owner.serves):
-        return "all queues"
-    return ", ".join(sorted({queue for one in owner.serves for queue in one.queues or ()}))
 
 
 @click.command()
@@ -333,7 +319,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
                 "frames": report.frames,
                 "records": report.records,
                 "torn_bytes": report.torn_bytes,
-                "damage": [damage_json(damage) for damage in report.damage],
+                "damage": [damage.as_dict() for damage in report.damage],
                 "jobs": list(report.jobs),
                 "files": list(report.files),
                 "accepted": [list(span) for span in report.accepted],
@@ -368,8 +354,6 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
 
 def print_damage(damages: Sequence[Damage], directory: str) -> None:
     """Print where the log does not read, and what it lacks."""
-    from taskq.log.journal.chain import describe_loss  # noqa: PLC0415 - as in options
-
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
         [
@@ -379,19 +363,7 @@ def print_damage(damages: Sequence[Damage], directory: str) -> None:
     )
     for damage in damages:
         if not damage.size:
-            render.echo(describe_loss(damage, directory))
-
-
-def damage_json(damage: Damage) -> dict[str, str | int]:
-    """Return one damage, for programs."""
-    return {
-        "segment": damage.segment,
-        "offset": damage.offset,
-        "size_bytes": damage.size,
-        "first_lsn": damage.first_lsn,
-        "next_lsn": damage.next_lsn,
-        "salvaged": damage.salvaged,
-    }
+            render.echo(damage.explain(directory))
 
 
 # ``taskq peek``: what would be claimed next.

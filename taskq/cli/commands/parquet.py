@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.engine import LogReader
-    from taskq.log.journal.journal import Journal
     from taskq.views import AttemptView, JobView
 
 try:
@@ -152,7 +151,7 @@ def _time(moment_ns: int) -> int | None:
 # Records as Parquet, with the columns of the Spark source, through the decoder of the pipeline.
 
 if TYPE_CHECKING:
-    Decoder = Callable[[Journal], tuple[Any, Iterator[Any]]]
+    Decoder = Callable[[LogReader], tuple[Any, Iterator[Any]]]
 
 #: Rows of one group of a file, or fewer, when they come to BATCH_BYTES_MAX.
 _GROUP_ROWS: Final = 131_072
@@ -178,7 +177,7 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
         Failure: what decodes them is not installed.
         LogError: a segment cannot be read.
     """
-    schema, batches = _decoder()(reader.journal)
+    schema, batches = _decoder()(reader)
     count = 0
     with parquet.ParquetWriter(path, schema, compression=COMPRESSION) as writer:
         for group in _groups(_chosen(reader, batches, wanted)):

@@ -13,9 +13,8 @@ from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
 from taskq.engine import Compression, Conflict
-from taskq.log.config import SPILL_BYTES_MAX
 from taskq.text import flat
-from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, parse_json, rather
+from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, SPILL_BYTES_MAX, parse_json, rather
 
 if TYPE_CHECKING:
     from taskq import Call, TaskQ

@@ -16,7 +16,7 @@ import click
 from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.many import with_app
+from taskq.cli.many import count_of, with_app
 from taskq.cli.options import (
     data_dir_option,
     json_option,
@@ -28,14 +28,13 @@ from taskq.cli.options import (
 from taskq.cli.shards import over_shards
 from taskq.engine import Kind
 from taskq.text import flat, printable
-from taskq.values import SECOND_NS
+from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from taskq import Record, TaskQ
-    from taskq.log.read.walks import Past
     from taskq.views import ReaderView, Replayed
 
 _COUNT_DEFAULT: Final = 20
@@ -79,8 +78,7 @@ def tail(
 
     Without --reader nothing is locked or written, and records show up that are not on disk yet.
     """
-    from taskq.engine import LISTED_BYTES_MAX  # noqa: PLC0415 - help must not import the log
-    from taskq.reading.record import Choice  # noqa: PLC0415 - likewise
+    from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import the log
 
     given = {name: names or None for name, names in chosen.items()}
     show = _show_json if as_json else _show
@@ -94,7 +92,7 @@ def tail(
             Choice(**given, name_all=True),
             follow=follow,
             # A line for people shows no body.
-            body_bytes_max=LISTED_BYTES_MAX if as_json else 0,
+            body_bytes_max=PAYLOAD_BYTES_MAX if as_json else 0,
             on_pause=_Pipe().check,
         )
         asyncio.run(_look(found, show))
@@ -239,51 +237,44 @@ def replay(
     The old jobs stay as they are. To give dead letters another try, requeue them instead.
     """
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-    from taskq.reading.replay import is_everything, past_of  # noqa: PLC0415
 
-    past = past_of(
-        since=moment_of("--since", since),
-        before=moment_of("--before", before),
-        state=states or None,
-        **chosen,
-    )
-    if is_everything(past) and not everything:
+    choices = (since, before, states or None, chosen["task"], chosen["queue"])
+    if not everything and all(choice is None for choice in choices):
         raise WrongUsage(
             "choose jobs with --since, --before, --task, --queue or --state; "
             "--all means every job there ever was"
         )
+    jobs: list[Replayed] = []
+
+    def note(job: Replayed) -> None:
+        jobs.append(job)
+        if not as_json:
+            _show_replayed(job)
+
+    chosen |= {"since": moment_of("--since", since), "before": moment_of("--before", before)}
     open_reader(data_dir).close()
-    jobs = asyncio.run(_replay(TaskQ(data_dir, upkeep=False), past, dry_run, as_json))
-    failed = sum(bool(job.problem) for job in jobs)
+    app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
+    try:
+        report = app.replay_sync(
+            **chosen, state=states or None, dry_run=dry_run, everything=True, on_job=note
+        )
+    finally:
+        app.close_sync()
+    count, failed = report.count, report.problems
     if as_json:
         render.print_json(
             {
                 "dry_run": dry_run,
-                "count": len(jobs) - failed,
+                "count": count,
                 "problems": failed,
                 "jobs": [_replayed_json(job) for job in jobs],
             }
         )
     else:
         verb = "would replay" if dry_run else "replayed"
-        noun = "job" if len(jobs) - failed == 1 else "jobs"
-        render.echo(f"{verb} {len(jobs) - failed} {noun}" + (", enqueued nothing" * dry_run))
+        render.echo(f"{verb} {count_of(count)}" + (", enqueued nothing" * dry_run))
     if failed:
         context.exit(EXIT_FAILED)
-
-
-async def _replay(app: TaskQ, past: Past, dry_run: bool, quiet: bool) -> list[Replayed]:
-    from taskq.reading.replay import replay as replayed  # noqa: PLC0415
-
-    jobs: list[Replayed] = []
-    try:
-        async for job in replayed(app._connection, past, dry_run=dry_run):
-            jobs.append(job)
-            if not quiet:
-                _show_replayed(job)
-    finally:
-        await app.close()
-    return jobs
 
 
 def _show_replayed(job: Replayed) -> None:

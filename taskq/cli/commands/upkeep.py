@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskq.cli import render
-from taskq.cli.commands.jobs import damage_json, print_damage
+from taskq.cli.commands.jobs import print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
@@ -112,13 +112,13 @@ def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> No
     Nobody may have the log open meanwhile. What does not read is lost: a job whose record is
     damaged is gone, one whose outcome is damaged runs again.
     """
-    from taskq.log.upkeep.repair import repair_directory, survey_damage  # noqa: PLC0415 - as in options
+    from taskq.engine import repair_directory  # noqa: PLC0415 - as in options
 
     if as_json and not (yes or dry_run):
         raise WrongUsage("--json asks nothing: add --yes, or --dry-run")
     with open_reader(data_dir) as reader:
         path = reader.journal.path
-        report = survey_damage(reader.journal)
+    report, _ = repair_directory(path, dry_run=True)
     if dry_run or not report.damage:
         _repair_print(report, [], path, as_json=as_json)
         return
@@ -142,9 +142,9 @@ def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json:
     if as_json:
         render.print_json(
             {
-                "damage": [damage_json(damage) for damage in report.damage],
+                "damage": [damage.as_dict() for damage in report.damage],
                 "kept": list(report.kept),
-                "accepted": [damage_json(loss) for loss in report.accepted],
+                "accepted": [loss.as_dict() for loss in report.accepted],
                 "lost_jobs": list(report.lost_jobs),
                 "lost_records": report.lost_records,
                 "notes": notes,
@@ -235,8 +235,8 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     Nothing is written, no lifespan entered and no job run.
     """
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
+    from taskq.engine import check_start  # noqa: PLC0415 - as above
     from taskq.errors import UsageError  # noqa: PLC0415 - as above
-    from taskq.log.upkeep.health import check_start  # noqa: PLC0415 - as above
     from taskq.views import Check  # noqa: PLC0415 - as above
 
     if include and app is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogError, command
+from taskq.core.errors import LogError
 from taskq.core.records import Kind
 from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP
@@ -251,15 +251,3 @@ def compactions(frame: Frame) -> list[tuple[int, int]]:
         for lsn, at, _ in places(frame)
         if frame.data[at + KIND_AT] == _COMPACTED
     ]
-
-
-def describe_loss(loss: Damage, directory: str) -> str:
-    """In words, for people, with what to do to the log in this directory."""
-    where = f"behind offset {loss.offset} of" if loss.offset else "before"
-    most = "up to " if loss.skipped else ""
-    return (
-        f"{most}{loss.lost} records are lost, of lsns {loss.first_lsn} to {loss.next_lsn - 1}, and "
-        f"with them up to so many jobs: they stood {where} {loss.segment}. Bring the segments back "
-        f"from a backup, or accept the loss with: {command(directory, 'repair')}; the jobs known "
-        f"are listed by: {command(directory, 'verify')}"
-    )

@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.parsing import parse_json
-from taskq.core.values import NamedTuple
+from taskq.core.views import ProgressView
 from taskq.log.machine.door import read_file, replace_file
 from taskq.log.machine.peers import PROGRESS, PROGRESS_NEW
 
@@ -32,16 +32,6 @@ PAUSE_SECONDS: Final = 0.1
 _IDLE_SECONDS: Final = 2.0
 _BYTES_MAX: Final = 8 * 1024 * 1024
 _FIELDS: Final = 5
-
-
-class Told(NamedTuple):
-    """What a job told last."""
-
-    #: 0 to 1
-    fraction: float
-    message: str
-    #: wall time in nanoseconds
-    at_ns: int
 
 
 class ProgressBoard:
@@ -59,11 +49,11 @@ class ProgressBoard:
         self._guard = threading.Condition()
         self._ended = threading.Event()
         #: (job, token) -> whoever runs it, and what it told
-        self._told: dict[tuple[int, int], tuple[weakref.ref[Any], Told]] = {}
+        self._told: dict[tuple[int, int], tuple[weakref.ref[Any], ProgressView]] = {}
         self._has_news = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, runner: object, job: int, token: int, told: Told) -> None:
+    def tell(self, runner: object, job: int, token: int, told: ProgressView) -> None:
         """Note what a job told, until ``runner`` is gone. From any thread; returns at once."""
         with self._guard:
             if self._ended.is_set():
@@ -117,7 +107,7 @@ class ProgressBoard:
         replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
-def read_told(path: Path, job: int, token: int) -> Told | None:
+def read_told(path: Path, job: int, token: int) -> ProgressView | None:
     """Read what the run under this token told last; ``None`` if it was another run."""
     try:
         rows = parse_json(read_file(path, _BYTES_MAX))
@@ -129,7 +119,7 @@ def read_told(path: Path, job: int, token: int) -> Told | None:
     return None
 
 
-def _told(fraction: object, message: object, at_ns: object) -> Told | None:
+def _told(fraction: object, message: object, at_ns: object) -> ProgressView | None:
     if isinstance(fraction, int | float) and isinstance(message, str) and isinstance(at_ns, int):
-        return Told(float(fraction), message, at_ns)
+        return ProgressView(float(fraction), message, at_ns)
     return None

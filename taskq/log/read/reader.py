@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,19 +17,18 @@ from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.owners import owner_views
 from taskq.log.read.flows import ties_of
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges
 from taskq.log.read.listing import Wanted, newest_jobs
-from taskq.log.read.selection import newest_dead
+from taskq.log.read.selection import DeadFilter, newest_dead
 from taskq.log.read.timeline import JobEvent, name_attempts, timeline
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
-from taskq.log.read.walks import Chosen, each_job
+from taskq.log.read.walks import Chosen, each_job, entries, jobs_ended
 from taskq.log.read.why import decide, facts_of, find_progress, live_workers
 from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.identity import read_identity
+from taskq.log.segments.identity import device_of_copy, read_identity
 from taskq.log.segments.segments import Extent, SegmentGone, hop
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
@@ -39,17 +37,25 @@ from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from taskq.core.model import State
     from taskq.core.rates import Limit
     from taskq.core.schedules import ScheduleState
-    from taskq.core.views import AttemptView, JobView, LimitView, OwnerView, VerifyReport
+    from taskq.core.views import (
+        AttemptView,
+        JobView,
+        LimitView,
+        OwnerView,
+        ProgressView,
+        VerifyReport,
+    )
     from taskq.core.why import Facts, Reason
     from taskq.log.format.flows import Takes
+    from taskq.log.format.frames import Cursor
     from taskq.log.machine.ports import Clock
-    from taskq.log.machine.progress import Told
-    from taskq.log.read.selection import DeadFilter, PageEnd
+    from taskq.log.read.selection import PageEnd
+    from taskq.log.read.walks import Entry
 
 #: Jobs among which one is looked for that is named by the beginning of its number.
 _NEWEST: Final = 1_000
@@ -114,6 +120,11 @@ class LogReader:
     def journal(self) -> Journal:
         """The log as the reader sees it; for reading only."""
         return self._journal
+
+    @property
+    def device(self) -> str:
+        """Return whose log this is, of a hub's copy."""
+        return device_of_copy(str(Path(self.path).absolute()))
 
     @property
     def bodies(self) -> BodyStore:
@@ -200,7 +211,7 @@ class LogReader:
         """Return what the job has to do with others of its flow; None if there is no such job."""
         return ties_of(self._journal, lsn)
 
-    def progress(self, lsn: int) -> Told | None:
+    def progress(self, lsn: int) -> ProgressView | None:
         """Return how far a job is that runs now, as it told last.
 
         Raises:
@@ -228,15 +239,18 @@ class LogReader:
         )
         return self._bodies.list_views(views)
 
-    def dead(self, wanted: DeadFilter, limit: int) -> list[JobView]:
-        """Dead letters that fit, the latest death first; payloads are left out as by ``jobs``."""
+    def dead(self, wanted: DeadFilter | None, limit: int) -> list[JobView]:
+        """Return the dead letters that fit, None for any, the latest death first.
+
+        Payloads are left out as by ``jobs``.
+        """
 
         def read(journal: Journal, facets: Facets, _: int) -> list[JobView]:
             sight = Sight(journal, facets)
             views: list[JobView] = []
             place: PageEnd | None = None
             while len(views) < limit:
-                found, place = newest_dead(sight, wanted, limit - len(views), place)
+                found, place = newest_dead(sight, wanted or DeadFilter(), limit - len(views), place)
                 views += found
                 if place is None:
                     break
@@ -305,11 +319,28 @@ class LogReader:
         """Return what the log knows of schedules, by their names."""
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
-    def each_job(self, chosen: Chosen) -> Iterator[JobView]:
-        """Every job that fits, in one walk: those that are over as they ended, then the others.
+    def records(self) -> Iterator[Entry]:
+        """Yield every record; of damaged frames those that are whole by their own CRC."""
+        return entries(self._journal)
 
-        A payload or result that does not read back is left out, and ``problem`` says why.
+    def ended(self, cursor: Cursor) -> Iterator[int]:
+        """Yield the jobs that end from there on, in that order, and move the cursor along."""
+        return jobs_ended(self._journal, cursor)
+
+    def each_job(
+        self,
+        states: Iterable[State] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+    ) -> Iterator[JobView]:
+        """Yield every job that fits, in one walk: those that are over as they ended, then the rest.
+
+        Moments are of their enqueue, as of the log's time; no state means any. A payload or result
+        that does not read back is left out, and ``problem`` says why.
         """
+        chosen = Chosen(frozenset(states) or None, queue, task, since_ns, until_ns)
         now_ns = self._journal.clock.wall_ns()
         return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
 
@@ -350,9 +381,7 @@ class LogReader:
         """Return the processes that have the log open, and dead ones that still hold jobs."""
         if self._journal.is_past:
             return []
-        claims = self._told(lambda _, facets, __: facets.need_agenda().running)
-        running = Counter(owner for _, _, owner in claims.values())
-        return owner_views(Path(self._journal.path) / "owners", running)
+        return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""

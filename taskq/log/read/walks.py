@@ -28,6 +28,7 @@ from taskq.log.format.record import (
     places,
 )
 from taskq.log.format.salvage import salvage
+from taskq.log.state.fold import FINAL_KINDS
 from taskq.log.state.story import Story
 
 if TYPE_CHECKING:
@@ -121,6 +122,16 @@ def entries(journal: Journal) -> Iterator[Entry]:
             for lsn, at, record in salvage(body, item.first_lsn):
                 location = base + start + at
                 yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))
+
+
+def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
+    """Yield the jobs that end from a cursor on, in that order, and move it along."""
+    for _, item in journal.frames(cursor):
+        if isinstance(item, Gap):
+            continue
+        for _, at, _ in places(item):
+            if item.data[at + KIND_AT] in FINAL_KINDS:
+                yield _JOB.unpack_from(item.data, at + JOB_AT)[0]
 
 
 # Every job of the log with all that became of it, in one walk and bounded memory.

@@ -15,7 +15,7 @@ from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
-from taskq.log.machine.progress import Told, read_told
+from taskq.log.machine.progress import read_told
 from taskq.log.read.flows import awaited, failed_inputs
 from taskq.log.state.story import job_records, tell
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import JobView, OwnerView
+    from taskq.core.views import JobView, OwnerView, ProgressView
     from taskq.core.why import UsedUp
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
@@ -128,7 +128,7 @@ def _keeper(path: Path) -> tuple[int, str]:
     return pid, process_state(pid)
 
 
-def find_progress(journal: Journal, job: int) -> Told | None:
+def find_progress(journal: Journal, job: int) -> ProgressView | None:
     """Return what a job that runs told last; None if it does not run, or told nothing yet.
 
     Raises:

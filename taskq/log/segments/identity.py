@@ -50,6 +50,30 @@ class Identity(NamedTuple):
         """Return what every job id of this log starts with."""
         return self.log_id.hex[:8]
 
+    @property
+    def is_replica(self) -> bool:
+        """Return whether this is a hub's copy, which nobody else writes to."""
+        return REPLICA in self.read_only
+
+    def as_backup(self) -> Identity:
+        """Return the same log as one that nobody writes to but the next backup."""
+        return self._replace(read_only=self.read_only | {BACKUP})
+
+    def encode(self) -> bytes:
+        """Return what the file holds."""
+        features: dict[str, list[str]] = {
+            "compat": [],
+            "read_only_compat": sorted(self.read_only),
+            "incompat": sorted(self.incompat),
+        }
+        values = {
+            "format": FORMAT,
+            "log_id": str(self.log_id),
+            "created_ns": self.created_ns,
+            "features": features,
+        }
+        return json.dumps(values, indent=2).encode() + b"\n"
+
 
 def read_identity(disk: Disk, path: str) -> Identity | None:
     """None when the directory holds no task log.
@@ -97,7 +121,7 @@ def check_writable(disk: Disk, path: str) -> None:
     identity = read_identity(disk, path)
     if identity is None or not identity.read_only:
         return
-    if REPLICA in identity.read_only:
+    if identity.is_replica:
         device = device_of_copy(path)
         raise LogError(
             f"{path} is a hub's copy of the log of {device}, and nobody else writes to it: "
@@ -159,24 +183,8 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
 def write_identity(disk: Disk, path: str, identity: Identity) -> None:
     """Write the file anew, in one step; whoever calls keeps the directory."""
     temporary = f"{path}/{FILE}.tmp"
-    write_file(disk, temporary, encode_identity(identity))
+    write_file(disk, temporary, identity.encode())
     disk.rename(temporary, f"{path}/{FILE}")
-
-
-def encode_identity(identity: Identity) -> bytes:
-    """Return what the file holds."""
-    features: dict[str, list[str]] = {
-        "compat": [],
-        "read_only_compat": sorted(identity.read_only),
-        "incompat": sorted(identity.incompat),
-    }
-    values = {
-        "format": FORMAT,
-        "log_id": str(identity.log_id),
-        "created_ns": identity.created_ns,
-        "features": features,
-    }
-    return json.dumps(values, indent=2).encode() + b"\n"
 
 
 def keep_directory(disk: Disk, path: str) -> None:

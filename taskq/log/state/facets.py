@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, TaskqError
@@ -17,8 +19,9 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
-from taskq.core.views import Damage
+from taskq.core.views import Damage, OwnerView
 from taskq.log.format.frames import Gap, segment_name
+from taskq.log.machine.owners import owner_views
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps
 from taskq.log.state.fold_rare import Watch
@@ -439,3 +442,9 @@ class Sight(NamedTuple):
 
     journal: Journal
     facets: Facets
+
+    def owners(self) -> list[OwnerView]:
+        """Return the processes that have the log open, and dead ones that still hold jobs."""
+        claims = self.facets.need_agenda().running.values()
+        running = Counter(owner for _, _, owner in claims)
+        return owner_views(Path(self.journal.path) / "owners", running)

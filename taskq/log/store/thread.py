@@ -23,7 +23,6 @@ from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.inbox.adopter import Adopter
-from taskq.log.journal.chain import describe_loss
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
@@ -185,7 +184,7 @@ class StorageThread:
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
         finally:
             self.journal.unlock()
-        lost = [describe_loss(loss, self.path) for loss in self.journal.lost]
+        lost = [loss.explain(self.path) for loss in self.journal.lost]
         for note in (*self.journal.recovered, *lost):
             _log.warning("%s: %s", self.path, note)
 

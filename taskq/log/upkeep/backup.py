@@ -24,7 +24,6 @@ from taskq.core.errors import LogError, refusal
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.config import LogConfig
 from taskq.log.format.frames import segment_lsn
-from taskq.log.journal.chain import describe_loss
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.access import enter
@@ -35,7 +34,6 @@ from taskq.log.segments.identity import (
     BACKUP,
     FILE,
     REPLICA,
-    encode_identity,
     read_identity,
     write_identity,
 )
@@ -285,7 +283,7 @@ class _Copier:
         journal = reader.journal
         if journal.lost:
             raise LogError(
-                f"{describe_loss(journal.lost[0], self._source)}. An older backup is left as it is"
+                f"{journal.lost[0].explain(self._source)}. An older backup is left as it is"
             )
         stands = journal.end()
         segments = tuple(lsn for lsn in journal.files.lsns if lsn <= stands.segment)
@@ -318,8 +316,7 @@ class _Copier:
         identity = read_identity(disk, self._source)
         if identity is None:
             raise LogError(f"{self._source} is not a task log any more")
-        identity = identity._replace(read_only=identity.read_only | {BACKUP})
-        write_file(disk, f"{target}/{FILE}{_NEW}", encode_identity(identity))
+        write_file(disk, f"{target}/{FILE}{_NEW}", identity.as_backup().encode())
         for folder in ("log", *_FOLDERS):
             disk.sync_directory(f"{target}/{folder}")
         disk.sync_directory(target)

@@ -23,7 +23,6 @@ from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import chunks_of
 from taskq.log.inbox.directory import Inbox
-from taskq.log.journal.chain import describe_loss
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
 from taskq.log.upkeep.keeper import Needed, extent
@@ -103,7 +102,7 @@ class Compaction:
         name = segment_name(self._segment)
         for loss in self._journal.lost:
             if loss.segment == name:
-                raise LogDamaged(f"{self._journal.path}: {describe_loss(loss, self._journal.path)}")
+                raise LogDamaged(f"{self._journal.path}: {loss.explain(self._journal.path)}")
 
     def _refuse_last(self) -> None:
         self._journal.refresh()

@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import spoken
-from taskq.core.errors import WORKER, LogError, command
+from taskq.core.errors import LogError, worker_command
 from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
 from taskq.core.why import strays_of
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
-from taskq.log.journal.chain import describe_loss
 from taskq.log.journal.lock import process_state
 from taskq.log.journal.logtime import STEP_NS
 from taskq.log.journal.recovery import is_marked_failed
@@ -83,7 +82,7 @@ def _readable(path: Path) -> Check:
             if reader.journal.lost:
                 # No restart brings it back: whoever minds liveness only need not know.
                 detail = "; ".join(
-                    describe_loss(loss, reader.journal.path) for loss in reader.journal.lost
+                    loss.explain(reader.journal.path) for loss in reader.journal.lost
                 )
                 return Check(name="log", ok=False, detail=detail)
     except LogError as error:
@@ -125,7 +124,7 @@ def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) ->
         found = ", ".join(map(str, sorted(stopped)))
         detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
         return Check(name="process", ok=False, vital=True, detail=detail)
-    start = command(str(path.absolute()), *WORKER)
+    start = worker_command(str(path.absolute()))
     detail = f"no process has the log open; start one with: {start}"
     return Check(name="process", ok=False, vital=True, detail=detail)
 

@@ -30,6 +30,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_view
 from taskq.log.machine.peers import known_owners
 from taskq.log.machine.ports import write_all
+from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import concerned_jobs, describe_damage, everything
 
 if TYPE_CHECKING:
@@ -85,13 +86,18 @@ def survey_damage(journal: Journal) -> RepairReport:
     )
 
 
-def repair_directory(path: str) -> tuple[RepairReport, list[str]]:
+def repair_directory(path: str, *, dry_run: bool = False) -> tuple[RepairReport, list[str]]:
     """Repair the log of a directory; returns what opening it had to put right, too, in words.
+
+    A dry run reads only, and tells what would be done.
 
     Raises:
         LogError: a process has it open; its message names it.
     """
     directory = os.path.realpath(path)
+    if dry_run:
+        with LogReader.open(directory) as reader:
+            return survey_damage(reader.journal), []
     _refuse_if_open(directory)
     disk = LocalDisk()
     config = LogConfig()

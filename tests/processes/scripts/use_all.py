@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from taskq import TaskLog
+from taskq.core.views import ProgressView
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish
-from taskq.log.machine.progress import Told
 from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep import snapshots
 
@@ -33,7 +33,7 @@ async def use(path: Path, *, hold: bool) -> None:
         await log.put(os.urandom(2**20 + 1), spill=True, key=os.urandom(8))
         (delivery,) = await log.claim(wait=10)
         store = log._connection.store()
-        store.progress.tell(log, 1, 1, Told(0.5, "half", 0))
+        store.progress.tell(log, 1, 1, ProgressView(0.5, "half", 0))
         part = PartWriter(path, f"up-{os.getpid()}")
         part.add(encode_tail(EnqueueSpec(), None), b"uploaded")
         publish(path, f"up-{os.getpid()}", [part.close()])

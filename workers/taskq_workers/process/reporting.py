@@ -8,7 +8,7 @@ from collections import Counter, deque
 from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
-from taskq.cli.errors import silence
+from taskq.cli import silence
 from taskq.engine import Kind
 from taskq.text import flat, hidden
 from taskq.values import dataclass

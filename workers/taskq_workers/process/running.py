@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from click.exceptions import Exit
 
 import taskq
-from taskq.cli import render
-from taskq.cli.errors import EXIT_FAILED, EXIT_USAGE, Failure, silence
+from taskq.cli import Failure, WrongUsage, render, silence
 from taskq.connection import places
 from taskq.errors import TaskqError, UsageError
 from taskq.text import flat
@@ -91,7 +90,8 @@ def _telling(tie: Leash) -> Iterator[None]:
     except TaskqError as error:
         if not tie.failed(str(error)):
             raise
-        raise Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from error
+        kind = WrongUsage if isinstance(error, UsageError) else Failure
+        raise Exit(kind.exit_code) from error
 
 
 def _app(order: Order, data_dir: Path | None) -> TaskQ:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import command
+from taskq.values import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import WrongUsage
-from taskq.cli.many import count_of, dry_run_option
-from taskq.cli.options import json_option
+from taskq.cli import WrongUsage, count_of, dry_run_option, json_option, render
 from taskq.values import PRIORITY_MAX
 from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import EXIT_FAILED
-from taskq.cli.many import count_of, yes_option
-from taskq.cli.options import json_option
+from taskq.cli import Failure, count_of, json_option, render, yes_option
 from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ def replay(
             done = upload(data_dir, name, past.entries(), adopt=adopt, on_rows=advance)
     _tell(found, past, done, run, as_json=as_json)
     if past.problem_count:
-        context.exit(EXIT_FAILED)
+        context.exit(Failure.exit_code)
 
 
 def _run_of(lake: Path, where: str) -> str:

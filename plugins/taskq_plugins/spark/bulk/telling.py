@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskq.cli import render
-from taskq.cli.many import count_of
+from taskq.cli import count_of, render
 from taskq.text import flat
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from taskq.log.journal.journal import Journal
+    from taskq.engine import LogReader
 
 
-def batches_of(journal: Journal) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """(schema, batches) of every record up to the journal's known end, as ``entries`` reads them.
+def batches_of(reader: LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """(schema, batches) of every record up to the reader's known end, as it reads them.
 
     The device is called what the directory is.
 
@@ -26,10 +26,11 @@ def batches_of(journal: Journal) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         LogError: a segment is missing, unreadable or another one.
         FormatError: a newer taskq wrote the log.
     """
-    return DETAILS, _batches(journal)
+    return DETAILS, _batches(reader)
 
 
-def _batches(journal: Journal) -> Iterator[pa.RecordBatch]:
+def _batches(reader: LogReader) -> Iterator[pa.RecordBatch]:
+    journal = reader.journal
     end, files, identity = journal.end(), journal.files, journal.identity
     device = Path(journal.path).resolve().name
     cursor = journal.start()

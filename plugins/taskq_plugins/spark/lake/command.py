@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq import views as documents
-from taskq.cli import render
-from taskq.cli.options import json_option
+from taskq.cli import json_option, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable

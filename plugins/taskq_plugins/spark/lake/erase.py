@@ -10,10 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from taskq.cli import render
-from taskq.cli.errors import WrongUsage
-from taskq.cli.many import count_of, yes_option
-from taskq.cli.options import json_option
+from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import Kind
 from taskq_plugins.spark.lake import query
 from taskq_plugins.spark.lake.command import lake_option

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq.cli import render
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import json_option
+from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
