@@ -10,7 +10,8 @@ from pyarrow import parquet
 
 from taskq_plugins.spark.lake import Batch, Change, Lake
 from taskq_plugins.spark.parts import OVER
-from taskq_plugins.spark.run.batch import commit_batch, fold_all, is_committed, stage_records
+from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
+from taskq_plugins.spark.run.increment import Here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,11 +92,9 @@ def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
     return lake
 
 
-def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> bool:
-    """Fold records as a batch without Spark; False if the lake has it."""
-    batch = Batch("s", number, offsets or f"offsets {number}")
-    if is_committed(lake, batch):
-        return False
+def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> None:
+    """Fold records as a batch without Spark."""
+    batch = Batch("s", number, offsets)
     with lake.writer() as writer:
-        commit_batch(writer, stage_records(writer, records), batch, fold_all)
-    return True
+        staged = stage_records(writer, lambda to: write_records(records, to, 0), records.schema)
+        commit_batch(writer, staged, batch, Here().each)

@@ -14,7 +14,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq_plugins.spark.lake import Lake
-from taskq_plugins.spark.run.inprocess import RunOptions, run_here
+from taskq_plugins.spark.run.increment import RunOptions
+from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.report import Lines
 from tests.pipeline.twolakes import rows_of_equal_tables
 
@@ -163,7 +164,7 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
     run(home, *pipeline, "--master", cluster.master)
     options = RunOptions(journals=home / "hub", max_bytes=2**23)
     with Lake.open(tmp_path / "plain", create=True).writer() as writer:
-        run_here(writer, options, Lines())
+        run_increment(writer, options, Lines())
     rows = rows_of_equal_tables(tmp_path / "plain", home / "lake")
     assert rows["jobs"] == 2 * ROWS + JOBS
     assert rows["attempts"] == JOBS

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq_plugins.spark.lake import Batch, Lake
-from taskq_plugins.spark.lake.errors import CheckpointMismatch
+from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.progress import log_progress
-from taskq_plugins.spark.run import checkpoint
+from taskq_plugins.spark.run.reached import offsets_of, reached
 from tests.fleet.made_logs import MadeLog
-from tests.pipeline.lakes import put
+from tests.pipeline.lakes import fill, put
 from tests.pipeline.rowmaking import live, rows_of
 
 if TYPE_CHECKING:
@@ -162,74 +162,51 @@ def test_run_refuses_what_cannot_be_meant_before_it_starts_java(tmp_path: Path) 
     assert (result.exit_code, "writes to this lake" in result.output) == (1, True)
 
 
-# -- the checkpoint -------------------------------------------------------------------------------
-
-STREAM = "7d4f3f0e-6f1c-4a8c-9a55-0d3a7c3d2b10"
+# -- how far the tables are ------------------------------------------------------------------------
 
 
-def noted(number: int, what: str = "offsets") -> str:
-    """Return what Spark writes of a batch, more or less."""
-    return f'v1\n{{"{what}":{number}}}'
+def stand(lake: Lake, *numbers: int) -> None:
+    """Fill the tables up to these batches, in the order in which a batch commits them."""
+    for table, number in zip(("records", "attempts", "_open", "jobs"), numbers, strict=False):
+        offsets = f'v1\n{{"conf":{{}}}}\n{{"log": {place(number)}}}'
+        commit(lake, Batch("s", number, offsets), table)
 
 
-def note(lake: Lake, planned: int, ran: int, offsets: str = "offsets") -> None:
-    path = lake.checkpoint
-    for name, last in (("offsets", planned), ("commits", ran)):
-        (path / name).mkdir(parents=True, exist_ok=True)
-        for number in range(last + 1):
-            (path / name / str(number)).write_text(noted(number, offsets))
-    (path / "metadata").write_text(json.dumps({"id": STREAM}))
+def place(number: int) -> str:
+    return json.dumps({"device": "edge", "segment": 1, "offset": 64, "lsn": number})
 
 
-@pytest.mark.parametrize(("planned", "ran"), [(2, 2), (2, 1), (3, 2)])
-def test_a_checkpoint_as_a_kill_leaves_it_is_gone_on_with(
-    lake: Lake, planned: int, ran: int
-) -> None:
-    commit(lake, Batch(STREAM, 2, noted(2)))
-    note(lake, planned, ran)
-    checkpoint.check(lake)
+@pytest.mark.parametrize("numbers", [(2, 2, 2, 2), (3, 2, 2, 2), (3, 3, 3, 2)])
+def test_a_batch_that_some_tables_have_is_gone_on_with(lake: Lake, numbers: list[int]) -> None:
+    """Earlier versions noted how far it reads the logs behind two lines of Spark's."""
+    stand(lake, *numbers)
+    there = reached(lake)
+    assert (there.stream, there.number, there.offsets["log"].lsn) == ("s", 2, 2)
+    begun = there.begun
+    assert (begun and offsets_of(begun)["log"].lsn) == (3 if numbers[0] == 3 else None)
+    assert offsets_of(there.next(there.offsets)) == there.offsets
+    assert there.next({}).number == 3
 
 
-@pytest.mark.parametrize(
-    ("planned", "ran", "offsets", "problem"),
-    [
-        (3, 3, "offsets", "has run batch 3, the tables hold those up to 2"),
-        (1, 1, "offsets", "has run batch 1, the tables hold those up to 2 already"),
-        (0, 0, "offsets", "has run batch 0"),
-        (2, 1, "others", "plans other records for batch 2"),
-    ],
-)
-def test_a_checkpoint_or_lake_from_a_backup_is_refused_and_can_be_made_anew(
-    lake: Lake, planned: int, ran: int, offsets: str, problem: str
-) -> None:
-    commit(lake, Batch(STREAM, 2, noted(2)))
-    note(lake, planned, ran, offsets)
-    with pytest.raises(CheckpointMismatch, match=rf"{problem}.*--restore-checkpoint"):
-        checkpoint.check(lake)
-    checkpoint.restore(lake)
-    checkpoint.check(lake)
-    assert checkpoint.read_checkpoint(lake.checkpoint) == (STREAM, 2, 2)
-    assert checkpoint.batch_of(lake, 2) == Batch(STREAM, 2, noted(2))
+@pytest.mark.parametrize("numbers", [(2, 2, 2, 3), (4, 2, 2, 2), (3, 2, 3, 2)])
+def test_tables_that_were_set_back_one_by_one_are_refused(lake: Lake, numbers: list[int]) -> None:
+    stand(lake, *numbers)
+    with pytest.raises(LakeDamaged, match=f"other batches each .records {numbers[0]}, attempts"):
+        reached(lake)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("offsets", 3), ("commits", 2)], ids=["planned", "ran"]
-)
-@pytest.mark.parametrize("left", ["", "\0\0\0\0", 'v1\n{"batch'])
-def test_a_checkpoint_that_lost_bytes_with_the_power_is_refused_and_can_be_made_anew(
-    lake: Lake, name: str, number: int, left: str
-) -> None:
-    """Spark does not wait for the disk with what it notes; the tables' commits do."""
-    commit(lake, Batch(STREAM, 2, noted(2)))
-    note(lake, 3, 2)
-    checkpoint.check(lake)
-    (lake.checkpoint / name / str(number)).write_text(left)
-    with pytest.raises(
-        CheckpointMismatch, match=rf"{name}/{number} is not whole.*--restore-checkpoint"
-    ):
-        checkpoint.check(lake)
-    checkpoint.restore(lake)
-    checkpoint.check(lake)
+def test_tables_of_two_streams_or_without_any_are_refused(tmp_path: Path) -> None:
+    lake = Lake.open(tmp_path / "new", create=True)
+    assert reached(lake)[1:] == (-1, {}, None)
+    stand(lake, 0)
+    assert reached(lake).begun == lake.batch("records")
+    stand(lake, 0, 0, 0, 0)
+    commit(lake, Batch("another", 1), "records")
+    with pytest.raises(LakeDamaged, match="records 1, attempts 0"):
+        reached(lake)
+    fill(tmp_path / "strange", jobs=[{}])
+    with pytest.raises(LakeDamaged, match="jobs -1"):
+        reached(Lake.open(tmp_path / "strange"))
 
 
 def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_path: Path) -> None:
@@ -246,27 +223,3 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
     assert (progress.device, progress.position) == ("edge-1", None)
     assert progress.left_bytes > 0
     assert not log_progress(lake, None)
-
-
-def test_a_checkpoint_that_was_removed_is_told(lake: Lake) -> None:
-    checkpoint.check(lake)
-    commit(lake, Batch(STREAM, 2, noted(2)))
-    with pytest.raises(CheckpointMismatch, match=r"is missing, while the tables hold .* batch 2"):
-        checkpoint.check(lake)
-    note(lake, 2, 2)
-    (lake.checkpoint / "metadata").write_text('{"id": "another"}')
-    with pytest.raises(CheckpointMismatch, match="metadata does not read"):
-        checkpoint.check(lake)
-    (lake.checkpoint / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
-    with pytest.raises(CheckpointMismatch, match="not the one that the tables were filled from"):
-        checkpoint.check(lake)
-
-
-def test_a_checkpoint_of_tables_that_are_gone_is_told(lake: Lake) -> None:
-    note(lake, 0, -1)
-    checkpoint.check(lake)
-    note(lake, 4, 4)
-    with pytest.raises(CheckpointMismatch, match="has run batch 4, the tables hold none"):
-        checkpoint.check(lake)
-    checkpoint.restore(lake)
-    assert checkpoint.read_checkpoint(lake.checkpoint) is None

@@ -11,13 +11,12 @@ import pytest
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark import read_table
-from taskq_plugins.spark.lake import Batch, Lake, LakeWriter, files
-from taskq_plugins.spark.lake.errors import CheckpointMismatch
+from taskq_plugins.spark.lake import Lake, LakeWriter, files
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.inprocess import RunOptions, run_here
+from taskq_plugins.spark.run.increment import RunOptions, run
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 
@@ -87,8 +86,8 @@ def small(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     lake = Lake.open(tmp_path_factory.mktemp("small") / "lake", create=True)
     before, carried, behind = logs.parts
     first, second = cut(before, 2)
-    assert fold_rows(lake, first, 0)
-    assert fold_rows(lake, pa.concat_tables([second, carried, behind]), 1)
+    fold_rows(lake, first, 0)
+    fold_rows(lake, pa.concat_tables([second, carried, behind]), 1)
     return lake
 
 
@@ -112,7 +111,7 @@ def test_a_batch_in_many_shares_is_one_in_one(
     monkeypatch.setattr(batch, "SHARE_ROWS", 50)
     lake = Lake.open(tmp_path / "lake", create=True)
     for number, part in enumerate(logs.parts):
-        assert fold_rows(lake, part, number)
+        fold_rows(lake, part, number)
     assert base_tables(lake) == base_tables(whole)
 
 
@@ -132,8 +131,8 @@ class _Told:
 def test_spark_makes_the_tables_that_are_made_here(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By one checkpoint in turns; its executors fold a batch of many shares."""
-    from taskq_plugins.spark.run.stream import run  # noqa: PLC0415 - imports pyspark
+    """In turns; executors read a batch in many parts, and fold it in many shares."""
+    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
 
     monkeypatch.setattr(batch, "SHARE_ROWS", 100)
     root, told = tmp_path / "hub", _Told()
@@ -141,15 +140,15 @@ def test_spark_makes_the_tables_that_are_made_here(
     lake = Lake.open(tmp_path / "lake", create=True)
     asyncio.run(live(root / "edge-1", 1, 20))
     with lake.writer() as writer:
-        assert run(spark, writer, options, told).batches == 1
+        assert run(writer, options, told, Executors(spark)).batches == 1
     asyncio.run(live(root / "edge-2", 2, 10))
     with lake.writer() as writer:
-        assert run_here(writer, options, told).batches == 1
+        assert run(writer, options, told).batches == 1
     asyncio.run(live(root / "edge-1", 3, 10))
     with lake.writer() as writer:
-        assert run(spark, writer, options, told).batches == 1
+        assert run(writer, options, told, Executors(spark)).batches == 1
     other = Lake.open(tmp_path / "other", create=True)
-    assert fold_rows(other, rows_of(root), 0)
+    fold_rows(other, rows_of(root), 0)
     assert base_tables(lake) == base_tables(other)
     by_spark = read_table(spark, lake.path, "jobs")
     assert by_spark.count() == len(base_tables(other)[1])
@@ -160,7 +159,7 @@ def test_spark_makes_the_tables_that_are_made_here(
 def test_spark_folds_a_restored_device_as_it_is_folded_here(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskq_plugins.spark.run.stream import run  # noqa: PLC0415 - imports pyspark
+    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
 
     monkeypatch.setattr(batch, "SHARE_ROWS", 50)
     root, told = tmp_path / "hub", _Told()
@@ -174,9 +173,9 @@ def test_spark_folds_a_restored_device_as_it_is_folded_here(
         if turn == 0:
             shutil.copytree(root / "edge", tmp_path / "backup")
         with lakes[0].writer() as writer:
-            assert run(spark, writer, options, told).batches == 1
+            assert run(writer, options, told, Executors(spark)).batches == 1
         with lakes[1].writer() as writer:
-            assert run_here(writer, options, told).batches == 1
+            assert run(writer, options, told).batches == 1
     by_spark, here = map(base_tables, lakes)
     assert by_spark == here
     assert {branch for _, branch, _ in here[1]} == {0, 1}
@@ -191,7 +190,7 @@ def test_rollups_of_touched_days_equal_those_of_everything(
 ) -> None:
     lake = Lake.open(tmp_path / "lake", create=True)
     for number, part in enumerate(logs.parts):
-        assert fold_rows(lake, part, number)
+        fold_rows(lake, part, number)
         assert refresh(lake, ["rollup_hour"]) == ["rollup_hour"]
     kept = {file.path for file in lake.data_files("rollup_hour")}
     assert refresh(whole, ["rollup_hour"]) == ["rollup_hour"]
@@ -213,7 +212,7 @@ def test_tables_that_grew_batch_by_batch_equal_those_made_anew(
     lake = Lake.open(tmp_path / "lake", create=True)
     before, carried, behind = logs.parts
     for number, part in enumerate((*cut(before, 4), carried, *cut(behind, 2))):
-        assert fold_rows(lake, part, number)
+        fold_rows(lake, part, number)
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(lake.path, copy)
         for name in names:
@@ -239,20 +238,6 @@ def test_what_is_kept_of_records_is_of_jobs_that_are_not_over(logs: Logs, small:
     assert [(log.device, log.left_bytes) for log in progress] == [("edge-1", 0), ("edge-2", 0)]
 
 
-def test_what_the_lake_has_is_passed_over_and_others_under_its_number_are_refused(
-    logs: Logs, small: Lake
-) -> None:
-    before = small.holdings()
-    rows = logs.parts[0]
-    assert not fold_rows(small, rows, 1)
-    assert not fold_rows(small, rows, 0)
-    with pytest.raises(CheckpointMismatch, match="plans other records for batch 1"):
-        fold_rows(small, rows, 1, "others")
-    with pytest.raises(CheckpointMismatch, match="not the one that the tables"):
-        batch.is_committed(small, Batch("other", 2))
-    assert small.holdings() == before
-
-
 @pytest.mark.parametrize("commits", range(4))
 def test_a_crash_between_two_tables_commits_is_made_good(
     logs: Logs, small: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
@@ -261,7 +246,7 @@ def test_a_crash_between_two_tables_commits_is_made_good(
     lake = Lake.open(tmp_path / "lake", create=True)
     before, carried, behind = logs.parts
     first, second = cut(before, 2)
-    assert fold_rows(lake, first, 0)
+    fold_rows(lake, first, 0)
     at_first = base_tables(lake.pinned())
     real = LakeWriter.commit
     done: list[str] = []
@@ -279,7 +264,7 @@ def test_a_crash_between_two_tables_commits_is_made_good(
             fold_rows(lake, rest, 1)
     assert done == ["records", "attempts", "_open", "jobs"][:commits]
     assert base_tables(Lake.open(lake.path).pinned()) == at_first
-    assert fold_rows(lake, rest, 1)
+    fold_rows(lake, rest, 1)
     assert base_tables(lake) == base_tables(small)
 
 
@@ -296,10 +281,10 @@ def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
     with monkeypatch.context() as crash, Lake.open(lake, create=True).writer() as writer:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            run_here(writer, options, _Told())
+            run(writer, options, _Told())
     assert (lake / "records").is_dir()
     with Lake.open(lake, create=True).writer() as writer:
-        assert run_here(writer, options, _Told()).records
+        assert run(writer, options, _Told()).records
     assert len(base_tables(Lake.open(lake))[1]) == 3
 
 
@@ -308,9 +293,9 @@ def test_logs_without_a_record_are_no_error(tmp_path: Path) -> None:
     root.mkdir()
     options = RunOptions(journals=root, max_bytes=2**20)
     with Lake.open(tmp_path / "lake", create=True).writer() as writer:
-        assert run_here(writer, options, _Told())[:3] == (0, 0, ())
+        assert run(writer, options, _Told())[:3] == (0, 0, ())
         asyncio.run(filled(root / "edge-1", 3))
-        assert run_here(writer, options, _Told()).refreshed == DERIVED
+        assert run(writer, options, _Told()).refreshed == DERIVED
 
 
 def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
@@ -321,10 +306,10 @@ def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
     root = tmp_path / "journals"
     lake = Lake.open(tmp_path / "lake", create=True)
     asyncio.run(filled(root / "edge-1", 500))
-    assert fold_rows(lake, first := rows_of(root), 0)
+    fold_rows(lake, first := rows_of(root), 0)
     known = {table: {file.path for file in lake.data_files(table)} for table in ("jobs", "_open")}
     asyncio.run(worked(root / "edge-1", 20))
-    assert fold_rows(lake, rows_of(root, last_lsns(first)), 1)
+    fold_rows(lake, rows_of(root, last_lsns(first)), 1)
     for name, paths in known.items():
         gone = paths - {file.path for file in lake.data_files(name)}
         assert len(gone) == (1 if name == "jobs" else 2), "and the one that tells of the logs"
@@ -364,11 +349,11 @@ def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
     root = tmp_path / "journals"
     lake = Lake.open(tmp_path / "the lake", create=True)
     asyncio.run(unused(root / "edge-1", 0))
-    assert fold_rows(lake, rows := rows_of(root), 0)
+    fold_rows(lake, rows := rows_of(root), 0)
     assert refresh(lake, DERIVED, root) == list(DERIVED)
     assert [lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
     asyncio.run(unused(root / "edge-1", 2))
-    assert fold_rows(lake, rows_of(root, last_lsns(rows)), 1)
+    fold_rows(lake, rows_of(root, last_lsns(rows)), 1)
     assert refresh(lake, ["failures", "duplicates"], root) == ["failures", "duplicates"]
     assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
     assert lake.dataset("attempts").count_rows() == 0
@@ -402,7 +387,7 @@ def test_failures_and_duplicates_are_computed_again_only_where_something_tells_o
         asyncio.run(live_on(root / "edge-1", 2))
         rows = rows_of(root, read)
         read = last_lsns(rows)
-        assert fold_rows(lake, rows, number)
+        fold_rows(lake, rows, number)
         computed.clear()
         assert refresh(lake, names, root) == names, "they stand at the batch"
         assert computed == wanted, number

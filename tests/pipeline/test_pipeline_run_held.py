@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from taskq.cli.main import main
-from taskq_plugins.spark.run.checkpoint import held, unread_bytes
-from taskq_plugins.spark.source.stream import StreamReader
+from taskq_plugins.spark.lake import LakeWriter
+from taskq_plugins.spark.run.reached import held, unread_bytes
+from taskq_plugins.spark.source.planning import Following
+from taskq_plugins.spark.source.positions import offsets_from_json
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.source_tools import Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from taskq_plugins.spark.source.allotting import Limits
+    from taskq_plugins.spark.source.positions import Offsets
+
 
 class Reader:
-    """The stream of a run, and its checkpoint as Spark writes it."""
+    """The logs of a run, and how far it has read them."""
 
     def __init__(self, root: Path) -> None:
-        self.logs, self.checkpoint = root / "logs", root / "checkpoint"
+        self.logs = root / "logs"
         self.stream = Stream(self.logs, failOnDataLoss="hold")
-        self._number = 0
-        for name in ("offsets", "commits"):
-            (self.checkpoint / name).mkdir(parents=True)
-        (self.checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+
+    @property
+    def offsets(self) -> Offsets:
+        return offsets_from_json(self.stream.end)
 
     def read(self) -> list[int]:
-        rows = self.stream.drain()
-        lines = ("v1", "{}", json.dumps(self.stream.end))
-        (self.checkpoint / "offsets" / str(self._number)).write_text("\n".join(lines))
-        (self.checkpoint / "commits" / str(self._number)).write_text("v1\n{}")
-        self._number += 1
-        return [row["lsn"] for row in rows]
+        return [row["lsn"] for row in self.stream.drain()]
 
     def unread(self) -> int:
-        return unread_bytes(self.checkpoint, self.logs, "fail")
+        return unread_bytes(self.offsets, self.logs, "fail")
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def test_what_is_unread_is_told_without_java(reader: Reader) -> None:
     more = other.enqueue(3)
     assert reader.unread() == more.end - more.offset
     reader.read()
-    assert not held(reader.checkpoint)
+    assert not held(reader.offsets)
 
 
 def test_a_restored_log_is_read_on_once_it_has_anything_new(reader: Reader) -> None:
@@ -75,7 +73,7 @@ def test_a_restored_log_is_read_on_once_it_has_anything_new(reader: Reader) -> N
     new = made.enqueue(1)
     assert reader.unread() == new.end - new.offset
     assert reader.read() == [2, 2], "that it was restored, and the record"
-    assert not held(reader.checkpoint)
+    assert not held(reader.offsets)
     assert not reader.unread()
 
 
@@ -89,12 +87,12 @@ def test_a_log_with_a_gap_is_held_until_the_segment_comes(reader: Reader) -> Non
     kept = missing.read_bytes()
     missing.unlink()
     assert reader.read() == [1]
-    assert "is missing" in held(reader.checkpoint)[0]
+    assert "is missing" in held(reader.offsets)[0]
     assert not reader.unread()
     missing.write_bytes(kept)
     assert reader.unread()
     assert reader.read() == [2, 3, 4]
-    assert not held(reader.checkpoint)
+    assert not held(reader.offsets)
 
 
 def test_a_log_that_vanished_is_told_once(reader: Reader) -> None:
@@ -105,7 +103,7 @@ def test_a_log_that_vanished_is_told_once(reader: Reader) -> None:
     made.path.rename(reader.logs / ".edge")
     assert reader.unread() == 1
     reader.read()
-    assert "device edge: its log" in held(reader.checkpoint)[0]
+    assert "device edge: its log" in held(reader.offsets)[0]
     assert not reader.unread()
 
 
@@ -166,16 +164,26 @@ def test_a_segment_that_vanishes_between_plan_and_read_holds_its_log_alone(
     edge.rotate()
     edge.enqueue(1)
     other.enqueue(2)
-    real = StreamReader.latestOffset
+    real = Following.next
 
-    def vanishing(self: StreamReader, *asked: Any) -> dict[str, Any]:
-        planned = real(self, *asked)
+    def vanishing(self: Following, offsets: Offsets, limits: Limits) -> Offsets:
+        planned = real(self, offsets, limits)
         lost.path.unlink(missing_ok=True)
         return planned
 
-    monkeypatch.setattr(StreamReader, "latestOffset", vanishing)
     if committed:
-        monkeypatch.setattr("taskq_plugins.spark.run.checkpoint.forget_plan", lambda _: False)
+        commit = LakeWriter.commit
+
+        def killed(self: LakeWriter, table: str, *given: Any, **options: Any) -> bool:
+            if table != "records":
+                raise KeyboardInterrupt
+            return commit(self, table, *given, **options)
+
+        with monkeypatch.context() as crash:
+            crash.setattr(LakeWriter, "commit", killed)
+            assert pipeline(tmp_path).exit_code != 0
+        lost.path.unlink()
+    monkeypatch.setattr(Following, "next", vanishing)
     result = pipeline(tmp_path)
     assert result.exit_code == 1
     if committed:

@@ -26,6 +26,17 @@ def read_table(
     Raises:
         LakeError: there is no such lake, table or version.
     """
-    from taskq_plugins.spark.run import storage  # noqa: PLC0415 - it imports pyspark
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - whoever has a session
 
-    return storage.read_table(spark, lake, name, version)
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - it imports pyarrow
+
+    opened = Lake.open(lake)
+    if version is not None:
+        opened = Lake(opened.path, {name: version})
+    struct = from_arrow_schema(opened.schema(name))
+    paths = opened.paths(name)
+    if not paths:
+        return spark.createDataFrame([], struct)
+    # A lake's directory may be called what Spark would take for a pattern.
+    reader = spark.read.option("__globPaths__", "false").option("basePath", str(opened.path / name))
+    return reader.schema(struct).parquet(*paths)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from taskq.log.journal.lock import flock_holders, process_state
@@ -14,27 +13,6 @@ from taskq_plugins.spark.lake.errors import LakeBusy
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-def publish(path: Path, data: bytes) -> None:
-    """Make a file that nobody ever sees in part, durably.
-
-    Raises:
-        FileExistsError: there is one of that name; it is left as it is.
-        OSError: the disk refused; there is no file of that name.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # A link refuses to take the place of another file; a rename would not.
-        path.hardlink_to(temporary)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-    sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -60,7 +38,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 # One writer at a time.
 
-FILE: Final = "_lock"
+LOCK: Final = "_lock"
 _PID_SIZE_MAX: Final = 20
 
 
@@ -71,7 +49,7 @@ def writer_lock(lake: Path) -> Iterator[None]:
     Raises:
         LakeBusy: another process, or another part of this one, has it.
     """
-    path = lake / FILE
+    path = lake / LOCK
     # Whoever may open it can lock out all writers, or has put something else in its place.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)

@@ -9,8 +9,7 @@
         ├── LakeDamaged         a table's log, or a file that it names, is missing or not as written
         ├── LakeBusy            another process writes to it
         ├── LakeConflict        somebody else changed what was to be changed
-        ├── LakeDiskError       the disk refused a commit; the last batch stands
-        └── CheckpointMismatch  the stream's checkpoint and the tables tell different stories
+        └── LakeDiskError       the disk refused a commit; the last batch stands
 """
 
 from __future__ import annotations
@@ -101,13 +100,3 @@ class LakeDiskError(LakeError):
             f"Free some space or check permissions, then run again"
         )
         self.errno = error.errno
-
-
-class CheckpointMismatch(LakeError):
-    """The stream's checkpoint and the tables tell different stories; nothing was read."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(
-            f"{path}: {problem}: going on would leave records out or count them twice. "
-            f"Make the checkpoint anew from the tables with --restore-checkpoint"
-        )

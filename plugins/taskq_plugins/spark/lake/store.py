@@ -26,7 +26,7 @@ from deltalake.transaction import CommitProperties, PostCommitHookProperties, Tr
 from taskq.errors import UsageError
 from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import files
-from taskq_plugins.spark.lake.durable import sync_directory, sync_file, writer_lock
+from taskq_plugins.spark.lake.durable import LOCK, sync_directory, sync_file, writer_lock
 from taskq_plugins.spark.lake.errors import (
     LakeConflict,
     LakeDamaged,
@@ -55,7 +55,6 @@ DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks
 OPEN_RECORDS: Final = "_open"
 #: The part of that table that tells of logs as a whole.
 LOG_PART: Final = "log"
-CHECKPOINT: Final = "_checkpoint"
 _STAGING: Final = "_staging"
 _LOG: Final = "_delta_log"
 #: In a table's log: where its last checkpoint is.
@@ -78,10 +77,10 @@ _T = TypeVar("_T")
 class Batch(NamedTuple):
     """A micro-batch of the stream that fills the lake."""
 
-    #: id of the stream: of its checkpoint
+    #: what the batches are numbered in
     stream: str
     number: int
-    #: the text of the checkpoint's own entry, so that the checkpoint can be made anew
+    #: how far it read each log, as text
     offsets: str = ""
 
 
@@ -163,8 +162,8 @@ class Lake:
                 )
             where.mkdir(parents=True, exist_ok=True)
             others = sorted(one.name for one in where.iterdir() if one.name[0] not in "._")
-            # A run that was killed before its first commit left files, and its checkpoint.
-            if others and not lake.tables() and not lake.checkpoint.is_dir():
+            # A run that was killed before its first commit left files, and its lock.
+            if others and not lake.tables() and not (where / LOCK).exists():
                 raise LakeError(
                     f"{where}: is not empty and holds no lake (there is {others[0]}): "
                     f"name another directory with --lake"
@@ -172,11 +171,6 @@ class Lake:
         elif not lake.tables():
             raise NotALake(where)
         return lake
-
-    @property
-    def checkpoint(self) -> Path:
-        """Return where the stream that fills the lake keeps how far it came."""
-        return self.path / CHECKPOINT
 
     def tables(self) -> list[str]:
         """Return names of the tables, without those of the pipeline alone."""
@@ -383,6 +377,8 @@ class LakeWriter:
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
+        #: when files that nobody names are to be removed again, as ``time.monotonic`` has it
+        self.vacuum_due = 0.0
 
     def new_directory(self, table: str) -> Path:
         """Return a directory for files of a table that nobody used before; it is not made yet."""

@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.decode import BREAK
-from taskq_plugins.spark.lake.errors import CheckpointMismatch, LakeDiskError
+from taskq_plugins.spark.lake.errors import LakeDiskError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.source.rows import read_pieces
 from taskq_plugins.spark.tables.batches import (
     CLOCK,
     KEYS,
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from taskq_plugins.spark.decode import Piece
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.source.rows import Reading
     from taskq_plugins.spark.tables.batches import LogKey
     from taskq_plugins.spark.tables.fold import Log
 
@@ -85,7 +88,7 @@ def commit_batch(
     writer: LakeWriter,
     records: Staged,
     batch: Batch,
-    run: Callable[[Sequence[Share]], object],
+    each: Callable[[Callable[[Share], None], Sequence[Share]], None],
     *,
     drops: bool = False,
 ) -> Folded:
@@ -98,7 +101,7 @@ def commit_batch(
         writer: of the lake.
         records: of the batch.
         batch: its name.
-        run: folds the shares, wherever.
+        each: runs a step for each share, wherever.
         drops: whether ``records`` is to lack payloads and results.
 
     Raises:
@@ -109,7 +112,7 @@ def commit_batch(
     targets = {table: writer.new_directory(table) for table in _FOLDED}
     plan = _Plan(lake, before, records, targets)
     try:
-        run(plan.shares())
+        each(fold_share, plan.shares())
     except OSError as error:
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
@@ -129,20 +132,41 @@ def commit_batch(
     return Folded(sum(file.rows for file in records.files), over, sum(still_open))
 
 
-def stage_records(writer: LakeWriter, rows: pa.Table) -> Staged:
-    """Write records, by day, to files that are durable and in no version of their table yet.
+class Part(NamedTuple):
+    """Records of a batch that are read and written at once."""
+
+    number: int
+    pieces: Sequence[Piece]
+    reading: Reading
+    #: where to write
+    target: Path
+
+
+def write_part(part: Part) -> None:
+    """Read the records of a part, and write them."""
+    rows = pa.Table.from_batches(read_pieces(part.pieces, part.reading), part.reading.schema)
+    write_records(rows, part.target, part.number)
+
+
+def write_records(rows: pa.Table, target: Path, number: int) -> None:
+    """Write records by day."""
+    dated = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
+    parts = pa.array([OVER] * rows.num_rows, pa.string())
+    write_rows(dated.append_column(PART_COLUMN, parts), target, number)
+
+
+def stage_records(writer: LakeWriter, write: Callable[[Path], None], schema: pa.Schema) -> Staged:
+    """Return records that ``write`` wrote to a directory, durable and in no version of their table.
 
     Raises:
         LakeDiskError: the disk failed.
     """
     directory = writer.new_directory(RECORDS)
-    placed = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
-    parts = pa.array([OVER] * rows.num_rows, pa.string())
     try:
-        write_rows(placed.append_column(PART_COLUMN, parts), directory, 0)
+        write(directory)
     except OSError as error:
         raise LakeDiskError(directory, error) from error
-    return writer.stage(RECORDS, directory)._replace(schema=rows.schema)
+    return writer.stage(RECORDS, directory)._replace(schema=schema)
 
 
 def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
@@ -157,26 +181,6 @@ def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
         write_rows(placed(rows, file), directory, number)
         path.unlink()
     return writer.stage(RECORDS, directory)._replace(schema=records.schema)
-
-
-def is_committed(lake: Lake, batch: Batch) -> bool:
-    """Return whether all tables have the batch already.
-
-    Raises:
-        CheckpointMismatch: the lake has other records under that batch's number.
-    """
-    last = lake.batch()
-    if last is None:
-        return False
-    if last.stream != batch.stream:
-        raise CheckpointMismatch(lake.checkpoint, "is not the one that the tables were filled from")
-    if batch.number > last.number:
-        return False
-    if batch.number == last.number and batch.offsets != last.offsets:
-        raise CheckpointMismatch(
-            lake.checkpoint, f"plans other records for batch {batch.number} than the tables hold"
-        )
-    return True
 
 
 def _schemas(records: pa.Schema) -> dict[str, pa.Schema]:
@@ -397,12 +401,6 @@ def fold_share(share: Share) -> None:
     for table, rows in ((JOBS, made.jobs), (ATTEMPTS, made.attempts), (OPEN_RECORDS, made.kept)):
         others = (one.select(rows.column_names).cast(rows.schema) for one in kept[table])
         write_rows(pa.concat_tables([*others, rows]), share.targets[table], share.number)
-
-
-def fold_all(shares: Iterable[Share]) -> None:
-    """Fold them one after the other, here."""
-    for share in shares:
-        fold_share(share)
 
 
 def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:

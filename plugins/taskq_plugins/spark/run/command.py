@@ -15,30 +15,25 @@ from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED
-from taskq_plugins.spark.run import checkpoint
-from taskq_plugins.spark.run.inprocess import BYTES_MAX, RunOptions, run_here
+from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions
+from taskq_plugins.spark.run.increment import run as run_increment
+from taskq_plugins.spark.run.reached import held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
 from taskq_plugins.spark.run.report import open_report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq_plugins.spark.lake import LakeWriter
-    from taskq_plugins.spark.run.inprocess import Summary
+    from taskq_plugins.spark.run.increment import Summary
     from taskq_plugins.spark.run.report import Report
+    from taskq_plugins.spark.source.positions import Offsets
 
 #: Bytes of log in one micro-batch, unless told otherwise.
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 _BYTES_MIN: Final = 1
-#: Spark notes the line of our code at every step of a plan, which doubled the time to make one.
-SESSION: Final = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Java's second compiler pays in minutes; until then it takes the cores from the work.
-#: Nor does it pay there to compile plans.
 SMALL_SESSION: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
 _EVERY_SECONDS: Final = 5
@@ -129,7 +124,8 @@ class Keep(click.ParamType[dict[str, int]]):
 @click.option(
     "--restore-checkpoint",
     is_flag=True,
-    help="Make the stream's checkpoint anew from what the tables hold.",
+    expose_value=False,
+    help="Does nothing any more: how far logs were read stands in the tables.",
 )
 @click.option(
     "--payloads",
@@ -157,7 +153,6 @@ def run(
     max_bytes: int,
     corrupt: str,
     ignore_data_loss: bool,
-    restore_checkpoint: bool,
     payloads: str,
     keep_days: tuple[dict[str, int], ...],
     keep_open: bool,
@@ -177,9 +172,6 @@ def run(
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     lake = Lake.open(lake_path, create=True)
     with lake.writer() as writer, open_report(as_json=as_json) as report:
-        if restore_checkpoint:
-            checkpoint.restore(lake)
-        checkpoint.check(lake)
         options = RunOptions(
             journals=journals,
             max_bytes=max_bytes,
@@ -203,15 +195,15 @@ def run(
 
 def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
     """Read what is new; False if nothing is."""
-    left_bytes = _left(writer.lake, options)
-    if not left_bytes:
+    before = reached(writer.lake)
+    left_bytes = unread_bytes(before.offsets, options.journals, options.corrupt)
+    if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
         return False
     started = time.monotonic()
-    before = checkpoint.branches(writer.lake.checkpoint)
 
     def read() -> Summary:
         if left_bytes <= BYTES_MAX and master is None:
-            return run_here(writer, options, report)
+            return run_increment(writer, options, report)
         return _run(writer, options, report, master, left_bytes)
 
     for _ in range(_TRIES):
@@ -219,23 +211,23 @@ def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str |
             summary = read()
         except SourceGone:
             # Planned anew, the log is held where it is whole.
-            if not options.fail_on_data_loss or not checkpoint.forget_plan(writer.lake):
+            if not options.fail_on_data_loss or reached(writer.lake).begun is not None:
                 raise
         else:
             break
     else:
         summary = read()
-    _tell_restored(before, checkpoint.branches(writer.lake.checkpoint))
+    _tell_restored(before.offsets, reached(writer.lake).offsets)
     report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
     return True
 
 
-def _tell_restored(
-    before: Mapping[str, tuple[str, int]], now: Mapping[str, tuple[str, int]]
-) -> None:
+def _tell_restored(before: Offsets, now: Offsets) -> None:
     """Say which logs were found restored; their tables tell of both branches."""
     devices = [
-        device for one, (device, branch) in now.items() if branch > before.get(one, ("", 0))[1]
+        at.device
+        for log_id, at in now.items()
+        if at.branch > (before[log_id].branch if log_id in before else 0)
     ]
     if devices:
         was, is_, other = ("1 log was", "is", "another branch")
@@ -251,7 +243,7 @@ def _tell_held(lake: Lake) -> None:
     Raises:
         Failure: there are such.
     """
-    lines = [spelled(one) for one in checkpoint.held(lake.checkpoint)]
+    lines = [spelled(why) for why in held(reached(lake).offsets)]
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
@@ -260,25 +252,13 @@ def _tell_held(lake: Lake) -> None:
 def _run(
     writer: LakeWriter, options: RunOptions, report: Report, master: str | None, left_bytes: int
 ) -> Summary:
-    from taskq_plugins.spark.run.stream import run as run_stream  # noqa: PLC0415 - needs pyspark
+    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - needs pyspark
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 
     report.starting()
-    conf = SESSION if left_bytes > SMALL_BYTES_MAX else SESSION | SMALL_SESSION
+    conf = {} if left_bytes > SMALL_BYTES_MAX else SMALL_SESSION
     with spark_session("taskq pipeline run", master=master, conf=conf) as session:
         # What fails is told by us, in a line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")
-        return run_stream(session, writer, options, report)
-
-
-def _left(lake: Lake, options: RunOptions) -> int:
-    """About how many bytes of log are to be read; 0: there is nothing to do.
-
-    1 stands for work that is left although all was read.
-    """
-    left = checkpoint.unread_bytes(lake.checkpoint, options.journals, options.corrupt)
-    found = checkpoint.read_checkpoint(lake.checkpoint)
-    if found is None or found.planned != found.ran or lake.stale(options.tables):
-        return max(left, 1)
-    return left
+        return run_increment(writer, options, report, Executors(session))

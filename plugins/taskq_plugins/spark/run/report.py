@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.lake import Lake
     from taskq_plugins.spark.run.batch import Folded
-    from taskq_plugins.spark.run.inprocess import Summary
+    from taskq_plugins.spark.run.increment import Summary
 
 
 @contextmanager

@@ -115,10 +115,5 @@ def _raise_loss(error: LogError) -> None:
     raise error
 
 
-def tell(text: str) -> None:
-    """Say it in the process's log."""
-    _log.warning("%s", text)
-
-
 def _log_loss(error: LogError) -> None:
     _log.warning("failOnDataLoss=false: %s", error)

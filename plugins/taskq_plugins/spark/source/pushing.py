@@ -26,8 +26,7 @@ from pyspark.sql.datasource import (
 from taskq_plugins.fleet.problems import SegmentUnreadable
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.decode import DETAILS, Piece
-from taskq_plugins.spark.source.batch import BatchReader, Pieces
-from taskq_plugins.spark.source.rows import read_pieces
+from taskq_plugins.spark.source.batch import BatchReader, read_partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,7 +85,7 @@ class Term(NamedTuple):
 
 
 def term_of(given: Filter) -> Term | None:
-    """The condition that a filter of Spark's states, None if it is not one that is taken over."""
+    """Return the condition that a filter of Spark's states, None if it is not taken over."""
     attribute: tuple[str, ...] = getattr(given, "attribute", ())
     if len(attribute) != 1 or attribute[0] not in _COLUMNS:
         return None
@@ -126,8 +125,7 @@ class PushingReader(BatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition that fit."""
-        pieces = partition.pieces if isinstance(partition, Pieces) else []
-        return read_pieces(pieces, self._reading, (self._sieve(), self._rows))
+        return read_partition(partition, self._reading, (self._sieve(), self._rows))
 
     def _plan(self) -> list[Stretch]:
         found = super()._plan()
@@ -161,7 +159,7 @@ class PushingReader(BatchReader):
 
 
 def _lsns(found: list[Stretch], number: int) -> tuple[int, int]:
-    """Bounds of the lsns in a stretch, as its segment's name and the next one's tell them."""
+    """Return bounds of a stretch's lsns, as its segment's name and the next segment's tell them."""
     this = found[number]
     following = found[number + 1] if number + 1 < len(found) else None
     high = 2**63 - 1

@@ -1,0 +1,245 @@
+"""What is new in the logs, folded into the tables batch by batch; in this process, or by Spark."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from taskq.errors import TaskqError
+from taskq_plugins.spark.decode import DETAILS, Corrupt, as_bytes
+from taskq_plugins.spark.lake.compacting import compact
+from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    DERIVED,
+    JOBS,
+    KEEP_HOURS,
+    OPEN_RECORDS,
+    RECORDS,
+)
+from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
+from taskq_plugins.spark.run.derived import refresh_tables
+from taskq_plugins.spark.run.interrupting import interruptible
+from taskq_plugins.spark.run.reached import offsets_of, reached
+from taskq_plugins.spark.run.reasons import failure_of
+from taskq_plugins.spark.source.allotting import Limits
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.planning import Following
+from taskq_plugins.spark.source.rows import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from taskq_plugins.spark.lake import Batch, LakeWriter
+    from taskq_plugins.spark.lake.files import Staged
+    from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.reached import Reached
+    from taskq_plugins.spark.source.options import ReadOptions
+
+#: Bytes of log that are read here: about what Spark takes as long for to start.
+BYTES_MAX: Final = 16 * 1024 * 1024
+#: ... and of what is in memory at a time as a whole: a batch here, a step of one with Spark.
+_PART_BYTES: Final = 8 * 1024 * 1024
+#: So long can be told what is new of a small table; of the others, how long a reader may take.
+_KEEP_HOURS: Final = {"failures": 7 * 24}
+#: So often a run that is kept open removes what is older: each time it looks at every file.
+_VACUUM_SECONDS: Final = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is read, and how."""
+
+    journals: Path
+    max_bytes: int
+    tables: Sequence[str] = DERIVED
+    corrupt: str = "fail"
+    fail_on_data_loss: bool = True
+    #: whether ``records`` lacks payloads and results
+    drops_payloads: bool = False
+    #: how many days of a table are kept; of one that is not named, all
+    keep_days: Mapping[str, int] = field(default_factory=dict)
+
+    def kept_from(self, table: str) -> str:
+        """Return the first day of a table that is kept, "" for all."""
+        if table not in self.keep_days:
+            return ""
+        return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
+
+    def of_source(self) -> ReadOptions:
+        """Return the source's options."""
+        return read_options(
+            {
+                "path": str(self.journals),
+                "corruptMode": self.corrupt,
+                "failOnDataLoss": "hold" if self.fail_on_data_loss else "false",
+                "targetPartitionBytes": str(_PART_BYTES),
+            }
+        )
+
+    def reading(self) -> Reading:
+        """Return how rows are read."""
+        return Reading(
+            as_bytes(DETAILS), Corrupt(self.corrupt), payload=True, headers=True,
+            fails_on_loss=self.fail_on_data_loss,
+        )  # fmt: skip
+
+
+class Summary(NamedTuple):
+    """What a run did."""
+
+    batches: int
+    records: int
+    refreshed: tuple[str, ...]
+    seconds: float
+
+
+class Listener(Protocol):
+    """Hears how it goes on."""
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        """Take note of a micro-batch that was committed."""
+        ...
+
+    def on_table(self, name: str) -> None:
+        """Take note of a derived table that is about to be computed."""
+        ...
+
+
+class Hands(Protocol):
+    """Runs the steps of a batch."""
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Return how large a batch may be at most; None: as large as is asked for."""
+        ...
+
+    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
+        """Run the step for each part."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop what runs."""
+        ...
+
+
+class Here:
+    """Runs one step after the other in this process, and ends none before its time."""
+
+    batch_bytes = _PART_BYTES
+
+    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
+        """Run the step for each part."""
+        for part in parts:
+            step(part)
+
+    def cancel(self) -> None:
+        """Let the step end that runs."""
+
+
+def run(
+    writer: LakeWriter, options: RunOptions, listener: Listener, hands: Hands | None = None
+) -> Summary:
+    """Read what is new, fold it into the tables, and refresh the derived ones.
+
+    Raises:
+        LakeError: the lake or Spark failed, or a log cannot be read as asked.
+    """
+    started = time.monotonic()
+    hands = hands or Here()
+    batches = records = 0
+    with interruptible(hands.cancel) as asked:
+        stream = _Stream(writer, options, hands)
+        while not asked.is_set() and (batch := stream.plan()) is not None:
+            began = time.monotonic()
+            staged = stream.read(batch)
+            folded = commit_batch(writer, staged, batch, hands.each, drops=options.drops_payloads)
+            batches += 1
+            records += folded.records
+            listener.on_batch(batch.number, folded, time.monotonic() - began)
+        refreshed = [] if asked.is_set() else end_run(writer, options, listener)
+    return Summary(batches, records, tuple(refreshed), time.monotonic() - started)
+
+
+class _Stream:
+    """The batches of a run: up to where the logs ended when it began."""
+
+    def __init__(self, writer: LakeWriter, options: RunOptions, hands: Hands) -> None:
+        self._writer = writer
+        self._hands = hands
+        self._reading = options.reading()
+        self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
+        self._at: Reached = reached(writer.lake)
+        with _told_as_ours():
+            self._logs = Following(options.of_source())
+            self._logs.end_here()
+
+    def plan(self) -> Batch | None:
+        """Return the next batch, None if nothing is left; one that was not finished comes first."""
+        self._at = reached(self._writer.lake)
+        if self._at.begun is not None:
+            return self._at.begun
+        with _told_as_ours():
+            end = self._logs.next(self._at.offsets, self._limits)
+        return None if end == self._at.offsets else self._at.next(end)
+
+    def read(self, batch: Batch) -> Staged:
+        """Write the batch's records to files that are in no version of their table yet."""
+        with _told_as_ours():
+            pieces = self._logs.pieces(self._at.offsets, offsets_of(batch))
+
+            def write(target: Path) -> None:
+                parts = [
+                    Part(number, part, self._reading, target) for number, part in enumerate(pieces)
+                ]
+                self._hands.each(write_part, parts)
+
+            return stage_records(self._writer, write, self._reading.schema)
+
+
+@contextmanager
+def _told_as_ours() -> Iterator[None]:
+    """Tell what is wrong with a log as the command line calls it."""
+    try:
+        yield
+    except LakeError:
+        raise
+    except TaskqError as error:
+        raise failure_of(error) from error
+
+
+def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list[str]:
+    """Refresh the derived tables, and keep the lake in order; returns which were refreshed."""
+    if not writer.lake.has(JOBS):  # no log has a record yet
+        return []
+    # What the rollups were made of may be gone: they stay as they are.
+    since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
+    refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table, since)
+    for table in options.keep_days:
+        if writer.lake.has(table):
+            writer.drop_days(table, options.kept_from(table))
+    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
+        compact(writer, table)
+    is_due = time.monotonic() >= writer.vacuum_due
+    if is_due:
+        writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
+    for table in (OPEN_RECORDS, *writer.lake.tables()):
+        writer.keep_short(table)
+        if is_due:
+            writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
+    _give_back_memory()
+    return refreshed
+
+
+def _give_back_memory() -> None:
+    """Give the system what is free in Arrow's pool, and in the heaps that each thread has."""
+    pa.default_memory_pool().release_unused()
+    with suppress(OSError, AttributeError):  # where the C library is another than glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,362 @@
+"""What is read of logs next: from how far they were read, as stretches and pieces. No Spark."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from taskq_plugins.fleet.problems import FleetError
+from taskq_plugins.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.spark.decode import Piece
+from taskq_plugins.spark.source.allotting import Backlog, Limits, allot, left
+from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
+from taskq_plugins.spark.source.problems import (
+    DataLoss,
+    Held,
+    LogVanished,
+    OptionError,
+    loss_handler,
+    restored,
+)
+from taskq_plugins.spark.source.standing import Sight, Standing, at_time, look, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from taskq_plugins.spark.source.options import ReadOptions
+    from taskq_plugins.spark.source.positions import Bound, Offsets, Position
+
+T = TypeVar("T")
+_log: Final = logging.getLogger("taskq")
+#: A stretch is not cut for the sake of less than this part of a partition.
+_CUT_MIN: Final = 8
+#: How often a plan is begun anew because compaction took a segment meanwhile.
+_TRIES: Final = 5
+
+
+def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
+    """Return pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
+
+    Few partitions, since each costs Spark about 28 ms.
+    A pure function of the stretches and of bytes that never change. The partitions are made about
+    equal, so that none is a small rest which some core works off alone.
+    """
+    waiting = list(found)
+    left = sum(stretch.end - stretch.start for stretch in waiting)
+    count = max(round(left / target_bytes), 1)
+    parts: list[list[Piece]] = []
+    room = slack = 0
+    for stretch in waiting:
+        start, is_begun = stretch.start, False
+        while start < stretch.end or not is_begun:
+            size = stretch.end - start
+            if len(parts) < count and (room <= 0 or (room < slack < size - room)):
+                # What others took too much or too little is evened out by those to come.
+                room = -(-left // (count - len(parts)))
+                slack = room // _CUT_MIN
+                parts.append([])
+            end = stretch.end
+            if len(parts) < count and size > room + slack:
+                end = _border(stretch, start + room)
+            parts[-1].append(_piece(stretch, start, end))
+            room -= end - start
+            left -= end - start
+            start, is_begun = end, True
+    return parts
+
+
+def _border(stretch: Stretch, offset: int) -> int:
+    """Return the first border of frames from ``offset`` on."""
+    place = stretch.place
+    with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
+        found = file.first_from((offset + 7) & ~7, stretch.end)
+    return found[0] if found is not None else stretch.end
+
+
+def _piece(stretch: Stretch, start: int, end: int) -> Piece:
+    log, place = stretch.log, stretch.place
+    # From 0 on the header is checked, too.
+    begin = 0 if start == START < end else start
+    return Piece(
+        place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, stretch.branch,
+        stretch.behind if start == stretch.start else None,
+    )  # fmt: skip
+
+
+# -- the options, and the logs that are there ------------------------------------------------------
+
+
+def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
+    """Return where reading a log begins; ``is_new``: it was not there when a stream began."""
+    if options.starting_timestamp is not None:
+        return at_time(standing, options.starting_timestamp)
+    if options.starting_offsets is None or is_new:
+        return standing.earliest
+    return bound_of(options.starting_offsets, standing) or standing.earliest
+
+
+def bound_of(bound: Bound, standing: Standing) -> Position | None:
+    """Return what a bound says of a log; None: nothing."""
+    if isinstance(bound, str):
+        return place_of(standing, bound)
+    log = standing.log
+    given = bound.get(log.log_id, bound.get(log.device))
+    return None if given is None else place_of(standing, given)
+
+
+def check_found(options: ReadOptions, sight: Sight) -> None:
+    """Let nobody take the wrong directory for one without records.
+
+    Raises:
+        FleetError: there is no log.
+        OptionError: there is none of the devices, or of those that offsets are given of.
+    """
+    if not sight.standings and not sight.has_problems:
+        if options.devices is not None:
+            names = ", ".join(sorted(options.devices)[:5])
+            raise OptionError("devices", f": none of them is in {options.path}: {names}")
+        raise FleetError(
+            f"{options.path} holds no task log: give the option path the directory of one (it has "
+            f"a file taskq.json), or one that holds such directories"
+        )
+    check_named(options, sight)
+
+
+def check_named(options: ReadOptions, sight: Sight) -> None:
+    """Let nobody misspell whose offsets he gives.
+
+    Raises:
+        OptionError: offsets are given of a log that is not there.
+    """
+    logs = [standing.log for standing in sight.standings]
+    known = {name for log in logs for name in (log.log_id, log.device)}
+    for option, bound in (
+        ("startingOffsets", options.starting_offsets),
+        ("endingOffsets", options.ending_offsets),
+    ):
+        strange = () if bound is None or isinstance(bound, str) else sorted(set(bound) - known)
+        if strange and not sight.has_problems:
+            raise OptionError(option, f": there is no log or device {strange[0]!r}")
+
+
+def patiently(plan: Callable[[], T]) -> T:
+    """Return the outcome of a plan, begun anew when compaction takes a file under its hands.
+
+    Raises:
+        DataLoss: that happened every time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return plan()
+        except FileNotFoundError:
+            continue
+    try:
+        return plan()
+    except FileNotFoundError as error:
+        raise DataLoss("", str(error.filename), 0, "without it") from error
+
+
+# -- a stream --------------------------------------------------------------------------------------
+
+
+class Following:
+    """Plans what is read of growing logs, batch by batch.
+
+    Args:
+        options: what to read.
+
+    Attributes:
+        behind: how much there is behind the last batch that was planned; None before.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.behind: dict[str, Any] | None = None
+        self._options = options
+        self._on_loss = loss_handler(options.fail_on_data_loss)
+        self._targets: Offsets | None = None
+        self._sight: Sight | None = None
+        #: the log that was served last: the next batch begins behind it
+        self._served = ""
+        #: logs that went, and those that were restored, of which was told
+        self._vanished: set[str] = set()
+        self._restored: set[str] = set()
+
+    def initial(self) -> Offsets:
+        """Return nothing read of any log, but for those of which startingOffsets says otherwise.
+
+        Raises:
+            Unreadable: a log cannot be read.
+        """
+        bound = self._options.starting_offsets
+        if bound is None or bound == "earliest":
+            return {}
+        sight = look(self._options)
+        check_named(self._options, sight)
+        bounds = {standing.log.log_id: bound_of(bound, standing) for standing in sight.standings}
+        return {log_id: at for log_id, at in bounds.items() if at and at.segment}
+
+    def end_here(self) -> None:
+        """Plan nothing that is appended later, and no log that appears later."""
+        standings = look(self._options).standings
+        self._targets = {standing.log.log_id: standing.latest for standing in standings}
+
+    def next(self, offsets: Offsets, limits: Limits) -> Offsets:
+        """Return how far the next batch goes.
+
+        Raises:
+            DataLoss: failOnDataLoss is true, and what was to be read is gone.
+            Unreadable: corruptMode is fail, and a log cannot be read.
+        """
+        return patiently(lambda: self._next(offsets, limits))
+
+    def pieces(self, begins: Offsets, ends: Offsets) -> list[list[Piece]]:
+        """Return what lies between: the same whenever it is asked, about 32 MB each.
+
+        Raises:
+            DataLoss: failOnDataLoss is not false, and it is not there any more.
+        """
+        between = patiently(lambda: self._between(begins, ends))
+        return pack(between, self._options.target_partition_bytes)
+
+    def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
+        sight = self._sight = look(self._options)
+        held = dict(self._vanished_of(offsets, sight))
+        backlogs: list[Backlog] = []
+        for standing in sight.standings:
+            log_id = standing.log.log_id
+            try:
+                backlog = self._backlog(standing, offsets.get(log_id))
+            except DataLoss as error:
+                if self._options.fail_on_data_loss != "hold":
+                    raise
+                held[log_id] = str(error)
+                continue
+            if backlog is not None:
+                backlogs.append(backlog)
+        backlogs.sort(key=lambda backlog: backlog.standing.log.log_id)
+        turn = [n for n, log in enumerate(backlogs) if log.standing.log.log_id > self._served]
+        begin = turn[0] if turn else 0
+        backlogs = backlogs[begin:] + backlogs[:begin]
+        reached, last = allot(backlogs, limits)
+        if last >= 0:
+            self._served = backlogs[last].standing.log.log_id
+        ends = {log_id: at._replace(held=held.get(log_id, "")) for log_id, at in offsets.items()}
+        for backlog, here in zip(backlogs, reached, strict=True):
+            if here.place != backlog.here.place or backlog.standing.log.log_id in offsets:
+                ends[backlog.standing.log.log_id] = here
+        self.behind = {"source": f"taskq {self._options.path}"} | _behind(sight, ends)
+        return ends
+
+    def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
+        """Return what there is to read of a log, None if nothing.
+
+        Raises:
+            DataLoss: failOnDataLoss is not false, and what was to be read is gone.
+        """
+        log_id = standing.log.log_id
+        if self._targets is not None and log_id not in self._targets:
+            return None
+        target = standing.latest if self._targets is None else self._targets[log_id]
+        holds = self._options.fail_on_data_loss == "hold"
+        if position is not None and position.is_at(target):
+            return None
+        if not target.segment:
+            if position is not None and not standing.left_out:
+                self._on_loss(LogVanished(standing.log.device, log_id))
+            return None
+        if position is None:
+            position = beginning(self._options, standing, is_new=True)
+        here = go_on(standing, position, self._on_loss)
+        self._tell_restored(standing, position, here)
+        if here is None or not here.segment or here.place >= target.place:
+            return None
+        here, target = here._replace(held=""), target.of(here)
+        if holds:
+            target = whole_until(standing, here, target)
+            if target.place == here.place:
+                raise Held(target.held)
+        return Backlog(standing, here, target)
+
+    def _tell_restored(self, standing: Standing, was: Position, now: Position | None) -> None:
+        if now is not None and now.branch == was.branch:
+            return
+        if standing.log.log_id not in self._restored:
+            self._restored.add(standing.log.log_id)
+            _log.warning("%s", restored(was, now))
+
+    def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
+        """Yield (log, what is to be said) of those that are gone and are not to be passed over.
+
+        A log that is gone while its device has another was replaced: the device began anew.
+        """
+        there = {standing.log.log_id for standing in sight.standings}
+        devices = {standing.log.device for standing in sight.standings}
+        chosen = self._options.devices
+        for log_id in offsets.keys() - there:
+            device = offsets[log_id].device
+            is_chosen = chosen is None or bool({device, log_id} & chosen)
+            if device in devices or not is_chosen or sight.has_problems:
+                continue
+            error = LogVanished(device, log_id)
+            if self._options.fail_on_data_loss == "hold":
+                yield log_id, str(error)
+            elif log_id not in self._vanished:
+                self._on_loss(error)
+                self._vanished.add(log_id)
+
+    def _between(self, begins: Offsets, ends: Offsets) -> list[Stretch]:
+        starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in ends.items()}
+        changed = {log_id: end for log_id, end in ends.items() if starts[log_id].place != end.place}
+        if not changed:
+            return []
+        sight, self._sight = self._sight, None
+        if sight is None or not _covers(sight, changed):
+            sight = look(self._options)
+        there = {standing.log.log_id: standing for standing in sight.standings}
+        between: list[Stretch] = []
+        for log_id, end in sorted(changed.items(), key=lambda item: (item[1].device, item[0])):
+            standing = there.get(log_id)
+            if standing is None:
+                self._on_loss(LogVanished(end.device, log_id))
+                continue
+            start = go_on(standing, starts[log_id], self._on_loss)
+            if start is None or start.branch != end.branch:
+                self._on_loss(LogVanished(end.device, log_id))
+                continue
+            behind = break_before(standing, begins.get(log_id, starts[log_id]), start)
+            between += stretches(standing, start, end.place, self._on_loss, behind)
+        return between
+
+
+def _start_of(begin: Position | None, end: Position) -> Position:
+    """Return where a batch begins in a log, given both of its offsets.
+
+    A first batch that is run again is given the offset with which a stream would begin now: with
+    "latest" that is another than when the batch was planned, which the end still knows.
+    """
+    if begin is None or begin.branch != end.branch:
+        return end.origin()
+    is_new = begin.place == begin.origin().place
+    return end.origin() if is_new and begin.place != end.origin().place else begin
+
+
+def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
+    """Return how much there is to read behind these places, and which logs are not as they were."""
+    behind = [
+        left(standing, ends.get(standing.log.log_id, standing.earliest))
+        for standing in sight.standings
+        if standing.end.mark.segment
+    ]
+    return {
+        "recordsBehind": sum(log.records for log in behind),
+        "bytesBehind": sum(log.size_bytes for log in behind),
+        "logs": len(sight.standings),
+        "logsBehind": sum(log.size_bytes > 0 for log in behind),
+        "logsHeld": sum(bool(end.held) for end in ends.values()),
+        "logsRestored": sum(end.branch > 0 for end in ends.values()),
+    }
+
+
+def _covers(sight: Sight, ends: Offsets) -> bool:
+    there = {standing.log.log_id: standing.latest.place for standing in sight.standings}
+    return all(log_id in there and end.place <= there[log_id] for log_id, end in ends.items())
