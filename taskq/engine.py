@@ -31,15 +31,18 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
     from taskq.log.format.record import LogRecord, decode_record, places
     from taskq.log.inbox.writer import PartWriter
+    from taskq.log.journal.durable import DurableLog
+    from taskq.log.journal.replica import Replica
     from taskq.log.machine.access import read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
     from taskq.log.machine.door import open_file, read_file
-    from taskq.log.machine.ports import Clock, Disk, write_file
+    from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.read.reader import LogReader
+    from taskq.log.read.readers import NamedReader
     from taskq.log.read.timetravel import Moment
     from taskq.log.requests import Ask, ClaimRequest, Duplicate, EnqueueSpec, Item, Settlement, Turn
+    from taskq.log.segments.borders import Border
     from taskq.log.segments.identity import Identity, read_identity
-    from taskq.log.segments.segments import SegmentFiles
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ask",
+    "Border",
     "Cause",
     "ClaimRequest",
     "Clock",
@@ -58,6 +62,7 @@ __all__ = [
     "Cursor",
     "Disk",
     "Duplicate",
+    "DurableLog",
     "EnqueueSpec",
     "Extras",
     "Flag",
@@ -74,11 +79,12 @@ __all__ = [
     "LogRecord",
     "LoopPort",
     "Moment",
+    "NamedReader",
     "Option",
     "PartWriter",
     "PatientDisk",
+    "Replica",
     "Scanner",
-    "SegmentFiles",
     "Settlement",
     "Sight",
     "Store",
@@ -97,11 +103,12 @@ __all__ = [
     "read_identity",
     "read_private",
     "repair_directory",
+    "replace_file",
     "restore",
     "segment_lsn",
     "segment_name",
     "strays_of",
-    "write_file",
+    "write_all",
 ]
 
 _HOMES: Final = {
@@ -117,15 +124,18 @@ _HOMES: Final = {
     "taskq.log.format.frames": "Cursor Frame Gap Scanner segment_lsn segment_name",
     "taskq.log.format.record": "LogRecord decode_record places",
     "taskq.log.inbox.writer": "PartWriter",
+    "taskq.log.journal.durable": "DurableLog",
+    "taskq.log.journal.replica": "Replica",
     "taskq.log.machine.access": "read_private",
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
     "taskq.log.machine.door": "open_file read_file",
-    "taskq.log.machine.ports": "Clock Disk write_file",
+    "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.read.reader": "LogReader",
+    "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timetravel": "Moment",
     "taskq.log.requests": "Ask ClaimRequest Duplicate EnqueueSpec Item Settlement Turn",
+    "taskq.log.segments.borders": "Border",
     "taskq.log.segments.identity": "Identity read_identity",
-    "taskq.log.segments.segments": "SegmentFiles",
     "taskq.log.state.facets": "Sight",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",

@@ -19,11 +19,10 @@ from examples.fleet.check import SHOWN_MAX, check
 from examples.fleet.devices import SPECIAL, Fleet, device_name, make_fleet
 from examples.fleet.fold import job_row, read_logs
 from taskq.core.errors import LogError
+from taskq.engine import Border, DurableLog
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.reader import LogReader
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import sync
 
@@ -144,9 +143,9 @@ async def _send(path: Path, line: Line) -> int:
 
 def _size(path: Path) -> int:
     """Return the bytes of a log that are to come: its last file is set aside in advance."""
-    log = DeviceLog(LocalDisk(), SystemClock(), str(path))
+    log = DurableLog(LocalDisk(), SystemClock(), str(path))
     try:
-        return log.bytes_behind(Position(log.segments[0]))
+        return log.bytes_behind(Border(log.segments[0]))
     finally:
         log.close()
 
@@ -155,7 +154,7 @@ def _differences(logs: Path, copies: Path) -> Iterator[str]:
     """Yield what the copies have otherwise than the devices: bytes, damage, jobs."""
     for identity in sorted(logs.rglob("taskq.json")):
         path = identity.parent
-        log = DeviceLog(LocalDisk(), SystemClock(), str(path))
+        log = DurableLog(LocalDisk(), SystemClock(), str(path))
         copy = copies / path.relative_to(logs).parts[0] / str(log.identity.log_id)
         names = {one.name for one in (copy / "log").glob("*.log")}
         for segment in log.segments:

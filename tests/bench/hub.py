@@ -27,13 +27,12 @@ import httpx
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.core.model import Durability
+from taskq.engine import Border, DurableLog
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.messages import Append, Sync, Synced
 from taskq_plugins.hub.sync import follow, sync
@@ -136,14 +135,14 @@ def copy(folder: Path, mib: int) -> None:
     table.print()
 
 
-async def _template(folder: Path, size: int) -> DeviceLog:
+async def _template(folder: Path, size: int) -> DurableLog:
     async with TaskLog.open(folder / "template") as log:
         for _ in range(max(size // 4_096, 1)):
             await log.put(os.urandom(4_000))
-    return DeviceLog(LocalDisk(), SystemClock(), str(folder / "template"))
+    return DurableLog(LocalDisk(), SystemClock(), str(folder / "template"))
 
 
-def known_devices(folder: Path, hub: Path, count: int, log: DeviceLog | None) -> list[str]:
+def known_devices(folder: Path, hub: Path, count: int, log: DurableLog | None) -> list[str]:
     """Tokens of so many devices, each with a copy of the log if there is one."""
     tokens = []
     for number in range(count):
@@ -233,14 +232,14 @@ async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
     """Devices with 64 KiB each, which all come within so many seconds."""
     log = await _template(folder, 60_000)
     tokens, clients = known_devices(folder, hub, count, None), Clients(url)
-    data, end = log.part(Position(log.segments[0]), MIB)
+    data, end = log.part(Border(log.segments[0]), MIB)
     log_id = log.identity.log_id
 
     async def come(token: str) -> None:
         await asyncio.sleep(random.uniform(0, seconds))
         told = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
         assert isinstance(told, Synced)
-        await clients.ask(token, Append(told.session, log_id, Position(log.segments[0]), data))
+        await clients.ask(token, Append(told.session, log_id, Border(log.segments[0]), data))
 
     began, cpu = time.perf_counter(), cpu_seconds(pid)
     await asyncio.gather(*map(come, tokens))

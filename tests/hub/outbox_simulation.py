@@ -42,9 +42,9 @@ from tests.machine.machine import parent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskq.engine import DurableLog
     from taskq.log.format.record import LogRecord
     from taskq_plugins.hub.copies import Copies
-    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.outbox.lines import Given
     from taskq_plugins.hub.outbox.taking import Cancelled, Held
@@ -326,7 +326,7 @@ class OutboxSimulation(Simulation):
             with contextlib.suppress(PowerLost, ProcessKilled):
                 log.close()
 
-    def _take(self, log: DeviceLog, held: Held, down: Callable[[Question], Given | None]) -> None:
+    def _take(self, log: DurableLog, held: Held, down: Callable[[Question], Given | None]) -> None:
         machine = self.world.machine
         if down == self._down and self.random.random() < 0.2:
             steps = machine.steps + self.random.randrange(1, 20)

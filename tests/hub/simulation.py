@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, LogFailed
 from taskq.core.records import Kind as RecordKind
+from taskq.engine import Border, DurableLog, Replica
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_lsn
 from taskq.log.journal.journal import Journal
@@ -22,10 +23,8 @@ from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq_plugins.fleet.positions import START, Position
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
 from tests.log.tending import meaning, tend
@@ -77,7 +76,7 @@ class Simulation:
         #: what of the log must be found at the hub, or be declared as missing
         self.due: Records = set()
         self._late: list[Request] = []
-        self._answered: Position | None = None
+        self._answered: Border | None = None
         self._device_backup: Files | None = None
         self._hub_backup: Files | None = None
         #: whether anything happened since the last whole session that may part the logs
@@ -87,7 +86,7 @@ class Simulation:
         self._contact: tuple[int, Records] = 0, set()
         self._removed: Records = set()
         #: segments and end of the device's log as it was read last
-        self._seen: tuple[list[int], Position] | None = None
+        self._seen: tuple[list[int], Border] | None = None
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -349,17 +348,17 @@ class Simulation:
         finally:
             log.close()
 
-    def _read_device(self) -> DeviceLog | None:
+    def _read_device(self) -> DurableLog | None:
         disk = CrashableDisk(self.world.machine)
         try:
-            log = DeviceLog(disk, self.world.clock, PATH)
+            log = DurableLog(disk, self.world.clock, PATH)
         except LogFailed:
             return None
         self.log_id = log.identity.log_id
         self._remember(log)
         return log
 
-    def _drive(self, log: DeviceLog, part: int, line: Callable[[Request], Answer]) -> None:
+    def _drive(self, log: DurableLog, part: int, line: Callable[[Request], Answer]) -> None:
         steps, answer = push(log, lambda: part), None
         try:
             while True:
@@ -394,7 +393,7 @@ class Simulation:
         if not self._on_device(act):
             raise LineDropped
 
-    def _remember(self, log: DeviceLog) -> None:
+    def _remember(self, log: DurableLog) -> None:
         if self._seen == (log.segments, log.end):
             return
         self._seen = log.segments, log.end
@@ -499,7 +498,7 @@ class Simulation:
         return found
 
 
-def _records(disk: CrashableDisk, path: str, end: Position | None = None) -> Records:
+def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Records:
     """(epoch, lsn) of every record in the whole frames of a directory's segments."""
     identity = read_identity(disk, path)
     found: Records = set()
@@ -512,7 +511,7 @@ def _records(disk: CrashableDisk, path: str, end: Position | None = None) -> Rec
         size = files.size(segment)
         if end is not None and segment >= end.segment:
             size = end.offset if segment == end.segment else 0
-        for _, header in hop(files, segment, START, size):
+        for _, header in hop(files, segment, Replica.START, size):
             found.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
     files.forget()
     return found

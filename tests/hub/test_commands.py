@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
-from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.messages import Sync
+from taskq_plugins.hub.messages import NOWHERE, Sync
 from tests.hub.test_server import Place
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq_plugins.fleet.positions import NOWHERE, Position
+from taskq.engine import Border
 from taskq_plugins.hub.device.compare import Verdict, compare
-from taskq_plugins.hub.messages import Synced
+from taskq_plugins.hub.messages import NOWHERE, Synced
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.device.log import DeviceLog
+    from taskq.engine import DurableLog
 
-_AT: Final = Position(7, 200, 100, bytes(56))
+_AT: Final = Border(7, 200, 100, bytes(56))
 
 
 class Told(NamedTuple):
@@ -27,16 +27,16 @@ class Told(NamedTuple):
     is_younger: bool = False
     is_older: bool = False
 
-    def stands(self, _at: Position) -> bool:
+    def stands(self, _at: Border) -> bool:
         return self.is_there
 
-    def follows(self, _at: Position) -> bool:
+    def follows(self, _at: Border) -> bool:
         return self.is_next
 
-    def is_moved(self, _at: Position) -> bool:
+    def is_moved(self, _at: Border) -> bool:
         return self.is_elsewhere
 
-    def begins_behind(self, _at: Position) -> bool:
+    def begins_behind(self, _at: Border) -> bool:
         return self.is_younger
 
     def begins_before(self, _segment: int) -> bool:
@@ -44,10 +44,10 @@ class Told(NamedTuple):
 
 
 def _compare(told: Synced, log: Told) -> Verdict:
-    return compare(told, cast("DeviceLog", log))
+    return compare(told, cast("DurableLog", log))
 
 
-def _synced(at: Position = _AT, *, has_end: bool = False) -> Synced:
+def _synced(at: Border = _AT, *, has_end: bool = False) -> Synced:
     return Synced(1, at, is_sealed=False, has_end=has_end, high_lsn=9, begins=7)
 
 
@@ -86,14 +86,14 @@ def test_nothing_is_declared_where_the_hubs_end_stands_in_the_log(
 
 @given(st.integers(1, 2**63 - 1), st.integers(8, 2**20), st.binary(min_size=56, max_size=56))
 def test_a_position_reads_back_as_it_was_written(segment: int, frame: int, stem: bytes) -> None:
-    at = Position(segment, 0, frame, stem)
+    at = Border(segment, 0, frame, stem)
     header = at.header
     assert header is not None
     at = at._replace(offset=frame + header.size)
-    assert Position.from_list(at.as_list()) == at
+    assert Border.from_list(at.as_list()) == at
     with pytest.raises(ValueError, match="is no position"):
-        Position.from_list(at._replace(offset=at.offset + 8).as_list())
+        Border.from_list(at._replace(offset=at.offset + 8).as_list())
 
 
 def test_the_start_of_a_segment_is_a_position_too() -> None:
-    assert Position.from_list(Position(5).as_list()) == Position(5)
+    assert Border.from_list(Border(5).as_list()) == Border(5)

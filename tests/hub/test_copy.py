@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.core.errors import LogError
+from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq_plugins.fleet.positions import NOWHERE, START, Position
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import (
+    NOWHERE,
     Append,
     Declare,
     Kind,
@@ -33,9 +34,10 @@ from tests.machine.crashable import PowerLost, ProcessKilled
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.hub.device.log import DeviceLog
+    from taskq.engine import DurableLog
 
 _BIT: Final = 1
+START: Final = Replica.START
 _ITEM: Final = (PLAIN, b"in the air", None)
 
 
@@ -49,9 +51,9 @@ class Line:
         self.process.enqueue(b"tail")
         log = simulation._read_device()
         assert log is not None
-        self.log: DeviceLog = log
+        self.log: DurableLog = log
         first = log.segments[0]
-        self.data, self.end = log.part(Position(first), 10**6)
+        self.data, self.end = log.part(Border(first), 10**6)
         told = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
         assert isinstance(told, Synced)
         self.session = told.session
@@ -59,15 +61,15 @@ class Line:
     def ask(self, asked: object) -> object:
         return self.simulation._ask_hub(asked)  # type: ignore[arg-type]
 
-    def append(self, data: bytes, behind: Position | None = None) -> object:
-        behind = behind or Position(self.log.segments[0])
+    def append(self, data: bytes, behind: Border | None = None) -> object:
+        behind = behind or Border(self.log.segments[0])
         return self.ask(Append(self.session, self.log.identity.log_id, behind, data))
 
     def seal(self, digest: bytes | None = None) -> object:
         digest = digest or self.log.digest(self.end)
         return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
 
-    def declare(self, kind: Kind, left: Position, at: Position) -> object:
+    def declare(self, kind: Kind, left: Border, at: Border) -> object:
         log_id = self.log.identity.log_id
         return self.ask(Declare(self.session, log_id, kind, left, at, 99, "a test"))
 
@@ -88,9 +90,9 @@ def test_a_bit_that_fell_over_on_the_way_is_refused(offset: int) -> None:
     assert isinstance(line.append(line.data), Stored)
 
 
-def line_start(line: Line, offset: int) -> Position:
+def line_start(line: Line, offset: int) -> Border:
     """Return where a refusal says that the good frames end."""
-    return NOWHERE if offset < START else Position(line.log.segments[0])
+    return NOWHERE if offset < START else Border(line.log.segments[0])
 
 
 def test_frames_of_another_log_are_refused() -> None:
@@ -100,7 +102,7 @@ def test_frames_of_another_log_are_refused() -> None:
 
 def test_a_segment_comes_only_behind_the_end_that_it_names() -> None:
     line = Line()
-    second = Position(line.log.segments[1])
+    second = Border(line.log.segments[1])
     data, _ = line.log.part(second, 10**6)
     half = line.log.borders(line.log.segments[0])[0]
     line.append(line.data[: half.offset])
@@ -149,9 +151,9 @@ def _steps_of_a_break(kind: Kind) -> int:
     return line.simulation.hub_machine.steps - before
 
 
-def _place(line: Line, kind: Kind) -> Position:
+def _place(line: Line, kind: Kind) -> Border:
     first = line.log.segments[0]
-    return line.log.borders(first)[0] if kind is Kind.FORK else Position(line.log.segments[1])
+    return line.log.borders(first)[0] if kind is Kind.FORK else Border(line.log.segments[1])
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -185,7 +187,7 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
 
 def test_a_late_request_of_an_older_session_changes_nothing() -> None:
     line = Line()
-    late = Append(line.session, line.log.identity.log_id, Position(line.log.segments[0]), line.data)
+    late = Append(line.session, line.log.identity.log_id, Border(line.log.segments[0]), line.data)
     line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
     before = hub_files(line.simulation)
     assert line.ask(late) == Refused(Trouble.SUPERSEDED, NOWHERE)

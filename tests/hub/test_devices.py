@@ -14,12 +14,12 @@ import pytest
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.core.model import State
+from taskq.engine import DurableLog
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.care import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
@@ -173,7 +173,7 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(
     """Also one that this hub does not know: it checks frames without."""
     await place.write(_DEVICE)
     await place.sync(_DEVICE, token)
-    log = DeviceLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
+    log = DurableLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
     line = _line(place, token)
     for features in ({"records-9"}, {"records-9", "zstd-9"}):
         asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)

@@ -26,12 +26,11 @@ from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
-from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line, check_url
 from taskq_plugins.hub.devices import device_of, enrol
-from taskq_plugins.hub.messages import Sync
+from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError, HubStops

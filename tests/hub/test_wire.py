@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskq.engine import Border
 from taskq.log.format import codec
-from taskq_plugins.fleet.positions import NOWHERE, Position
 from taskq_plugins.hub.messages import (
+    NOWHERE,
     Append,
     Ask,
     Declare,
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 _LOG: Final = UUID("12345678-1234-5678-1234-567812345678")
 _STEM: Final = codec.encode_frame(b"body", 1, 7, 5, 10**18, 0, 3, 64)[: codec.FRAME_HEADER_SIZE]
-_AT: Final = Position(7, 64 + codec.frame_size(4), 64, _STEM)
+_AT: Final = Border(7, 64 + codec.frame_size(4), 64, _STEM)
 _REQUESTS: Final[list[Request]] = [
     Sync(_LOG, 5, frozenset({"records-4"}), _AT),
     Sync(_LOG, 5, frozenset(), NOWHERE),
-    Ask(3, _LOG, (_AT, Position(7))),
-    Append(3, _LOG, Position(7), b"bytes"),
+    Ask(3, _LOG, (_AT, Border(7))),
+    Append(3, _LOG, Border(7), b"bytes"),
     Append(3, _LOG, _AT, b""),
     Seal(3, _LOG, _AT, bytes(range(32))),
-    Declare(3, _LOG, Kind.GAP, _AT, Position(9), 11, "why"),
+    Declare(3, _LOG, Kind.GAP, _AT, Border(9), 11, "why"),
     Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
     SpillAsk(3, _LOG, ("ab" * 32,)),
     SpillPart(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import Breaks
 from taskq_plugins.hub.messages import Declare, Kind
 from tests.fleet.made_logs import SECOND, MadeLog, Place
@@ -23,7 +23,7 @@ def declare(
     made: MadeLog, kind: Kind, left: Place, at: Place | None, segment: int, end_lsn: int = 0
 ) -> None:
     """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
-    place = _position(at) if at is not None else Position(segment)
+    place = _position(at) if at is not None else Border(segment)
     end_lsn = end_lsn or left.next_lsn
     told = Declare(1, made.log_id, kind, _position(left), place, end_lsn, "told")
     Breaks(LocalDisk(), str(made.path)).declare(told, left.next_lsn)
@@ -33,9 +33,9 @@ def declare(
         made.next_lsn = segment
 
 
-def _position(place: Place) -> Position:
+def _position(place: Place) -> Border:
     stem = place.path.read_bytes()[place.offset :][:56]
-    return Position(place.segment, place.end, place.offset, stem)
+    return Border(place.segment, place.end, place.offset, stem)
 
 
 def branches(rows: list[Row]) -> list[tuple[int, int]]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.engine import read_file, segment_name
+from taskq.engine import Border, read_file, segment_name
 from taskq.values import parse_json
-from taskq_plugins.fleet.positions import Position
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
@@ -35,8 +34,8 @@ class Break(NamedTuple):
     """
 
     is_fork: bool
-    left: Position
-    at: Position
+    left: Border
+    at: Border
     end_lsn: int
     cause: str
     high_lsn: int
@@ -88,8 +87,8 @@ def decode_break(values: dict[str, Any]) -> Break:
     """
     return Break(
         values["kind"] == "fork",
-        Position.from_list(values["left"]),
-        Position.from_list(values["at"]),
+        Border.from_list(values["left"]),
+        Border.from_list(values["at"]),
         int(values["end_lsn"]),
         str(values["cause"]),
         int(values.get("high_lsn", 0)),

@@ -140,7 +140,7 @@ def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, 
 def _whole(file: SegmentFile, begin: End) -> End:
     """Behind the last whole frame: bodies are read, since after a power loss they may be zeros."""
     end = begin
-    for item in file.scanner(begin.mark.next_lsn, sealed=False).frames(begin.mark.offset):
+    for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
         if not isinstance(item, Gap):
             end = _behind(file, item.offset, item.header)
         elif item.torn:

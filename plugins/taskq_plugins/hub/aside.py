@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.engine import PatientDisk, segment_lsn, segment_name, write_file
-from taskq.log.machine.ports import write_all
-from taskq.log.segments.identity import FILE
-from taskq.log.segments.spill import DIRECTORY as SPILL
+from taskq.engine import (
+    Border,
+    PatientDisk,
+    Replica,
+    replace_file,
+    segment_lsn,
+    segment_name,
+    write_all,
+)
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import Kind
 
 if TYPE_CHECKING:
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
 
 _COPY_BYTES: Final = 1024 * 1024
 SEALS: Final = "seals.jsonl"
-LOG: Final = "log"
+IDENTITY: Final = Replica.IDENTITY
+LOG: Final = Replica.LOG
+SPILL: Final = Replica.SPILL
 #: Ends the name of a body that has not come as a whole.
 PART: Final = ".part"
 #: A hint, as ``Copy`` writes it.
@@ -48,9 +54,9 @@ class Breaks:
             self._carry_out()
 
     def knows(self, asked: Declare) -> bool:
-        """Whether it was declared before, in the same words but for ``end_lsn`` and ``cause``."""
-        told = asked.kind is Kind.FORK, asked.left, asked.at
-        return any(one[:3] == told for one in self.all)
+        """Return whether it was declared before, but for ``end_lsn`` and ``cause`` the same."""
+        wanted = asked.kind is Kind.FORK, asked.left, asked.at
+        return any(known[:3] == wanted for known in self.all)
 
     def declare(self, asked: Declare, high_lsn: int) -> None:
         """Note a break and carry it out.
@@ -66,10 +72,10 @@ class Breaks:
         self._carry_out()
 
     def _carry_out(self) -> None:
-        disk, path, one = self._disk, self._path, self.all[-1]
+        disk, path, latest = self._disk, self._path, self.all[-1]
         old = f"{path}/old/{len(self.all)}"
         # The place that a gap leaves keeps nothing; of a fork what is before it stays.
-        keep = one.at if one.is_fork else Position(0)
+        keep = latest.at if latest.is_fork else Border()
         if segments(disk, path):
             names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
             # What an earlier try had begun is no part of it: it is written over from now on.
@@ -77,9 +83,9 @@ class Breaks:
             folders = sorted({name.partition("/")[0] for name in names})
             for folder in folders:
                 disk.make_directory(f"{old}/{folder}")
-            for name in (FILE, SEALS, *names):
+            for name in (IDENTITY, SEALS, *names):
                 _link(disk, f"{path}/{name}", f"{old}/{name}")
-            for directory in (*(f"{old}/{one}" for one in folders), old, f"{path}/old", path):
+            for directory in (*(f"{old}/{folder}" for folder in folders), old, f"{path}/old", path):
                 disk.sync_directory(directory)
         self._cut(keep)
         self._notes.add(step="done", n=len(self.all))
@@ -87,11 +93,11 @@ class Breaks:
     def left(self) -> list[str]:
         """Return where what they left is kept, oldest first."""
         paths = [f"{self._path}/old/{number + 1}" for number in range(len(self.all))]
-        return [path for path in paths if self._disk.status(f"{path}/{FILE}") is not None]
+        return [path for path in paths if self._disk.status(f"{path}/{IDENTITY}") is not None]
 
-    def _cut(self, keep: Position) -> None:
+    def _cut(self, keep: Border) -> None:
         """Remove all behind that place from the current directory."""
-        disk, log = self._disk, f"{self._path}/log"
+        disk, log = self._disk, f"{self._path}/{LOG}"
         disk.remove(f"{self._path}/{MARK}")
         disk.sync_directory(self._path)
         seals = Notes(disk, f"{self._path}/{SEALS}")
@@ -107,8 +113,8 @@ class Breaks:
 
 
 def segments(disk: Disk, path: str) -> list[int]:
-    """First lsns of the segments of a directory, rising."""
-    names = disk.names(f"{path}/log")
+    """Return the first lsns of the segments of a directory, rising."""
+    names = disk.names(f"{path}/{LOG}")
     return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
 
 
@@ -173,9 +179,7 @@ class Notes:
         if lines == self.lines:
             return
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        write_file(self._disk, f"{self._path}.tmp", data)
-        self._disk.rename(f"{self._path}.tmp", self._path)
-        self._disk.sync_directory(self._path.rpartition("/")[0])
+        replace_file(self._disk, self._path, data)
         self.lines, self._size = lines, len(data)
 
     def _cut(self, size: int) -> None:

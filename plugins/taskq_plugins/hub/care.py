@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import aiofiles
 
 from taskq.connection.settings import HubSettings
-from taskq.engine import LocalDisk, LogReader, PatientDisk, SystemClock, restore, segment_name
+from taskq.engine import (
+    DurableLog,
+    LocalDisk,
+    LogReader,
+    PatientDisk,
+    SystemClock,
+    restore,
+    segment_name,
+)
 from taskq.errors import LogError
 from taskq.log.read.verify import verify
 from taskq.log.segments.identity import FILE
@@ -20,7 +28,6 @@ from taskq_plugins.hub.aside import SEALS, high_lsn, noted
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.devices import known
 from taskq_plugins.hub.messages import Declare, Skip
@@ -69,7 +76,7 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
         for device, log_id in Copies(PatientDisk, str(stick.absolute())).logs():
             known(hub, device)
             path = f"{stick.absolute()}/devices/{device}/{log_id}"
-            log = DeviceLog(LocalDisk(), SystemClock(), path)
+            log = DurableLog(LocalDisk(), SystemClock(), path)
             try:
                 answer, steps = None, push(log, lambda: _PART_BYTES)
                 while (asked := _next(steps, answer)) is not None:

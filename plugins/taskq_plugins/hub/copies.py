@@ -11,10 +11,10 @@ from uuid import UUID
 from taskq.engine import Identity
 from taskq.log.segments.identity import FILE, REPLICA, write_identity
 from taskq.values import SECOND_NS
-from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
+    NOWHERE,
     SPILL_MAX,
     Append,
     Ask,
@@ -33,8 +33,7 @@ from taskq_plugins.hub.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.engine import Disk
-    from taskq_plugins.fleet.positions import Position
+    from taskq.engine import Border, Disk
     from taskq_plugins.hub.messages import Answer, Request
 
 _ID_CHARACTERS: Final = 36
@@ -113,7 +112,7 @@ class Copies:
             self._busy.discard(key)
             self._rest()
 
-    def is_at(self, device: str, session: int, log_id: UUID, up: Position) -> bool:
+    def is_at(self, device: str, session: int, log_id: UUID, up: Border) -> bool:
         """Return whether that is a device's latest session, and the copy has that place.
 
         Raises:

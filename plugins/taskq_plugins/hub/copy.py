@@ -7,39 +7,26 @@ only with its first whole frame, and only where the end before it is the one tha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.records import CARRYING_KINDS
-from taskq.engine import Flag, Gap, SegmentFiles, decode_record, places, segment_name, write_file
-from taskq.errors import FormatError
-from taskq.log.format import codec
-from taskq.log.format.codec import FLAGS_AT, KIND_AT
-from taskq.log.journal.chain import compactions
-from taskq.log.journal.recovery import write_once_more
-from taskq.log.machine.ports import write_all
-from taskq.log.segments.identity import FILE
-from taskq.log.segments.segments import sweep_gone
-from taskq.log.segments.spill import DIRECTORY as SPILL
-from taskq.log.segments.spill import decode_reference, files_named
-from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, stands
-from taskq_plugins.hub.aside import LOG, MARK, PART, SEALS, Breaks, Notes, content
-from taskq_plugins.hub.messages import Declare, Kind, Missing, Refusal, Stored, Trouble
+from taskq.engine import Border, Replica, replace_file, segment_name, write_all
+from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, PART, SEALS, SPILL, Breaks, Notes, content
+from taskq_plugins.hub.messages import NOWHERE, Declare, Kind, Missing, Refusal, Stored, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from taskq.engine import Disk, Frame
+    from taskq.engine import Disk
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
 #: In one sector: of what a loss of power makes of it, all or nothing is there.
 _MARK_FILE_BYTES: Final = 512
 NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
-_PIECE_BYTES: Final = 1024 * 1024
+_START: Final = Replica.START
 #: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
@@ -47,10 +34,17 @@ _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 MARK_BYTES: Final = 4 * 1024 * 1024
 
 
-def check_room(disk: Disk, path: str, at: Position) -> None:
+def check_room(disk: Disk, path: str, at: Border) -> None:
     """Refuse what would be written where the disk is nearly full."""
     if disk.free_bytes(path) < _FREE_BYTES_MIN:
         raise Refusal(Trouble.FULL, at)
+
+
+class Old(NamedTuple):
+    """A file of a copy that a hub lets go, and its bytes."""
+
+    name: str
+    size: int
 
 
 class Copy:
@@ -79,8 +73,7 @@ class Copy:
         self.bodies = Bodies(disk, path)
         self.breaks = Breaks(disk, path)
         self._seals = Notes(disk, f"{path}/{SEALS}")
-        self._files = SegmentFiles(disk, path, writable=True)
-        self._files.log_id = log_id
+        self._files = Replica(disk, path, log_id, writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
         self._find_end()
 
@@ -95,7 +88,7 @@ class Copy:
         self.close()
 
     def _find_end(self) -> None:
-        disk, files, log = self._disk, self._files, f"{self._path}/log"
+        disk, files, log = self._disk, self._files, f"{self._path}/{LOG}"
         files.forget()
         for name in disk.names(log):
             if name.endswith(".tmp"):
@@ -106,7 +99,7 @@ class Copy:
         if files.lsns:
             last = files.lsns[-1]
             if last in seals:
-                self.at, self.is_sealed = Position.from_list(seals[last]["end"]), True
+                self.at, self.is_sealed = Border.from_list(seals[last]["end"]), True
             else:
                 self.at = self._secured(last)
         if self._marked != self.at or not self.at.frame:
@@ -114,33 +107,18 @@ class Copy:
             for directory in (log, self._path):
                 disk.sync_directory(directory)
         high = [line["next_lsn"] for line in self._seals.lines]
-        high += [one.high_lsn for one in self.breaks.all]
+        high += [left.high_lsn for left in self.breaks.all]
         self.high_lsn = max(self.high_lsn, self.at.next_lsn if self.at.frame else 0, *high, 0)
 
-    def _secured(self, segment: int) -> Position:
-        """The end of a segment that is not sealed, once all that does not read back is cut off."""
-        files, disk = self._files, self._disk
-        size, mark = files.size(segment), self._read_mark()
-        if mark.segment != segment or not self.has(mark):
+    def _secured(self, segment: int) -> Border:
+        """Return the end of a segment that is not sealed, once all else is cut off."""
+        files, mark = self._files, self._read_mark()
+        if mark.segment != segment or not files.stands(mark):
             mark = NOWHERE
-        end = self._marked = mark
-        if mark.frame and size == mark.offset:  # nothing came since it was on disk
+        self._marked = mark
+        if mark.frame and files.size(segment) == mark.offset:  # nothing came since it was on disk
             return mark
-        scanner = files.scanner(segment, size, max(mark.next_lsn, segment), sealed=False)
-        for item in scanner.frames(max(mark.offset, START)):
-            if isinstance(item, Gap):
-                break
-            stem = item.data[item.at - HEAD : item.at]
-            end = Position(segment, item.end, item.offset, bytes(stem))
-        descriptor = files.descriptor(segment)
-        if size > end.offset:
-            disk.truncate(descriptor, end.offset)
-        elif size < end.offset:
-            write_all(disk, descriptor, bytes(end.offset - size), size)
-        # A failed fsync leaves pages that read back and are written by nobody.
-        write_once_more(disk, descriptor, mark.offset, end.offset)
-        disk.sync(descriptor)
-        return end
+        return files.secured(segment, mark)
 
     def learn(self, incompat: frozenset[str]) -> None:
         """Say which features the log has, before any frame comes that needs them.
@@ -149,19 +127,17 @@ class Copy:
         """
         if self._incompat >= incompat:
             return
-        values = json.loads(content(self._disk, f"{self._path}/{FILE}"))
+        values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
-            temporary = f"{self._path}/{FILE}.tmp"
-            write_file(self._disk, temporary, json.dumps(values, indent=2).encode() + b"\n")
-            self._disk.rename(temporary, f"{self._path}/{FILE}")
-            self._disk.sync_directory(self._path)
+            data = json.dumps(values, indent=2).encode() + b"\n"
+            replace_file(self._disk, f"{self._path}/{IDENTITY}", data)
         self._incompat = known | incompat
 
     @property
     def begins(self) -> int:
-        """First lsn of the oldest segment that it had since the last gap, 0 if there was none."""
+        """Return the first lsn of what it had since the last gap, 0 if it had nothing."""
         kept = [line["segment"] for line in self._seals.lines[:1]]
         return min([*kept, *self._files.lsns[:1]], default=0)
 
@@ -191,33 +167,31 @@ class Copy:
         if files.lsns and limit > files.lsns[0]:
             known = files.lsns[-1], max(known[1], self._floor(known[0]))
         limit = min(limit, known[1])
-        over = [one for one, following in pairwise(files.lsns) if following <= limit]
-        gone = [Old(f"{LOG}/{segment_name(one)}", files.size(one)) for one in over]
+        over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
+        gone = [Old(f"{LOG}/{segment_name(lsn)}", files.size(lsn)) for lsn in over]
         gone += self._unnamed(files.lsns[len(over) :], before_ns) if over else []
-        gone += (one for left in self.breaks.left() for one in self._left(left, before_ns))
+        gone += (old for left in self.breaks.left() for old in self._left(left, before_ns))
         for segment in [] if dry_run else over:
             # One at a time, the oldest first: what is left is a log at any moment.
-            files.remove(segment)
-            sweep_gone(disk, f"{self._path}/{LOG}")
-            disk.sync_directory(f"{self._path}/{LOG}")
-        for one in [] if dry_run else gone[len(over) :]:
-            disk.remove(f"{self._path}/{one.name}")
-            disk.sync_directory(f"{self._path}/{one.name}".rpartition("/")[0])
+            files.let_go(segment)
+        for old in [] if dry_run else gone[len(over) :]:
+            disk.remove(f"{self._path}/{old.name}")
+            disk.sync_directory(f"{self._path}/{old.name}".rpartition("/")[0])
         return gone, known
 
     def _left(self, path: str, before_ns: int) -> Iterator[Old]:
-        """The files of what a break left, if all of them are that old; the log's name first."""
+        """Yield the files of what a break left, if all are that old; the log's name first."""
         disk = self._disk
         names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
         if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
             below = path.removeprefix(f"{self._path}/")
-            for name in (FILE, SEALS, *names):
-                found = disk.status(f"{path}/{name}")
-                if found is not None:
-                    yield Old(f"{below}/{name}", found[2])
+            for name in (IDENTITY, SEALS, *names):
+                status = disk.status(f"{path}/{name}")
+                if status is not None:
+                    yield Old(f"{below}/{name}", status[2])
 
     def _unnamed(self, kept: list[int], before_ns: int) -> list[Old]:
-        """The bodies that came before that moment, and that no record of these segments names."""
+        """Return the bodies of before that moment that no record of these segments names."""
         disk, folder = self._disk, f"{self._path}/{SPILL}"
         names = {
             name
@@ -227,30 +201,18 @@ class Copy:
         for left in self.breaks.left():  # who reads what was left looks for its bodies here
             names.difference_update(disk.names(f"{left}/{SPILL}"))
         for segment in kept if names else ():
-            scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
-            for frame in scanner.frames(START):
-                if not isinstance(frame, Gap):
-                    names.difference_update(_bodies(frame))
-        found = ((name, disk.status(f"{folder}/{name}")) for name in sorted(names))
-        return [Old(f"{SPILL}/{name}", status[2]) for name, status in found if status is not None]
+            names -= self._files.bodies_of(segment)
+        statuses = ((name, disk.status(f"{folder}/{name}")) for name in sorted(names))
+        return [Old(f"{SPILL}/{name}", status[2]) for name, status in statuses if status]
 
     def _floor(self, since: int) -> int:
-        """What the newest COMPACTED record says: it is not told before its records are there."""
-        for segment in reversed([one for one in self._files.lsns if one >= since]):
-            scanner = self._files.scanner(segment, self._files.size(segment), segment, sealed=False)
-            found = [
-                below
-                for frame in scanner.frames(START)
-                if not isinstance(frame, Gap)
-                for _, below in compactions(frame)
-            ]
-            if found:
-                return max(found)
-        return 0
+        """Return what the newest COMPACTED record says, which comes behind what it tells of."""
+        segments = reversed([lsn for lsn in self._files.lsns if lsn >= since])
+        return next(filter(None, map(self._files.compacted_below, segments)), 0)
 
-    def has(self, at: Position) -> bool:
+    def has(self, at: Border) -> bool:
         """Return whether that very frame stands at that very place."""
-        return stands(self._disk, self._files, at)
+        return self._files.stands(at)
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -261,7 +223,7 @@ class Copy:
             Refusal: they do not begin where the copy ends; or what comes then is no frame that may
                 stand there, and what came before it counts.
         """
-        behind, at, disk, files = asked.behind, self.at, self._disk, self._files
+        behind, at, files = asked.behind, self.at, self._files
         data, start, header = asked.data[:received], 0, behind.header
         epoch = 0 if header is None else header.epoch
         if behind.offset:
@@ -271,64 +233,37 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
-        check_room(disk, self._path, at)
+        check_room(self._disk, self._path, at)
         if not behind.offset:
-            if len(data) < START:
+            if len(data) < _START:
                 return Stored(at)
-            start, epoch = START, self._begin(behind.segment, data[:START])
-        end, is_well = _whole(data, start, behind, files.seed(behind.segment), epoch)
+            start, epoch = _START, self._begin(behind.segment, data[:_START])
+        end, is_well = files.whole(data, start, behind, epoch)
         if end != behind:
-            self._write(data[: end.offset - behind.offset], behind)
-            disk.sync(files.descriptor(end.segment))
+            files.add(data[: end.offset - behind.offset], behind)
             self._stored(end)
         if not is_well:
             raise Refusal(Trouble.DAMAGED, end)
         return Stored(self.at)
 
     def _begin(self, segment: int, data: bytes) -> int:
-        """Return the epoch of a segment with that header, which may stand there."""
-        try:
-            header = codec.decode_segment_header(data, segment_name(segment))
-        except FormatError:
-            header = None
-        if header is None or (header.first_lsn, header.log_id) != (
-            segment, self._files.log_id.bytes,
-        ):  # fmt: skip
-            raise Refusal(Trouble.DAMAGED, self.at)
-        self._check_follows(header)
-        return header.epoch
-
-    def _write(self, data: bytes, behind: Position) -> None:
-        files, disk = self._files, self._disk
-        path = files.file_path(behind.segment)
-        if behind.offset:
-            write_all(disk, files.descriptor(behind.segment), data, behind.offset)
-            return
-        write_file(disk, f"{path}.tmp", data)
-        disk.rename(f"{path}.tmp", path)
-        disk.sync_directory(path.rpartition("/")[0])
-        files.refresh()
-
-    def _check_follows(self, header: codec.SegmentHeader) -> None:
-        """Refuse a segment that does not go on where the copy ends.
+        """Return the epoch of a segment with that header, which goes on where the copy ends.
 
         Its header names the end before it, which seals that if the device had it no more. One that
         names none was made where a recovery was cut short, and has the time of that end; one that
         says that the end was lost tells so wherever it stands.
         """
-        at = self.at
-        last = at.header
-        if last is None:
-            return
-        if header.link == at.link:
+        at, header = self.at, self._files.header_in(segment, data)
+        if header is None:
+            raise Refusal(Trouble.DAMAGED, at)
+        if at.frame and at.is_named_by(header):
             if not self.is_sealed:
-                self._note_seal(at, self._digest(at))
-            return
-        is_near = header.link == codec.NO_LINK and header.created_ns == last.time_ns
-        if not self.is_sealed or not (is_near or header.link == codec.LOST):
+                self._note_seal(at, self._files.digest(at))
+        elif at.frame and not (self.is_sealed and at.may_precede(header)):
             raise Refusal(Trouble.GAP if self.is_sealed else Trouble.MISMATCH, at)
+        return header.epoch
 
-    def _stored(self, at: Position) -> None:
+    def _stored(self, at: Border) -> None:
         """Let the copy end there: it is on disk."""
         self.at, self.is_sealed = at, False
         self.high_lsn = max(self.high_lsn, at.next_lsn)
@@ -336,7 +271,7 @@ class Copy:
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._mark(at)
 
-    def _mark(self, at: Position) -> None:
+    def _mark(self, at: Border) -> None:
         """Note what is durable; without a sync, since what a crash makes of it is found out."""
         data = json.dumps({"durable": at.as_list()}).encode().ljust(_MARK_FILE_BYTES)
         # Written over as it is: a file system makes sure that one which is renamed is on disk.
@@ -347,11 +282,10 @@ class Copy:
             self._disk.close(descriptor)
         self._marked = at
 
-    def _read_mark(self) -> Position:
+    def _read_mark(self) -> Border:
         try:
-            return Position.from_list(
-                json.loads(content(self._disk, f"{self._path}/{MARK}"))["durable"]
-            )
+            mark = json.loads(content(self._disk, f"{self._path}/{MARK}"))
+            return Border.from_list(mark["durable"])
         except (ValueError, KeyError, TypeError):
             return NOWHERE
 
@@ -370,13 +304,13 @@ class Copy:
                 return Stored(end)
         if self.is_sealed or end.segment != self.at.segment or not (end.offset and self.has(end)):
             raise Refusal(Trouble.MISMATCH, self.at)
-        if self._digest(end) != digest:
+        if self._files.digest(end) != digest:
             self._throw_out(end.segment)
             raise Refusal(Trouble.MISMATCH, self.at)
         self._note_seal(end, digest)
         return Stored(end)
 
-    def _note_seal(self, end: Position, digest: str) -> None:
+    def _note_seal(self, end: Border, digest: str) -> None:
         next_lsn = max(self.at.next_lsn, end.next_lsn)
         self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest, next_lsn=next_lsn)
         self.at, self.is_sealed = end, True
@@ -399,9 +333,6 @@ class Copy:
         self._find_end()
         return Stored(self.at)
 
-    def _digest(self, end: Position) -> str:
-        return _digest(self._disk, self._files.descriptor(end.segment), end.offset)
-
     def _throw_out(self, segment: int) -> None:
         torn = f"{self._path}/torn"
         self._disk.make_directory(torn)
@@ -412,69 +343,6 @@ class Copy:
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
-
-
-def _digest(disk: Disk, descriptor: int, size: int) -> str:
-    """Return the SHA-256 of a file's beginning."""
-    found = hashlib.sha256()
-    for at in range(0, size, _PIECE_BYTES):
-        found.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
-    return found.hexdigest()
-
-
-def _bodies(frame: Frame) -> Iterator[str]:
-    """Yield the names of the files that records of a frame name."""
-    data = frame.data
-    for lsn, at, length in places(frame):
-        if data[at + FLAGS_AT] & Flag.SPILLED or data[at + KIND_AT] in CARRYING_KINDS:
-            record = decode_record(bytes(data[at : at + length]), lsn, 0, 0)
-            yield from (decode_reference(one, "a body").name for one in files_named(record))
-
-
-class Old(NamedTuple):
-    """A file of a copy that a hub lets go, and its bytes."""
-
-    name: str
-    size: int
-
-
-def _whole(data: bytes, at: int, behind: Position, seed: int, epoch: int) -> tuple[Position, bool]:
-    """Return where the whole frames that begin there end, and whether what follows may become one.
-
-    One loop and no object a frame: a backlog of small ones is as fast as this is.
-
-    Args:
-        data: what stands behind a position.
-        at: where in it the first of them begins.
-        behind: that position.
-        seed: of the segment's CRCs.
-        epoch: of the segment.
-    """
-    unpack, crc32, view = codec.FRAME_HEADER.unpack_from, codec.crc32, memoryview(data)
-    base, next_lsn, end, last, is_well = behind.offset, behind.next_lsn, len(data), -1, True
-    while at + HEAD <= end:
-        magic, size, count, flags, _, first, of, _, _, body_crc, crc = unpack(data, at)
-        place = crc32((base + at).to_bytes(8, "little"), seed)
-        body = at + HEAD
-        is_well = (
-            crc32(data[at : body - 4], place) == crc
-            and magic == codec.FRAME_MAGIC
-            and of == epoch
-            and not flags
-            and size <= codec.FRAME_BODY_MAX
-            and next_lsn <= first < codec.LSN_MAX
-        )
-        if not is_well or body + size > end:
-            break
-        # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
-        is_well = crc32(view[body : body + size], place) == body_crc
-        following = (body + size + 7) & ~7
-        if not is_well or following > end:
-            break
-        next_lsn, last, at = first + count, at, following
-    if last < 0:
-        return behind, is_well
-    return Position(behind.segment, base + at, base + last, data[last : last + HEAD]), is_well
 
 
 # -- files beside it ------------------------------------------------------------------------------
@@ -520,7 +388,7 @@ class Bodies:
             size += len(data)
             if not asked.is_last or len(data) < len(asked.data):
                 return Missing(((name, size),))
-            if _digest(disk, descriptor, size) != name:
+            if Replica.sha256(disk, descriptor, size) != name:
                 disk.remove(part)
                 return Missing(((name, 0),))
             disk.sync(descriptor)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.engine import Border
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from taskq_plugins.fleet.positions import Position
+NOWHERE: Final = Border()
 
 #: Most positions that one ``Ask`` names.
 ASKED_MAX = 64
@@ -32,7 +34,7 @@ class Sync(NamedTuple):
     created_ns: int
     incompat: frozenset[str]
     #: where the device's log ends, as far as it is durable; NOWHERE if it holds nothing
-    end: Position
+    end: Border
     #: so long the hub is to have had what is called safe
     grace_seconds: int = 0
     #: this machine, hashed; "" if it has no name that is its own
@@ -46,7 +48,7 @@ class Ask(NamedTuple):
 
     session: int
     log_id: UUID
-    places: tuple[Position, ...]
+    places: tuple[Border, ...]
 
 
 class Append(NamedTuple):
@@ -54,7 +56,7 @@ class Append(NamedTuple):
 
     session: int
     log_id: UUID
-    behind: Position
+    behind: Border
     data: bytes
 
 
@@ -63,7 +65,7 @@ class Seal(NamedTuple):
 
     session: int
     log_id: UUID
-    end: Position
+    end: Border
     digest: bytes
 
 
@@ -80,8 +82,8 @@ class Declare(NamedTuple):
     session: int
     log_id: UUID
     kind: Kind
-    left: Position
-    at: Position
+    left: Border
+    at: Border
     end_lsn: int
     cause: str
 
@@ -127,7 +129,7 @@ class Synced(NamedTuple):
     """
 
     session: int
-    at: Position
+    at: Border
     is_sealed: bool
     has_end: bool
     high_lsn: int
@@ -150,7 +152,7 @@ class Missing(NamedTuple):
 class Stored(NamedTuple):
     """It is durable up to there."""
 
-    at: Position
+    at: Border
 
 
 class Trouble(enum.Enum):
@@ -176,7 +178,7 @@ class Refused(NamedTuple):
     """Nothing of the request counts, or only what ``at`` says."""
 
     trouble: Trouble
-    at: Position
+    at: Border
 
 
 Answer = Synced | Known | Stored | Missing | Refused
@@ -185,6 +187,6 @@ Answer = Synced | Known | Stored | Missing | Refused
 class Refusal(Exception):
     """A refusal on its way to who answers."""
 
-    def __init__(self, trouble: Trouble, at: Position) -> None:
+    def __init__(self, trouble: Trouble, at: Border) -> None:
         super().__init__(trouble.value)
         self.answer = Refused(trouble, at)

@@ -28,10 +28,10 @@ from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.values import SECOND_NS
-from taskq_plugins.fleet.positions import NOWHERE
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import (
+    NOWHERE,
     Append,
     Declare,
     Refused,

@@ -17,14 +17,11 @@ from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
 from taskq.connection.settings import HubSettings, load_settings
-from taskq.engine import LocalDisk, SystemClock, read_identity
+from taskq.engine import DurableLog, LocalDisk, NamedReader, SystemClock, read_identity
 from taskq.errors import LogError, ReaderBusy
-from taskq.log.read.readers import HUB_READER, NamedReader
-from taskq.log.read.readers import Position as ReadPosition
 from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
-from taskq_plugins.hub.device.log import DeviceLog
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Skip, Stored
 from taskq_plugins.hub.messages import Synced as Told
@@ -37,8 +34,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import LogConfig, Store
-    from taskq_plugins.fleet.positions import Position
+    from taskq.engine import Border, LogConfig, Store
 
 _log: Final = logging.getLogger("taskq")
 #: With less room on the disk all that was sent may go at once.
@@ -66,7 +62,7 @@ class Synced(NamedTuple):
 
     verdicts: list[Verdict]
     sent_bytes: int
-    end: Position
+    end: Border
     behind_bytes: int = 0
     taken: Taken = Taken()
 
@@ -86,7 +82,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
     if identity is None:
         raise LogError(f"{path} is not a task log")
     # Of two at a time each would end the other's session.
-    hold = NamedReader.take(disk, path, identity.log_id, HUB_READER)
+    hold = NamedReader.take(disk, path, identity.log_id, NamedReader.HUB)
     allowance, log = line.allowance, None
     try:
         allowance.take_up(path)
@@ -94,7 +90,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         known = hold.load()
         # Before the log: what is adopted by then is sent before anything else is taken.
         held = look(disk, path)
-        log = DeviceLog(disk, SystemClock(), path)
+        log = DurableLog(disk, SystemClock(), path)
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
         log.sends_bodies = line.hub.spill and not allowance.metered
         if known is None and log.segments and line.pins and not is_dry:
@@ -120,7 +116,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
 
 
 async def _session(
-    path: str, log: DeviceLog, line: Line, hold: NamedReader, *, is_dry: bool
+    path: str, log: DurableLog, line: Line, hold: NamedReader, *, is_dry: bool
 ) -> tuple[Synced, int]:
     before, answer, session, gone, whole = line.sent_bytes, None, 0, 0, 0
     steps = push(log, lambda: line.part_bytes)
@@ -146,11 +142,9 @@ async def _session(
                 _pin(hold, log, min(answer.safe, log.end.next_lsn))
 
 
-def _pin(hold: NamedReader, log: DeviceLog, lsn: int) -> None:
+def _pin(hold: NamedReader, log: DurableLog, lsn: int) -> None:
     """Let all below that lsn go, and nothing else."""
-    segment = max((one for one in log.segments if one <= lsn), default=lsn)
-    hold.save(ReadPosition(segment, lsn))
-    hold.sync()
+    hold.keep_from(max((segment for segment in log.segments if segment <= lsn), default=lsn), lsn)
 
 
 async def _skip(path: str, lsn: int, config: LogConfig) -> None:

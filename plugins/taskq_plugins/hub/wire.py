@@ -27,9 +27,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from taskq.engine import segment_lsn
+from taskq.engine import Border, segment_lsn
 from taskq.errors import LogError
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
     SPILL_MAX,
@@ -186,9 +185,9 @@ def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) ->
     session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
     text = headers["taskq-stem"]
     stem = b"" if text == "none" else bytes.fromhex(text)
-    header = Position(segment, offset, 0, stem).header
+    header = Border(segment, offset, 0, stem).header
     frame = 0 if header is None else offset - header.size
-    behind = Position.from_list([segment, offset, frame, stem.hex()])
+    behind = Border.from_list([segment, offset, frame, stem.hex()])
     if headers.get("upload-complete") != "?1":
         return Append(session, log_id, behind, body)
     digest = _DIGEST.match(headers["repr-digest"])
@@ -222,7 +221,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
             if trouble is Trouble.CLONED:
                 raise HubStops(_CLONED)
             if trouble not in (Trouble.FULL, Trouble.QUOTA):
-                return Refused(trouble, Position.from_list(values["at"]))
+                return Refused(trouble, Border.from_list(values["at"]))
         if status == _WELL:
             return _read(_ANSWERS.get(type(asked), Stored), values)
         title = str(values.get("title", ""))[:_CAUSE_MAX]
@@ -268,13 +267,13 @@ def _lsn(value: Any) -> int:
 
 _FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("session", "created_ns", "clock_ns", "end_lsn", "begins", "safe"), int),
-    **dict.fromkeys(("at", "left", "end"), Position.from_list),
+    **dict.fromkeys(("at", "left", "end"), Border.from_list),
     **dict.fromkeys(("is_sealed", "has_end"), lambda value: value is True),
     "log_id": lambda value: UUID(str(value)),
     "incompat": lambda value: frozenset(map(str, value)),
     "grace_seconds": lambda value: abs(int(value)),
     "machine": _machine,
-    "places": lambda value: tuple(map(Position.from_list, value[:ASKED_MAX])),
+    "places": lambda value: tuple(map(Border.from_list, value[:ASKED_MAX])),
     "kind": Kind,
     "cause": lambda value: str(value)[:_CAUSE_MAX],
     "names": lambda value: tuple(map(str, value[:SPILL_MAX])),

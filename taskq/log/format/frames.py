@@ -14,16 +14,26 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.errors import FormatError
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from uuid import UUID
 
 #: Bytes asked of the disk at a time.
 READ_SIZE: Final = 256 * 1024
 _SUFFIX: Final = ".log"
 _NAME_DIGITS: Final = 20
+_HEAD: Final = codec.FRAME_HEADER_SIZE
+_MAGIC: Final = codec.FRAME_MAGIC_BYTES
+#: Bytes that a search for a header reads at first, and at most at a time.
+_NEAR_BYTES: Final = 32 * 1024
+_WINDOW_BYTES: Final = 1024 * 1024
+#: How far a search goes: over three frames of the largest size that are all damaged.
+_SEARCH_BYTES: Final = 3 * codec.FRAME_BODY_MAX
+_HOP_BYTES: Final = 16 * 1024
 
 
 class Frame(NamedTuple):
@@ -68,7 +78,10 @@ def segment_lsn(name: str) -> int | None:
 
 
 class Scanner:
-    """The frames of one segment from an offset on.
+    """The frames of one segment: whole ones from an offset on, or their headers from anywhere.
+
+    A header is checked by its CRC, whose seed fits only its own place. So a frame can be looked for
+    backwards or forwards, and a large segment is cut, or its end judged, with one or two reads.
 
     Args:
         read: ``(count, offset) -> bytes``.
@@ -77,6 +90,7 @@ class Scanner:
         next_lsn: a frame before this lsn was seen already and is passed over.
         sealed: a later segment exists, so nothing here can be torn.
         in_order: no power was lost since: what stands behind a bad frame shows it was whole once.
+        name: what errors call the file.
     """
 
     def __init__(
@@ -88,8 +102,10 @@ class Scanner:
         *,
         sealed: bool,
         in_order: bool = False,
+        name: str = "",
     ) -> None:
         self._read = read
+        self._name = name
         self._seed = seed
         self._size = size
         self._next_lsn = next_lsn
@@ -97,8 +113,19 @@ class Scanner:
         #: nothing before it is a torn tail
         self._whole_until = size if sealed else 0
 
-    def frames(self, offset: int) -> Iterator[Frame | Gap]:
-        """Every whole frame from ``offset`` on, and each gap in its place; a torn one ends it."""
+    @classmethod
+    def of_segment(
+        cls, read: Callable[[int, int], bytes], log_id: UUID, lsn: int, size: int, *, name: str
+    ) -> Scanner:
+        """Return a reader of all that stands in the segment of a log that begins with an lsn."""
+        return cls(read, codec.segment_seed(log_id, lsn), size, lsn, sealed=False, name=name)
+
+    def frames(self, offset: int, next_lsn: int = 0) -> Iterator[Frame | Gap]:
+        """Every whole frame from ``offset`` on, and each gap in its place; a torn one ends it.
+
+        ``next_lsn`` as of the scanner, where more was seen by now.
+        """
+        self._next_lsn = max(self._next_lsn, next_lsn)
         data, base = b"", offset
         while offset < self._size:
             at = offset - base
@@ -126,6 +153,88 @@ class Scanner:
                 self._next_lsn = frame.header.next_lsn
             offset = frame.end
 
+    # -- headers alone ----------------------------------------------------------------------------
+
+    def segment_header(self, log_id: UUID, lsn: int) -> codec.SegmentHeader | None:
+        """Return what the segment's header says, or its name and first frame if that is damaged.
+
+        None if the file does not begin as that segment.
+
+        Raises:
+            FormatError: a newer taskq wrote it.
+        """
+        start = codec.SEGMENT_HEADER.size
+        data = self._read(start + _HEAD, 0)
+        header = codec.decode_segment_header(data, self._name)
+        if header is not None and (header.first_lsn, header.log_id) == (lsn, log_id.bytes):
+            return header
+        frame = self._header(data, start, start)
+        if frame is None:
+            return None
+        return codec.SegmentHeader(lsn, frame.epoch, log_id.bytes, frame.time_ns)
+
+    def header_at(self, offset: int) -> codec.FrameHeader | None:
+        """Return the header of the frame that starts there, None if it is not whole."""
+        return self._header(self._read(_HEAD, offset), 0, offset)
+
+    def hop(self, offset: int) -> Iterator[tuple[int, codec.FrameHeader]]:
+        """(offset, header) of each frame, up to the first bytes that are no whole header."""
+        data, base = b"", offset
+        while offset + _HEAD <= self._size:
+            at = offset - base
+            if at + _HEAD > len(data):
+                data, base, at = self._read(_HOP_BYTES, offset), offset, 0
+            header = self._header(data, at, offset)
+            if header is None:
+                return
+            yield offset, header
+            offset += header.size
+
+    def last_before(self, offset: int, start: int) -> tuple[int, codec.FrameHeader] | None:
+        """(offset, header) of the last frame that starts in ``start`` to before ``offset``."""
+        high, width = offset, _NEAR_BYTES
+        lowest = max(start, offset - _SEARCH_BYTES)
+        while high > lowest:
+            low = max(lowest, high - width) & ~7
+            data = self._read(high - low + _HEAD, low)
+            at = data.rfind(_MAGIC, 0, high - low + 3)
+            while at >= 0:
+                header = self._header(data, at, low + at) if not (low + at) % 8 else None
+                if header is not None and low + at >= start:
+                    return low + at, header
+                at = data.rfind(_MAGIC, 0, at + 3)
+            high, width = low, min(width * 4, _WINDOW_BYTES)
+        return None
+
+    def first_from(self, offset: int, end: int) -> tuple[int, codec.FrameHeader] | None:
+        """(offset, header) of the first frame that starts from ``offset`` to before ``end``."""
+        width, end = _NEAR_BYTES, min(end, offset + _SEARCH_BYTES)
+        while offset < end:
+            found = next(self._headers(offset, min(end, offset + width)), None)
+            if found is not None:
+                return found
+            offset, width = offset + width, min(width * 4, _WINDOW_BYTES)
+        return None
+
+    def _headers(self, low: int, high: int) -> Iterator[tuple[int, codec.FrameHeader]]:
+        """(offset, header) of each that starts from ``low`` to before ``high``, in one read."""
+        data = self._read(high - low + _HEAD, low)
+        at = data.find(_MAGIC)
+        while 0 <= at < high - low:
+            if not (low + at) % 8:
+                header = self._header(data, at, low + at)
+                if header is not None:
+                    yield low + at, header
+            at = data.find(_MAGIC, at + 1)
+
+    def _header(self, data: bytes, at: int, offset: int) -> codec.FrameHeader | None:
+        try:
+            return codec.decode_frame_header(data, at, self._seed, offset)
+        except FormatError as error:
+            raise FormatError(f"{self._name}: {error}") from error
+
+    # -- what is whole ----------------------------------------------------------------------------
+
     def _whole(
         self, data: bytes, at: int, header: codec.FrameHeader | None, offset: int
     ) -> Frame | None:
@@ -146,7 +255,7 @@ class Scanner:
         first_lsn = self._next_lsn
         resume, next_lsn = (offset + own.size, own.next_lsn) if own is not None else (0, 0)
         is_damage = offset < self._whole_until
-        for header, found in () if resume and is_damage else self._candidates(offset + 1):
+        for found, header in () if resume and is_damage else self._candidates(offset + 1):
             if not resume:
                 resume, next_lsn = found, header.first_lsn
             if not is_damage and (self._in_order or header.synced_through > first_lsn):
@@ -161,17 +270,10 @@ class Scanner:
         resume = min(resume or self._size, self._size)
         return Gap(offset, resume, first_lsn, max(next_lsn, first_lsn), torn=False)
 
-    def _candidates(self, offset: int) -> Iterator[tuple[codec.FrameHeader, int]]:
+    def _candidates(self, offset: int) -> Iterator[tuple[int, codec.FrameHeader]]:
         offset = (offset + 7) & ~7
         while offset < self._size:
-            window = self._read(READ_SIZE + codec.FRAME_HEADER_SIZE, offset)
-            at = window.find(codec.FRAME_MAGIC_BYTES)
-            while 0 <= at < READ_SIZE:
-                if not (offset + at) % 8:
-                    header = codec.decode_frame_header(window, at, self._seed, offset + at)
-                    if header is not None:
-                        yield header, offset + at
-                at = window.find(codec.FRAME_MAGIC_BYTES, at + 1)
+            yield from self._headers(offset, offset + READ_SIZE)
             offset += READ_SIZE
 
 

@@ -192,6 +192,13 @@ def write_file(disk: Disk, path: str, data: bytes) -> None:
         disk.close(descriptor)
 
 
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Put a file in the place of another, or of none, in one step, durably."""
+    write_file(disk, f"{path}.tmp", data)
+    disk.rename(f"{path}.tmp", path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
 def write_all(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
     """Write everything, however short the single writes are.
 

@@ -156,6 +156,9 @@ class NamedReader:
         position: as it was last read or saved; None for a new reader.
     """
 
+    #: the name under which who sends the log elsewhere reads it
+    HUB = HUB_READER
+
     def __init__(self, disk: Disk, path: str, log_id: UUID, name: str, lock: int) -> None:
         self.name = name
         self.position: Position | None = None
@@ -209,6 +212,15 @@ class NamedReader:
             if self._is_ours and position != self.position:
                 self._write(position)
                 self.position = position
+
+    def keep_from(self, segment: int, lsn: int) -> None:
+        """Let all below an lsn go, durably: that is in the segment.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.save(Position(segment, lsn))
+        self.sync()
 
     def sync(self) -> None:
         """Return once the position survives a power loss.

@@ -133,20 +133,15 @@ class SegmentFiles:
         Raises:
             FormatError: a newer taskq wrote it.
         """
-        start = codec.SEGMENT_HEADER.size
-        data = self._read(self.descriptor(lsn), start + codec.FRAME_HEADER_SIZE, 0)
-        header = codec.decode_segment_header(data, self.file_path(lsn))
-        if header is not None and header[0] == lsn and header.log_id == self.log_id.bytes:
-            return header
-        frame = codec.decode_frame_header(data, start, self.seed(lsn), start)
-        if frame is None:
-            return None
-        return codec.SegmentHeader(lsn, frame.epoch, self.log_id.bytes, frame.time_ns)
+        return self._scanned(lsn).segment_header(self.log_id, lsn)
 
     def frame_header(self, lsn: int, offset: int) -> codec.FrameHeader | None:
         """Return the header of the frame that starts there, None if it is not whole."""
-        data = self._read(self.descriptor(lsn), codec.FRAME_HEADER_SIZE, offset)
-        return codec.decode_frame_header(data, 0, self.seed(lsn), offset)
+        return self._scanned(lsn).header_at(offset)
+
+    def _scanned(self, lsn: int) -> Scanner:
+        """Return a reader of single headers of a segment."""
+        return self.scanner(lsn, 0, 0, sealed=True)
 
     def has_damaged_header(self, lsn: int) -> bool:
         """Return whether the file holds more than a header, and that is not whole."""
@@ -397,6 +392,7 @@ class SegmentFiles:
             next_lsn,
             sealed=sealed,
             in_order=in_order,
+            name=self.file_path(lsn),
         )
 
     def _read(self, descriptor: int, count: int, offset: int) -> bytes:
@@ -522,17 +518,4 @@ def hop(
     files: SegmentFiles, segment: int, offset: int, size: int
 ) -> Iterator[tuple[int, codec.FrameHeader]]:
     """(offset, header) of each frame, up to the first bytes that are no whole header."""
-    seed = files.seed(segment)
-    data, base = b"", offset
-    while offset + codec.FRAME_HEADER_SIZE <= size:
-        at = offset - base
-        if at + codec.FRAME_HEADER_SIZE > len(data):
-            data, base, at = files._read(files.descriptor(segment), _HOP_BYTES, offset), offset, 0
-        header = codec.decode_frame_header(data, at, seed, offset)
-        if header is None:
-            return
-        yield offset, header
-        offset += header.size
-
-
-_HOP_BYTES: Final = 16 * 1024
+    return files.scanner(segment, size, 0, sealed=True).hop(offset)

@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.device.log import DeviceLog
+    from taskq.engine import DurableLog
     from taskq_plugins.hub.messages import Synced
 
 
@@ -30,7 +30,7 @@ class Verdict(enum.Enum):
     FORKED = "forked"
 
 
-def compare(told: Synced, log: DeviceLog) -> Verdict:
+def compare(told: Synced, log: DurableLog) -> Verdict:
     """Draw the verdict from what the hub told of its copy."""
     at = told.at
     if not at.segment:

@@ -12,12 +12,12 @@ import hashlib
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from taskq.engine import segment_name
+from taskq.engine import Border, segment_name
 from taskq.errors import LogDamaged, LogError
-from taskq_plugins.fleet.positions import NOWHERE, Position
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
+    NOWHERE,
     SPILL_MAX,
     Append,
     Ask,
@@ -39,7 +39,7 @@ from taskq_plugins.hub.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from taskq_plugins.hub.device.log import DeviceLog
+    from taskq.engine import DurableLog
     from taskq_plugins.hub.messages import Answer, Request
 
 #: So often a session asks anew where the hub stands; a healthy one needs a break, and what follows.
@@ -51,7 +51,7 @@ class Unsettled(LogError):
 
 
 def push(
-    log: DeviceLog, part_bytes: Callable[[], int]
+    log: DurableLog, part_bytes: Callable[[], int]
 ) -> Generator[Request | Skip, Answer | None, list[Verdict]]:
     """Bring the hub's copy to where the log ends; returns the verdicts that were drawn.
 
@@ -76,13 +76,13 @@ def push(
         if verdict is Verdict.AHEAD:
             return verdicts
         if verdict is Verdict.GAP:
-            at = Position(log.segments[0])
+            at = Border(log.segments[0])
             cause = "a limit of the device's log took it before it was sent"
             if told.at.next_lsn < log.pin:
                 cause = "the hub lost what it had"
             yield _declared(log, told, told.at, Kind.GAP, at, cause)
         elif verdict is Verdict.OLDER:
-            at = Position(log.segments[0])
+            at = Border(log.segments[0])
             yield _declared(log, told, told.at, Kind.FORK, at, "the log begins before it again")
         elif verdict is Verdict.FORKED:
             at = yield from _parting(log, told)
@@ -96,7 +96,7 @@ def push(
     )
 
 
-def _may_give_again(log: DeviceLog, told: Synced, verdict: Verdict) -> bool:
+def _may_give_again(log: DurableLog, told: Synced, verdict: Verdict) -> bool:
     """Return whether the log could give numbers to records that the hub has given to others.
 
     On whatever branch the hub has them: a log may be set back twice, to what both have.
@@ -108,7 +108,7 @@ def _may_give_again(log: DeviceLog, told: Synced, verdict: Verdict) -> bool:
 
 
 def _declared(
-    log: DeviceLog, told: Synced, left: Position, kind: Kind, at: Position, cause: str
+    log: DurableLog, told: Synced, left: Border, kind: Kind, at: Border, cause: str
 ) -> Declare:
     log_id, end_lsn = log.identity.log_id, log.end.next_lsn
     return Declare(told.session, log_id, kind, left, at, end_lsn, cause)
@@ -118,7 +118,7 @@ def _declared(
 
 
 def _send(
-    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+    log: DurableLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
     behind = told.at
@@ -126,17 +126,17 @@ def _send(
         # What is left of the segment is a prefix of the hub's.
         behind = log.end_of(behind.segment)
     elif verdict is Verdict.NEW or behind.segment not in log.segments:
-        behind = Position(log.segments[0]) if log.segments else NOWHERE
+        behind = Border(log.segments[0]) if log.segments else NOWHERE
     is_done = told.is_sealed and behind == told.at
     while behind.segment:
         if not is_done and not (yield from _send_segment(log, told, behind, part_bytes)):
             return False
-        behind, is_done = Position(log.next_segment(behind.segment)), False
+        behind, is_done = Border(log.next_segment(behind.segment)), False
     return True
 
 
 def _send_bodies(
-    log: DeviceLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+    log: DurableLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send the files that the hub lacks, before the records that name them; as ``_send``."""
     header = told.at.header if verdict is Verdict.BEHIND else None
@@ -163,7 +163,7 @@ def _send_bodies(
 
 
 def _send_segment(
-    log: DeviceLog, told: Synced, behind: Position, part_bytes: Callable[[], int]
+    log: DurableLog, told: Synced, behind: Border, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     session, log_id, end = told.session, log.identity.log_id, log.end_of(behind.segment)
     hashing = None if behind.offset else _Hashing()
@@ -176,7 +176,7 @@ def _send_segment(
             behind = following
             continue
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
-            at = Position(behind.segment)
+            at = Border(behind.segment)
             yield _declared(log, told, answer.at, Kind.GAP, at, "a segment before it is missing")
         if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
             raise LogDamaged(
@@ -218,13 +218,13 @@ class _Hashing:
 # -- where a fork parts ----------------------------------------------------------------------------
 
 
-def _parting(log: DeviceLog, told: Synced) -> Generator[Request, Answer | None, Position]:
+def _parting(log: DurableLog, told: Synced) -> Generator[Request, Answer | None, Border]:
     """The last place of the log that the hub has, too; at worst the start of its oldest segment.
 
     The hub is asked, and nothing is declared for it: with the newest ends of segments first, then
     with frames of the first segment that differs.
     """
-    parting, differs = Position(log.segments[0]), log.segments[0]
+    parting, differs = Border(log.segments[0]), log.segments[0]
     ends = [log.end_of(segment) for segment in reversed(log.segments)]
     for at in range(0, len(ends), ASKED_MAX):
         shared = yield from _shared(log, told, ends[at : at + ASKED_MAX])
@@ -246,8 +246,8 @@ def _parting(log: DeviceLog, told: Synced) -> Generator[Request, Answer | None, 
 
 
 def _shared(
-    log: DeviceLog, told: Synced, places: list[Position]
-) -> Generator[Request, Answer | None, list[Position]]:
+    log: DurableLog, told: Synced, places: list[Border]
+) -> Generator[Request, Answer | None, list[Border]]:
     answer = yield Ask(told.session, log.identity.log_id, tuple(places))
     has = answer.has if isinstance(answer, Known) else (False,) * len(places)
     return [place for place, one in zip(places, has, strict=True) if one]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
 from taskq.core.records import CARRYING_KINDS, PACKED
-from taskq.engine import Flag, Frame, Kind, decode_record, places, write_file
+from taskq.engine import Border, Flag, Frame, Kind, decode_record, places, replace_file
 from taskq.errors import JobNotFound
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import KIND_AT
@@ -26,7 +26,6 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.segments.spill import DIRECTORY, decode_reference
 from taskq.log.state.story import tell
 from taskq.views import WAITING_STATES
-from taskq_plugins.fleet.positions import Position
 from taskq_plugins.hub.aside import content
 from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
@@ -80,7 +79,7 @@ class Note(NamedTuple):
     """
 
     parts: list[tuple[int, int]]
-    begin: dict[str, Position]
+    begin: dict[str, Border]
 
     @property
     def after(self) -> int:
@@ -93,7 +92,7 @@ def read_note(disk: Disk, folder: str) -> Note:
     try:
         values = json.loads(content(disk, f"{folder}/{_NOTE}"))
         parts = [(int(number), int(when)) for number, when in values["parts"]]
-        begin = {name: Position.from_list(at) for name, at in values["begin"].items()}
+        begin = {name: Border.from_list(at) for name, at in values["begin"].items()}
     except (ValueError, KeyError, TypeError):
         return Note([], {})
     return Note(parts, begin)
@@ -425,9 +424,7 @@ class Handing:
         begin = {name: at.as_list() for name, at in note.begin.items()}
         path = f"{self._path}/devices/{device}/{_NOTE}"
         data = json.dumps({"parts": note.parts, "begin": begin}).encode()
-        write_file(self._disk, f"{path}.tmp", data)
-        self._disk.rename(f"{path}.tmp", path)
-        self._disk.sync_directory(path.rpartition("/")[0])
+        replace_file(self._disk, path, data)
 
 
 def _missing(readings: Readings, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:

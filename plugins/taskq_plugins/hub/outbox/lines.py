@@ -14,8 +14,8 @@ import re
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from taskq.engine import Border
 from taskq.log.inbox.manifest import stream_batch
-from taskq_plugins.fleet.positions import Position
 
 DOWN: Final = "/v1/down"
 #: Header of a job on a device: its id in the outbox.
@@ -48,7 +48,7 @@ class Question(NamedTuple):
 
     session: int
     log_id: UUID
-    up: Position
+    up: Border
     after: dict[str, int]
     waiting: bool
     refused: tuple[tuple[str, str], ...] = ()
@@ -128,7 +128,7 @@ def decode_question(data: bytes) -> Question:
         (str(job), str(reason)[:REASON_CHARACTERS_MAX]) for job, reason in values["refused"]
     )
     return Question(
-        int(values["session"]), UUID(values["log_id"]), Position.from_list(values["up"]), after,
+        int(values["session"]), UUID(values["log_id"]), Border.from_list(values["up"]), after,
         values["waiting"] is True, refused[:JOBS_MAX],
         min(max(float(values["wait_seconds"]), 0.0), WAIT_SECONDS_MAX),
         int(values["bytes_max"]),

@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.records import CARRYING_KINDS
 from taskq.engine import (
-    Cursor,
+    Border,
     Frame,
     Kind,
     LogRecord,
-    SegmentFiles,
+    Replica,
     decode_record,
     places,
     read_identity,
 )
 from taskq.errors import FormatError, LogError
 from taskq.log.format.carried import born_in
-from taskq.log.format.codec import FRAME_HEADER_SIZE, JOB_AT, KIND_AT, SEGMENT_HEADER
+from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.options import enqueue_extras
 from taskq.log.requests import Ended
-from taskq.log.segments.identity import FILE
 from taskq.views import LIVE_STATES
 from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.fleet.positions import NOWHERE, Position, stands
-from taskq_plugins.hub.aside import content
+from taskq_plugins.hub.aside import IDENTITY, content
+from taskq_plugins.hub.messages import NOWHERE
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -80,7 +79,7 @@ class Reading:
         ends: what ended there, with the job of that log, and was not taken up yet.
     """
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID, at: Position = NOWHERE) -> None:
+    def __init__(self, disk: Disk, path: str, log_id: UUID, at: Border = NOWHERE) -> None:
         self._disk = disk
         self.path = path
         self._log_id = log_id
@@ -94,30 +93,17 @@ class Reading:
         Raises:
             OSError, LogError: the copy cannot be read.
         """
-        files = SegmentFiles(self._disk, self.path, writable=False)
-        files.log_id = self._log_id
-        files.refresh()
+        files = Replica(self._disk, self.path, self._log_id)
         try:
-            if not stands(self._disk, files, self.at):
+            if not files.stands(self.at):
                 self.at = NOWHERE
                 self.live.clear()
-            if files.lsns:
-                self._read(files)
+            for at, frame in files.frames_behind(self.at):
+                if self.live or _MARK in frame.data:
+                    self._take(frame)
+                self.at = at
         finally:
             files.forget()
-
-    def _read(self, files: SegmentFiles) -> None:
-        last = files.lsns[-1]
-        end = Cursor(last, files.size(last))
-        cursor = Cursor(files.lsns[0], SEGMENT_HEADER.size)
-        if self.at.segment:
-            cursor = Cursor(self.at.segment, self.at.offset, self.at.next_lsn)
-        for _, item in files.frames(cursor, end):
-            if isinstance(item, Frame):
-                if self.live or _MARK in item.data:
-                    self._take(item)
-                stem = bytes(item.data[item.at - FRAME_HEADER_SIZE : item.at])
-                self.at = Position(cursor.segment, item.end, item.offset, stem)
 
     def _take(self, frame: Frame) -> None:
         data, live = frame.data, self.live
@@ -162,7 +148,7 @@ class Readings:
         is_whole: whether they began at the beginning of all that there is.
     """
 
-    def __init__(self, disk: Disk, path: str, begin: dict[str, Position]) -> None:
+    def __init__(self, disk: Disk, path: str, begin: dict[str, Border]) -> None:
         self._disk = disk
         self._path = path
         #: where a reading may begin, by the id of its log
@@ -206,7 +192,7 @@ class Readings:
             (when, name)
             for name in self._disk.names(self._path)
             if _LOG_ID.match(name)
-            and (when := self._disk.modified_ns(f"{self._path}/{name}/{FILE}")) is not None
+            and (when := self._disk.modified_ns(f"{self._path}/{name}/{IDENTITY}")) is not None
         ]
         return [name for _, name in sorted(dated)]
 
@@ -222,7 +208,7 @@ class Readings:
         ended = (one for reading in self.logs.values() for one in reading.ends)
         return {one.identified for one in (*log.live.values(), *ended)}
 
-    def _opened(self, path: str, at: Position) -> Reading | None:
+    def _opened(self, path: str, at: Border) -> Reading | None:
         try:
             identity = read_identity(self._disk, path)
         except LogError:

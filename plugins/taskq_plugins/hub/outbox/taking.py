@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq import TaskLog
-    from taskq.engine import Clock, Disk, LogConfig
-    from taskq_plugins.fleet.positions import Position
+    from taskq.engine import Border, Clock, Disk, DurableLog, LogConfig
     from taskq_plugins.hub.device.line import Line
-    from taskq_plugins.hub.device.log import DeviceLog
     from taskq_plugins.hub.outbox.lines import Given, Handed
 
 _log: Final = logging.getLogger("taskq")
@@ -115,7 +113,7 @@ class Taking:
         self._known = known
 
     def take(
-        self, session: int, log_id: UUID, up: Position, held: Held, wait_seconds: float = 0.0
+        self, session: int, log_id: UUID, up: Border, held: Held, wait_seconds: float = 0.0
     ) -> Generator[Question | Cancelled, Given | bool | None, Taken]:
         """Ask for what is there and take it: gives out questions, and orders to the log.
 
@@ -187,7 +185,7 @@ class Taking:
 async def take(
     disk: Disk,
     path: str,
-    log: DeviceLog,
+    log: DurableLog,
     line: Line,
     session: int,
     held: Held,

@@ -1,4 +1,4 @@
-"""A device's log as its sync reads it: whole frames, never beyond what is durable."""
+"""A log as who sends it elsewhere reads it: whole frames, never beyond what is durable."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import hashlib
 import struct
 from typing import TYPE_CHECKING, Final
 
-from taskq.engine import LogConfig, segment_name
-from taskq.errors import LogDamaged, LogFailed
+from taskq.core.errors import LogDamaged, LogFailed
+from taskq.log.config import LogConfig
 from taskq.log.format import codec
+from taskq.log.format.codec import NO_LINK
+from taskq.log.format.frames import segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import is_marked_failed
+from taskq.log.journal.replica import border_behind, stands
+from taskq.log.segments.borders import Border
 from taskq.log.segments.segments import hop
 from taskq.log.segments.spill import DIRECTORY
-from taskq_plugins.fleet.positions import HEAD, NOWHERE, START, Position, position_behind, stands
 
 if TYPE_CHECKING:
-    from taskq.engine import Clock, Disk
+    from taskq.log.machine.ports import Clock, Disk
+
+_HEAD: Final = codec.FRAME_HEADER_SIZE
+_START: Final = codec.SEGMENT_HEADER.size
 
 _HASHED_BYTES: Final = 1024 * 1024
-_SOUGHT_BYTES: Final = 64 * 1024
 _NAME_CHARACTERS: Final = 64
 #: Log time may be as far from that of the files.
 _TOUCHED_BEFORE_NS: Final = 3_600 * 10**9
@@ -27,7 +32,7 @@ _TOUCHED_BEFORE_NS: Final = 3_600 * 10**9
 _SIZE: Final = struct.Struct("<II")
 
 
-class DeviceLog:
+class DurableLog:
     """The durable part of a log as it stands now. Close it.
 
     A sync point that ends the log is left out until something follows it: it says nothing new, and
@@ -35,7 +40,7 @@ class DeviceLog:
 
     Attributes:
         identity: of the log.
-        end: where it ends; NOWHERE if it holds nothing.
+        end: where it ends; nowhere if it holds nothing.
         segments: first lsns of those that hold something, rising.
         pin: all below this lsn was safe at the hub.
         sends_bodies: whether files beside the log are sent.
@@ -60,7 +65,7 @@ class DeviceLog:
             raise
         self.identity = journal.identity
 
-    def _look(self) -> tuple[Position, list[int]]:
+    def _look(self) -> tuple[Border, list[int]]:
         journal, files = self._journal, self._files
         if journal.segment:
             # Whole frames that were seen before this are durable behind it, whoever wrote them.
@@ -70,7 +75,7 @@ class DeviceLog:
         older = [
             one
             for one in files.lsns
-            if one < journal.segment and files.size(one) > START and files.header(one) is not None
+            if one < journal.segment and files.size(one) > _START and files.header(one) is not None
         ]
         end = self._last_record(journal.segment, journal.last_frame)
         if end.segment:
@@ -88,18 +93,18 @@ class DeviceLog:
 
     # -- what the verdict asks --------------------------------------------------------------------
 
-    def stands(self, at: Position) -> bool:
+    def stands(self, at: Border) -> bool:
         """Return whether that frame stands at that place."""
         return stands(self._disk, self._files, at)
 
-    def follows(self, at: Position) -> bool:
+    def follows(self, at: Border) -> bool:
         """Return whether the log begins right behind it: its oldest segment names that end."""
         if not self.begins_behind(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
-        return header is not None and header.link == at.link != codec.NO_LINK
+        return header is not None and header.link == at.link != NO_LINK
 
-    def begins_behind(self, at: Position) -> bool:
+    def begins_behind(self, at: Border) -> bool:
         """Return whether the log has no segment that old."""
         return not self.segments or self.segments[0] > at.segment
 
@@ -107,7 +112,7 @@ class DeviceLog:
         """Return whether the log has an older segment."""
         return bool(self.segments) and self.segments[0] < segment
 
-    def is_moved(self, at: Position) -> bool:
+    def is_moved(self, at: Border) -> bool:
         """Whether the same frame stands in a later segment: the same body by the CRC of there."""
         wanted = at.header
         if wanted is None or at.segment not in self.segments:
@@ -115,10 +120,10 @@ class DeviceLog:
         later = [one for one in self.segments if at.segment < one <= wanted.first_lsn]
         for segment in reversed(later):
             size = self._files.size(segment)
-            for offset, header in hop(self._files, segment, START, size):
+            for offset, header in hop(self._files, segment, _START, size):
                 if header[:5] == wanted[:5] and header.records:
                     body = self._disk.read(
-                        self._files.descriptor(segment), header.body_size, offset + HEAD
+                        self._files.descriptor(segment), header.body_size, offset + _HEAD
                     )
                     seed = self._files.seed(at.segment)
                     return codec.body_is_whole(body, wanted, seed, at.frame)
@@ -134,7 +139,7 @@ class DeviceLog:
         """Return whether nothing is written to it any more."""
         return segment < self._journal.segment
 
-    def end_of(self, segment: int) -> Position:
+    def end_of(self, segment: int) -> Border:
         """Return where a segment ends.
 
         Raises:
@@ -144,26 +149,26 @@ class DeviceLog:
             return self.end
         return self._end_of_sealed(segment, self.next_segment(segment))
 
-    def borders(self, segment: int) -> list[Position]:
+    def borders(self, segment: int) -> list[Border]:
         """Return the positions behind each frame of a segment, rising."""
         end = self.end_of(segment).offset
         found = (
-            position_behind(self._disk, self._files, segment, offset)
-            for offset, _ in hop(self._files, segment, START, end)
+            border_behind(self._disk, self._files, segment, offset)
+            for offset, _ in hop(self._files, segment, _START, end)
         )
         return [one for one in found if one is not None and one.offset <= end]
 
-    def part(self, behind: Position, bytes_max: int) -> tuple[bytes, Position]:
+    def part(self, behind: Border, bytes_max: int) -> tuple[bytes, Border]:
         """The frames behind a position, and where they end: so many bytes, but at least one frame.
 
         Raises:
             LogDamaged: the next frame is not whole.
         """
-        segment, first = behind.segment, max(behind.offset, START)
+        segment, first = behind.segment, max(behind.offset, _START)
         end = min(self.end_of(segment).offset, first + bytes_max)
         data, last, at = self._read(segment, behind.offset, end), -1, first - behind.offset
         unpack, end = _SIZE.unpack_from, len(data)
-        while at + HEAD <= end:
+        while at + _HEAD <= end:
             # By their sizes alone: the hub checks each, and the last one is checked below.
             magic, size = unpack(data, at)
             following = at + codec.frame_size(size)
@@ -171,9 +176,9 @@ class DeviceLog:
                 break
             last, at = at, following
         if last < 0:  # one that is larger
-            position = position_behind(self._disk, self._files, segment, first)
+            position = border_behind(self._disk, self._files, segment, first)
         else:
-            position = position_behind(self._disk, self._files, segment, behind.offset + last)
+            position = border_behind(self._disk, self._files, segment, behind.offset + last)
             if position is None and last > first - behind.offset:
                 return self.part(behind, behind.offset + last - first)
         if position is None:
@@ -207,14 +212,14 @@ class DeviceLog:
         finally:
             self._disk.close(descriptor)
 
-    def bytes_behind(self, at: Position) -> int:
+    def bytes_behind(self, at: Border) -> int:
         """Return bytes of the log behind a position of it."""
         ends = {one: self._files.size(one) for one in self.segments if one >= at.segment}
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
         return sum(ends.values()) - min(at.offset, ends.get(at.segment, 0))
 
-    def digest(self, end: Position) -> bytes:
+    def digest(self, end: Border) -> bytes:
         """Return the SHA-256 of a segment up to there."""
         found = hashlib.sha256()
         for offset in range(0, end.offset, _HASHED_BYTES):
@@ -226,40 +231,32 @@ class DeviceLog:
         # The zeros behind the last frame are no part of it, and may be missing.
         return data.ljust(end - start, b"\0")
 
-    def _last_record(self, segment: int, last_frame: int) -> Position:
-        """Return the position behind the last frame of a segment that holds a record."""
-        found = position_behind(self._disk, self._files, segment, last_frame) if segment else None
-        header = None if found is None else found.header
-        if header is not None and header.is_sync_point:
-            found = self._before(segment, last_frame)
-        return NOWHERE if found is None else found
-
-    def _before(self, segment: int, end: int) -> Position | None:
-        """The position behind the last frame with a record before ``end``, sought from there."""
-        low = stop = end
-        while low > START:
-            low = max(low - _SOUGHT_BYTES, START)
-            data = self._disk.read(self._files.descriptor(segment), stop + 4 - low, low)
-            at = len(data)
-            while (at := data.rfind(codec.FRAME_MAGIC_BYTES, 0, at)) >= 0:
-                found = position_behind(self._disk, self._files, segment, low + at)
-                header = None if found is None else found.header
-                if found is None or header is None or found.offset != end:
-                    continue
+    def _last_record(self, segment: int, frame: int) -> Border:
+        """Return the border behind the last frame of a segment that holds a record."""
+        end, scanner = 0, self._files.scanner(segment, 0, 0, sealed=True) if segment else None
+        while scanner is not None and frame:
+            border = border_behind(self._disk, self._files, segment, frame)
+            header = None if border is None else border.header
+            if (
+                border is not None
+                and header is not None
+                and border.offset == (end or border.offset)
+            ):
                 if header.records:
-                    return found
-                end = low + at
-            stop = low
-        return None
+                    return border
+                end = frame
+            before = scanner.last_before(frame, _START)
+            frame = 0 if before is None else before[0]
+        return Border()
 
-    def _end_of_sealed(self, segment: int, following: int) -> Position:
+    def _end_of_sealed(self, segment: int, following: int) -> Border:
         header = self._files.header(following) if following else None
         if header is not None and header.link.offset:
-            found = position_behind(self._disk, self._files, segment, header.link.offset)
+            found = border_behind(self._disk, self._files, segment, header.link.offset)
             if found is not None and found.link == header.link:
                 return found
-        frames = hop(self._files, segment, START, self._files.size(segment))
-        found = position_behind(
+        frames = hop(self._files, segment, _START, self._files.size(segment))
+        found = border_behind(
             self._disk, self._files, segment, max((offset for offset, _ in frames), default=0)
         )
         if found is None:
