@@ -139,29 +139,30 @@ def check_acknowledged(chaos: Chaos, found: list[LogRecord]) -> None:
     assert chaos.ended.items() <= ends.items()
 
 
-def check_chaos(path: Path, durability: Durability, seed: int, rounds: int) -> None:
-    chaos = Chaos(path, durability, seed)
+@pytest.mark.parametrize(
+    ("durability", "seed", "rounds"),
+    [
+        (Durability.FSYNC, 1, 4),
+        *(
+            pytest.param(durability, seed, 30, marks=pytest.mark.slow)
+            for durability in Durability
+            for seed in range(3)
+        ),
+    ],
+)
+def test_chaos_leaves_a_log_in_which_everything_told_is_true(
+    tmp_path: Path, durability: Durability, seed: int, rounds: int
+) -> None:
+    """Kills and stops at random: no answer is taken back and no living worker loses its job."""
+    chaos = Chaos(tmp_path, durability, seed)
     chaos.run(rounds)
-    found = log_records(path)
+    found = log_records(tmp_path)
     check_story(chaos, found)
     check_acknowledged(chaos, found)
-    report = LogReader.open(str(path)).verify()
+    report = LogReader.open(str(tmp_path)).verify()
     assert report.damage == ()
-    eventually(lambda: not any(one.alive for one in LogReader.open(str(path)).owners()))
+    eventually(lambda: not any(one.alive for one in LogReader.open(str(tmp_path)).owners()))
     print(  # noqa: T201 - figures
         f"{len(chaos.killed)} kills, {len(chaos.enqueued)} jobs, {len(chaos.ended)} ends, "
         f"{len(chaos.stale)} stale, {report.segments} segments"
     )
-
-
-def test_chaos_leaves_a_log_in_which_everything_told_is_true(tmp_path: Path) -> None:
-    """Kills and stops at random: no answer is taken back and no living worker loses its job."""
-    check_chaos(tmp_path, Durability.FSYNC, seed=1, rounds=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("durability", [*Durability])
-def test_more_chaos(tmp_path: Path, durability: Durability, seed: int) -> None:
-    """The same, longer, and from three seeds."""
-    check_chaos(tmp_path, durability, seed, rounds=30)

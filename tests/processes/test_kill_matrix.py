@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EXECUTORS = ("async", "thread", "process")
 #: These few run always, so that each executor, moment and successor is among them.
 ALWAYS = {
+    ("async", "mid", "other"),
+    ("async", "mid", "restarted"),
     ("async", "after", "restarted"),
     ("thread", "before", "other"),
     ("process", "mid", "other"),

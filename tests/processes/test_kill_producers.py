@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Settlement
 from tests.effort import grows, some
@@ -16,6 +15,8 @@ from tests.processes.harness import MODES, Child, log_records, of_kind, open_her
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq.core.model import Durability
 
 #: (processes, how each runs its producers, producers in each): 8 concurrent ones in all.
 ONE_PROCESS_THREADS = (1, "threads", 8)
@@ -99,13 +100,6 @@ class Torture:
         assert not lost
 
 
-def torture(path: Path, durability: Durability, shape: tuple[int, str, int], rounds: int) -> None:
-    test = Torture(path, durability, shape)
-    for number in range(rounds):
-        test.round(number)
-    print(f"{rounds} kills, {len(test.acknowledged)} jobs acknowledged")  # noqa: T201 - a figure
-
-
 @grows
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("durability", MODES)
@@ -113,14 +107,8 @@ def test_what_was_acknowledged_survives_a_kill(
     tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
 ) -> None:
     """Eight producers, killed: the first open serves, nothing is lost, nothing is there twice."""
-    torture(tmp_path, durability, shape, rounds=some(1, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
-def test_what_was_acknowledged_survives_forty_kills(
-    tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
-) -> None:
-    """The same, forty times on one log."""
-    torture(tmp_path, durability, shape, rounds=40)
+    test = Torture(tmp_path, durability, shape)
+    rounds = some(1, 40)
+    for number in range(rounds):
+        test.round(number)
+    print(f"{rounds} kills, {len(test.acknowledged)} jobs acknowledged")  # noqa: T201 - a figure

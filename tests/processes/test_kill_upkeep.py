@@ -101,22 +101,18 @@ def compact(path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(tmp_path: Path) -> None:
-    run = Run(tmp_path / "log", 1)
-    run.go(6)
+@pytest.mark.parametrize(
+    ("seed", "kills"),
+    [(1, 6), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(2, 6))],
+)
+def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(
+    tmp_path: Path, seed: int, kills: int
+) -> None:
+    run = Run(tmp_path / "log", seed)
+    run.go(kills)
     made = [*(run.path / "snapshot").glob("*.snap"), *(run.path / "log").glob("*.idx")]
     assert made, "nothing was indexed, and no snapshot taken"
     check(run)
     compact(run.path)
     check(run)
     assert len(list((run.path / "log").glob("*.log"))) < 40
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_many_kills_in_the_midst_of_upkeep(tmp_path: Path, seed: int) -> None:
-    run = Run(tmp_path / "log", seed)
-    run.go(40)
-    check(run)
-    compact(run.path)
-    check(run)

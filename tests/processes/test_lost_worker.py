@@ -1,4 +1,4 @@
-"""A worker that is killed -9 in the middle of a job: another, or the next one, runs it again."""
+"""A worker that is killed -9 beside a child of its task, or by its job: the job goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 #: A dead worker's job is taken over within this time of its death, or of the next worker's start.
 TAKEOVER_SECONDS = 1.0
-LEAVING_A_CHILD = ["jobs.forks_by_multiprocessing", "jobs.forks_by_itself"]
 
 
 def start_worker(path: Path, *options: object) -> Child:
@@ -46,11 +45,6 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
     return found
 
 
-def limit(first: Child, first_attempt: float) -> float:
-    """Return seconds that a takeover may last: one, or two starts where a start lasts that long."""
-    return max(TAKEOVER_SECONDS, 2 * (first_attempt - first.started))
-
-
 def attempt(worker: Child) -> tuple[int, float]:
     """(attempt, monotonic seconds when it started) of the next attempt that the worker tells."""
     number, moment, _ = worker.expect("attempt").split()
@@ -67,79 +61,41 @@ def killing_orphan(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGKILL)
 
 
-def check_second_attempt_succeeded(path: Path, job: JobHandle[Any]) -> None:
-    eventually(lambda: view(path, job).state is State.SUCCEEDED)
-    told = view(path, job)
-    assert told.attempt == 2
-    assert told.result == b"2"
-    assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
-
-
-def test_a_second_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: Path) -> None:
-    """It waits for jobs meanwhile; the second attempt succeeds."""
-    job = enqueue(tmp_path, "jobs.long_job")
-    with start_worker(tmp_path) as first:
-        number, began = attempt(first)
-        assert number == 1
-        with start_worker(tmp_path) as second:
-            second.expect("  ready")
-            killed = time.monotonic()
-            first.kill()
-            number, moment = attempt(second)
-            print(f"taken over {moment - killed:.3f} s after the kill")  # noqa: T201 - a figure
-            assert number == 2
-            assert moment - killed < limit(first, began)
-            check_second_attempt_succeeded(tmp_path, job)
-
-
-def test_the_next_worker_takes_a_killed_ones_job_over_within_a_second(tmp_path: Path) -> None:
-    """With none running, a restarted one says how many it recovered, and runs them at once."""
-    job = enqueue(tmp_path, "jobs.long_job")
-    with start_worker(tmp_path) as first:
-        number, began = attempt(first)
-        assert number == 1
-        first.kill()
-    with start_worker(tmp_path) as second:
-        number, moment = attempt(second)
-        print(f"taken over {moment - second.started:.3f} s after the start")  # noqa: T201 - a figure
-        assert number == 2
-        assert moment - second.started < limit(first, began)
-        check_second_attempt_succeeded(tmp_path, job)
-
-
-@pytest.mark.parametrize("task", LEAVING_A_CHILD)
-def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(tmp_path: Path, task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "successor"),
+    [
+        ("jobs.forks_by_multiprocessing", "other"),
+        ("jobs.forks_by_itself", "other"),
+        ("jobs.forks_by_multiprocessing", "restarted"),
+        pytest.param("jobs.forks_by_itself", "restarted", marks=pytest.mark.slow),
+    ],
+)
+def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
+    tmp_path: Path, task: str, successor: str
+) -> None:
     """The child holds copies of what the worker had open; its locks must not live on in it."""
     job = enqueue(tmp_path, task)
-    with start_worker(tmp_path) as first:
+    with ExitStack() as stack:
+        first = stack.enter_context(start_worker(tmp_path))
         number, began = attempt(first)
         assert number == 1
-        with killing_orphan(int(first.expect("orphan"))), start_worker(tmp_path) as second:
+        stack.enter_context(killing_orphan(int(first.expect("orphan"))))
+        if successor == "other":
+            second = stack.enter_context(start_worker(tmp_path))
             second.expect("  ready")
-            killed = time.monotonic()
+            since = time.monotonic()
             first.kill()
-            number, moment = attempt(second)
-            assert number == 2
-            assert moment - killed < limit(first, began)
-            check_second_attempt_succeeded(tmp_path, job)
-
-
-@pytest.mark.parametrize(
-    "task", [LEAVING_A_CHILD[0], pytest.param(LEAVING_A_CHILD[1], marks=pytest.mark.slow)]
-)
-def test_nor_does_it_when_the_worker_is_restarted(tmp_path: Path, task: str) -> None:
-    """The same with no second worker running."""
-    job = enqueue(tmp_path, task)
-    with start_worker(tmp_path) as first:
-        number, began = attempt(first)
-        assert number == 1
-        with killing_orphan(int(first.expect("orphan"))):
+        else:
             first.kill()
-            with start_worker(tmp_path) as second:
-                number, moment = attempt(second)
-                assert number == 2
-                assert moment - second.started < limit(first, began)
-                check_second_attempt_succeeded(tmp_path, job)
+            second = stack.enter_context(start_worker(tmp_path))
+            since = second.started
+        number, moment = attempt(second)
+        assert number == 2
+        assert moment - since < max(TAKEOVER_SECONDS, 2 * (began - first.started))
+        eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED)
+        told = view(tmp_path, job)
+        assert (told.attempt, told.result) == (2, b"2")
+        assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
 
 
 @pytest.mark.parametrize(

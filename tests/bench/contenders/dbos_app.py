@@ -16,7 +16,7 @@ from typing import Any, Final
 from dbos import DBOS, DBOSClient
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import by_threads, one_by_one
+from tests.bench.contenders.calling import Caller
 from tests.bench.load import SUBJECT
 
 DATABASE: Final = told.DIRECTORY / "dbos.db"
@@ -24,21 +24,8 @@ URL: Final = f"sqlite:///{DATABASE}"
 QUEUE: Final = "bench"
 
 
-def _noop(i: int, subject: str) -> None:
-    told.ran()
-
-
-def _stamp(i: int, subject: str) -> None:
-    told.tell("stamp")
-
-
-def _hold(i: int, subject: str) -> None:
-    told.hold()
-
-
-DBOS.workflow(name="noop")(_noop)
-DBOS.workflow(name="stamp")(_stamp)
-DBOS.workflow(name="hold")(_hold)
+for _name, _function in told.FUNCTIONS.items():
+    DBOS.workflow(name=_name)(_function)
 
 
 def launch() -> None:
@@ -48,7 +35,7 @@ def launch() -> None:
     DBOS.register_queue(QUEUE)
 
 
-class DbosCaller:
+class DbosCaller(Caller):
     """A client of the database that the first launch has made."""
 
     worker = (sys.executable, "-m", "tests.bench.contenders.dbos_app")
@@ -58,24 +45,10 @@ class DbosCaller:
         subprocess.run((*self.worker, "once"), check=True, timeout=60, stderr=subprocess.DEVNULL)
         self.client = DBOSClient(system_database_url=URL)
 
-    def _call(self, task: str, number: int, subject: str) -> None:
+    def call(self, task: str, number: int) -> object:
+        """Enqueue one through the client."""
         options: Any = {"workflow_name": task, "queue_name": QUEUE}
-        self.client.enqueue(options, number, subject)
-
-    def _noop(self, number: int, subject: str) -> None:
-        self._call("noop", number, subject)
-
-    def enqueue(self, task: str) -> None:
-        """Enqueue one."""
-        self._call(task, 0, SUBJECT)
-
-    def enqueue_each(self, jobs: int) -> list[float]:
-        """Enqueue in turn."""
-        return one_by_one(self._noop, jobs)
-
-    def enqueue_at_once(self, jobs: int) -> None:
-        """From threads."""
-        by_threads(self._noop, jobs)
+        return self.client.enqueue(options, number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
         """Enqueue one, and copy its rows under other ids: 200 000 calls would take an hour."""

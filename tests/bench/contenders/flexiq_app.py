@@ -12,32 +12,16 @@ from typing import Final
 from flexiq import Queue
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import by_threads, one_by_one
+from tests.bench.contenders.calling import Caller
 from tests.bench.load import MANY_COUNT, SUBJECT
 
 queue: Final = Queue(db_path=str(told.DIRECTORY / "flexiq.db"))
 
 
-def _noop(i: int, subject: str) -> None:
-    told.ran()
+TASKS: Final = {name: queue.task(name=name)(fn) for name, fn in told.FUNCTIONS.items()}
 
 
-def _stamp(i: int, subject: str) -> None:
-    told.tell("stamp")
-
-
-def _hold(i: int, subject: str) -> None:
-    told.hold()
-
-
-TASKS: Final = {
-    "noop": queue.task(name="noop")(_noop),
-    "stamp": queue.task(name="stamp")(_stamp),
-    "hold": queue.task(name="hold")(_hold),
-}
-
-
-class FlexiqCaller:
+class FlexiqCaller(Caller):
     """Calls ``delay``."""
 
     worker = (
@@ -45,17 +29,9 @@ class FlexiqCaller:
         *("worker", "--app", "tests.bench.contenders.flexiq_app:queue"),
     )
 
-    def enqueue(self, task: str) -> None:
-        """Enqueue one."""
-        TASKS[task].delay(0, SUBJECT)
-
-    def enqueue_each(self, jobs: int) -> list[float]:
-        """Enqueue in turn."""
-        return one_by_one(TASKS["noop"].delay, jobs)
-
-    def enqueue_at_once(self, jobs: int) -> None:
-        """From threads."""
-        by_threads(TASKS["noop"].delay, jobs)
+    def call(self, task: str, number: int) -> object:
+        """Call ``delay``."""
+        return TASKS[task].delay(number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
         """In batches."""
@@ -68,9 +44,6 @@ class FlexiqCaller:
         stats = queue.stats()
         assert not stats["failed"] + stats["dead"] + stats["cancelled"], stats
         return stats["completed"], stats["pending"] + stats["running"]
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 make: Final = FlexiqCaller

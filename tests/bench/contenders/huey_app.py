@@ -13,32 +13,16 @@ from typing import Final
 from huey import SqliteHuey
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import by_threads, one_by_one
+from tests.bench.contenders.calling import Caller
 from tests.bench.load import SUBJECT
 
 huey: Final = SqliteHuey("bench", filename=str(told.DIRECTORY / "huey.db"))
 
 
-def _noop(i: int, subject: str) -> None:
-    told.ran()
+TASKS: Final = {name: huey.task(name=name)(fn) for name, fn in told.FUNCTIONS.items()}
 
 
-def _stamp(i: int, subject: str) -> None:
-    told.tell("stamp")
-
-
-def _hold(i: int, subject: str) -> None:
-    told.hold()
-
-
-TASKS: Final = {
-    "noop": huey.task(name="noop")(_noop),
-    "stamp": huey.task(name="stamp")(_stamp),
-    "hold": huey.task(name="hold")(_hold),
-}
-
-
-class HueyCaller:
+class HueyCaller(Caller):
     """Calls a task, which enqueues it; one connection for all threads, as huey has it."""
 
     worker = (
@@ -46,17 +30,9 @@ class HueyCaller:
         "--quiet",
     )
 
-    def enqueue(self, task: str) -> None:
-        """Enqueue one."""
-        TASKS[task](0, SUBJECT)
-
-    def enqueue_each(self, jobs: int) -> list[float]:
-        """Enqueue in turn."""
-        return one_by_one(TASKS["noop"], jobs)
-
-    def enqueue_at_once(self, jobs: int) -> None:
-        """From threads."""
-        by_threads(TASKS["noop"], jobs)
+    def call(self, task: str, number: int) -> object:
+        """Call the task."""
+        return TASKS[task](number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
         """Insert what it inserts in one transaction, which it has no call for."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from taskq import TaskQ
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import CALLERS
+from tests.bench.contenders.calling import CALLERS, Caller
 from tests.bench.load import MANY_COUNT, SUBJECT, produce
 
 app: Final = TaskQ(told.DIRECTORY / "data", durability=os.environ.get("PEERS_MODE", "fsync"))
@@ -35,7 +35,7 @@ async def hold(i: int, subject: str) -> None:
     await asyncio.sleep(told.HOLD_SECONDS)
 
 
-class TaskqCaller:
+class TaskqCaller(Caller):
     """One loop for all calls."""
 
     worker = (

@@ -47,10 +47,24 @@ def ran() -> None:
         tell("last")
 
 
-def hold() -> None:
+def noop(i: int, subject: str) -> None:
+    """Do what jobs of cycles and drains do, which is nothing."""
+    ran()
+
+
+def stamp(i: int, subject: str) -> None:
+    """Tell the moment of a job."""
+    tell("stamp")
+
+
+def hold(i: int, subject: str) -> None:
     """Tell that a job began, and keep its thread."""
     tell("held")
     time.sleep(HOLD_SECONDS)
+
+
+#: The tasks of all contenders that take sync functions.
+FUNCTIONS: Final = {"noop": noop, "stamp": stamp, "hold": hold}
 
 
 class Listener:
