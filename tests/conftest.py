@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from taskq import TaskQ
+from taskq import TaskLog, TaskQ
+from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.effort import run
 from tests.recorder import Recorder, record
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
@@ -114,9 +115,17 @@ def settings_of_programs(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[TaskQ]:
     """Yield an app on a real log, which is closed behind the test."""
-    app = TaskQ(tmp_path / "data")
+    app = TaskQ(tmp_path / "data", durability="os")
     yield app
     app.close_sync()
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    """Yield a real log, open; its segments are small."""
+    path = tmp_path / "log"
+    async with TaskLog.open(path, durability="os", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        yield log
 
 
 @pytest.fixture

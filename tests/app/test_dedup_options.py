@@ -20,12 +20,6 @@ async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
         yield app
 
 
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
-
-
 async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> None:
     @app.task(key=lambda number: f"k{number}", on_conflict="replace")
     async def sync(number: int) -> None: ...

@@ -38,11 +38,6 @@ class Mailer:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
-
-
-@pytest.fixture
 def task(app: TaskQ) -> Any:
     return app.task(name="mail.send")(send)
 

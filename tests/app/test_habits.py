@@ -40,11 +40,6 @@ WORDS = sorted({word for words in OPTIONS.values() for word in words.split()})
 def send(to: str) -> None: ...
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
-
-
 @pytest.mark.parametrize("word", WORDS)
 def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, word: str) -> None:
     """What a word merely looks like is never told: its answer is ours, or there is none."""

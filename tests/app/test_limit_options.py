@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import TaskQ
 from taskq.core.errors import UsageError
 from taskq.core.model import KEY_BYTES_MAX
 from taskq.core.rates import Limit, Rate
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path)
+    from taskq import TaskQ
 
 
 def key_of(call: Any) -> bytes:

@@ -13,17 +13,10 @@ from taskq.errors import JobCancelled, JobNotFound, NotWaiting, UsageError
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
 #: More than two slices.
 MANY = 2 * WITHDRAWN_MAX + 345
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
 
 
 async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:

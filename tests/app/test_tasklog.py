@@ -24,16 +24,9 @@ from taskq.log.store.port import LoopPort
 from taskq.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq.log.requests import ClaimRequest
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
 
 
 async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:

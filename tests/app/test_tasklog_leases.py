@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskLog
 from taskq.errors import StaleDelivery, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
+    from taskq import TaskLog
 
 
 async def test_a_waiting_claimer_gets_the_job_the_moment_its_lease_ends(log: TaskLog) -> None:

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
-
-
-@pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
     async with TaskQ(tmp_path / "data", durability="os") as app:
         yield app

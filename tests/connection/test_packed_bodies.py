@@ -32,7 +32,6 @@ from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.spill import Spill, decode_reference
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq.log.format.bodies import Compression
@@ -41,12 +40,6 @@ if TYPE_CHECKING:
 TEXT: Final = b"the same words again and again, " * 200
 NOISE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX + 1)
 LARGE: Final = b"0123456789abcdef" * (3 * PAYLOAD_BYTES_MAX // 16)
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
 
 
 def spilled(log: TaskLog | TaskQ) -> list[Path]:

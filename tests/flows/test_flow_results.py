@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq import TaskQ, chain, group
 from taskq.errors import JobFailed, ResultGone
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SECONDS = 20
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
 
 
 def tasks_of(app: TaskQ) -> tuple[Any, Any, Any]:

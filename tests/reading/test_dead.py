@@ -14,17 +14,10 @@ from taskq.errors import JobFailed, JobNotFound, KeyHeld, NotDead, UsageError, W
 from taskq.log.requests import LETTERS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
 #: More than two slices.
 MANY = 2 * LETTERS_MAX + 345
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", durability="os") as log:
-        yield log
 
 
 async def die(log: TaskLog, *jobs: Put, reason: str = "ValueError: no") -> list[str]:

@@ -12,20 +12,12 @@ import pytest
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import UsageError
-from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.reading.replay import REPLAY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq.views import JobView
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
-        yield log
 
 
 async def one_of_each(log: TaskLog) -> dict[str, str]:

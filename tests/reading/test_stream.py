@@ -17,16 +17,9 @@ from taskq.log.read.reader import LogReader
 from taskq.log.state.story import records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq import Stream
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
-        yield log
 
 
 async def read(stream: Stream) -> list[Record]:

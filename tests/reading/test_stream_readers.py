@@ -25,7 +25,6 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, Position, read_position, reader_positions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq import Record, Stream
@@ -33,12 +32,6 @@ if TYPE_CHECKING:
 
 class Failed(Exception):
     """A handler that raises."""
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
-        yield log
 
 
 async def put(log: TaskLog, count: int, size: int = 10) -> None:

@@ -23,11 +23,6 @@ def send(to: str, count: int = 1, *rest: int) -> list[int]:
     return [count, *rest]
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
-
-
 class Answer(BaseModel):
     """What a web app gives back."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -12,9 +12,6 @@ import pytest
 from taskq import TaskQ, retry
 from taskq.errors import UsageError
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "whsec_" + "QUJD" * 8
 URL = "https://example.invalid/hook"
@@ -36,11 +33,6 @@ class Receiver:
         """(type, task) of each message."""
         bodies = [json.loads(request.content) for request in self.posted]
         return [(body["type"], body["data"]["task"]) for body in bodies]
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
 
 
 def tasks_of(app: TaskQ) -> tuple[Any, Any]:

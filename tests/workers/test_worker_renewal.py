@@ -41,11 +41,6 @@ class Notebook:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data")
-
-
-@pytest.fixture
 def notebook(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> Notebook:
     book = Notebook(app)
     monkeypatch.setitem(sys.modules, "__main__", book.module)

@@ -28,13 +28,6 @@ SECONDS = 20
 _who: ContextVar[str] = ContextVar("who", default="nobody")
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[TaskQ]:
-    app = TaskQ(tmp_path / "data", durability="os")
-    yield app
-    app.close_sync()
-
-
 async def test_it_stands_around_each_attempt_the_first_declared_outermost(app: TaskQ) -> None:
     told: list[str] = []
 

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskLog
+from taskq.log.config import SEGMENT_BYTES_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
+    """Yield a real log, which is synced: a stream tells what is on disk."""
+    async with TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        yield log
