@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
 
 from . import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
-    from pathlib import Path
+
+    from rich.console import Console
 
     from taskq_plugins.spark.lake import Lake
 
@@ -57,6 +63,41 @@ def check(lake: Lake, root: Path) -> Iterator[Check]:
     yield _compare("duplicates", wanted_duplicates, found_duplicates)
     found_lag = {row["log_id"]: row for row in _rows(lake, "device_lag")}
     yield _compare("device_lag", fold.backlogs(logs), found_lag)
+
+
+@contextmanager
+def workplace(work: Path | None) -> Iterator[Path]:
+    """Yield an empty directory, which is kept if it was named."""
+    if work is None:
+        with tempfile.TemporaryDirectory(prefix="taskq-fleet-") as name:
+            yield Path(name)
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    if any(work.iterdir()):
+        raise click.UsageError(f"--work {work} is not empty: name a new directory")
+    yield work
+
+
+def check_tables(console: Console, journals: Path, lake_path: Path) -> int:
+    """Run the pipeline and look at what it made; returns how many rows are wrong."""
+    # Imported here, since they take a second: a wrong option is told at once.
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
+    from taskq_plugins.spark.run.command import run  # noqa: PLC0415
+
+    run.main(["--journals", str(journals), "--lake", str(lake_path)], standalone_mode=False)
+    wrong = 0
+    for table, rows, differences in check(Lake.open(lake_path), journals):
+        wrong += len(differences)
+        verdict = "DIFFERENT" if differences else "equal to the Python fold"
+        console.print(f"{table}: {rows} rows, {verdict}")
+        show_differences(console, differences)
+    return wrong
+
+
+def show_differences(console: Console, differences: Sequence[str]) -> None:
+    """Print the first few."""
+    for difference in differences[:SHOWN_MAX]:
+        console.print(f"  {difference}", markup=False)
 
 
 def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:

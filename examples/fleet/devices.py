@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq_workers.pool import Worker
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 HOUR_SECONDS: Final = 3_600
 #: 2026-11-02 00:00 UTC, in seconds: when the fleet's day begins.
 DAY_SECONDS: Final = 1_793_577_600
+#: On each device, on average.
+JOBS_PER_HOUR: Final = 12
 #: How far ahead the one wrong clock is.
 WRONG_SECONDS: Final = 26 * HOUR_SECONDS
 #: Hours that the late device is behind all others.
@@ -59,36 +60,20 @@ SPECIAL: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """How large it is.
+def make_fleet(root: Path, devices: int, hours: int) -> Iterator[str]:
+    """Make every device's log below ``root``; yield what is odd with it, as a line, or nothing.
 
-    Attributes:
-        devices: how many, at least 12 if all that is special is to be seen.
-        hours: that each of them worked, at least 6.
-        jobs_per_hour: on each device, on average.
+    All that is special is seen with 12 devices and 6 hours.
     """
-
-    devices: int = 50
-    hours: int = 24
-    jobs_per_hour: int = 12
-
-
-def device_name(number: int) -> str:
-    """Such as ``device-07``."""
-    return f"device-{number:02}"
+    for number in range(devices):
+        name, special = f"device-{number:02}", SPECIAL.get(number)
+        asyncio.run(_live(root / name, special, hours))
+        yield "" if special is None else f"  {name}: {special.value}\n"
 
 
-def make_fleet(root: Path, fleet: Fleet) -> Iterator[str]:
-    """Make every device's log below ``root``, and give its name when it is there."""
-    for number in range(fleet.devices):
-        asyncio.run(_live(root / device_name(number), SPECIAL.get(number), fleet))
-        yield device_name(number)
-
-
-async def _live(path: Path, special: Special | None, fleet: Fleet) -> None:
+async def _live(path: Path, special: Special | None, hours: int) -> None:
     """One device's day."""
-    start, hours = float(DAY_SECONDS), fleet.hours
+    start = float(DAY_SECONDS)
     sick = special in {Special.SICK, Special.SICK_TOO}
     if special is Special.WRONG_CLOCK:
         start += WRONG_SECONDS
@@ -102,7 +87,7 @@ async def _live(path: Path, special: Special | None, fleet: Fleet) -> None:
     for number, log in enumerate(logs):
         device = Device(f"{path.name} {number}", log, start, sick=sick)
         idle = 2 if special is Special.STUCK else 0
-        await _work(device, range(number * share, (number + 1) * share), idle, fleet)
+        await _work(device, range(number * share, (number + 1) * share), idle)
         start += share * HOUR_SECONDS
     if special is Special.TORN:
         _tear(logs[-1])
@@ -110,13 +95,13 @@ async def _live(path: Path, special: Special | None, fleet: Fleet) -> None:
         _arrive(log, DAY_SECONDS + hours * HOUR_SECONDS)
 
 
-async def _work(device: Device, hours: range, idle: int, fleet: Fleet) -> None:
+async def _work(device: Device, hours: range, idle: int) -> None:
     """The jobs of these hours, one after the other as they come; in the last ones none runs."""
     async with device.app:
         await device.firmware.enqueue("7.2")
         for hour in hours:
             until = device.clock.wall_ns() + HOUR_SECONDS * _SECOND_NS
-            jobs = device.draw.randrange(fleet.jobs_per_hour // 2, fleet.jobs_per_hour * 3 // 2)
+            jobs = device.draw.randrange(JOBS_PER_HOUR // 2, JOBS_PER_HOUR * 3 // 2)
             if hour >= hours.stop - idle:
                 await _pile_up(device, hour, jobs)
             elif device.draw.randrange(ASLEEP_EVERY):

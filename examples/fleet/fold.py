@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from taskq.log.read.reader import LogReader
-from taskq.log.read.walks import Chosen, each_job, entries
+from taskq.engine import LogReader
 from taskq_plugins.fleet.places import find_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from taskq.core.views import JobView
+    from taskq.views import JobView
 
 _HOUR_NS: Final = 3_600_000_000_000
 _SECOND_NS: Final = 1_000_000_000
@@ -70,14 +69,10 @@ def read_logs(root: Path) -> list[Log]:
     """Return every task log below the directory, folded."""
     found = []
     for place in find_logs(root):
-        with_log = LogReader.open(place.path)
-        last_ns = max((entry.time_ns for entry in entries(with_log.journal)), default=0)
-        views = [
-            with_log._bodies.show_view(view)
-            for view in each_job(with_log.journal, Chosen(), last_ns)
-        ]
-        with_log.close()
-        found.append(Log(place.device, str(with_log.log_id), views, last_ns))
+        with LogReader.open(place.path) as reader:
+            last_ns = max((entry.time_ns for entry in reader.records()), default=0)
+            views = list(reader.each_job(now_ns=last_ns))
+        found.append(Log(place.device, str(reader.log_id), views, last_ns))
     return found
 
 

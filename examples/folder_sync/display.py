@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    from .run import Display
-
 #: Without a terminal, a line for each such part of the files.
 _PARTS: Final = 5
 
@@ -54,8 +52,8 @@ class Live:
 
 
 @contextmanager
-def display() -> Iterator[Display]:
-    """The display that fits standard output."""
+def display() -> Iterator[Lines | Live]:
+    """Yield the display that fits standard output."""
     if not sys.stdout.isatty():
         yield Lines()
         return

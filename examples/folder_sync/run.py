@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from taskq.log.read.reader import LogReader
+from taskq.engine import LogReader
 
 from .processes import Processes, SyncFailed
 from .scan import scan
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq.core.views import QueueStats
+    from taskq.views import QueueStats
+
+    from .display import Lines, Live
 
 _POLL_SECONDS: Final = 0.05
 #: The log is read less often than the receiver is asked: a read costs more.
@@ -25,18 +27,6 @@ _LOG_POLL_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 60
 _SILENCE_SECONDS: Final = 2
 _NAMES_SHOWN: Final = 5
-
-
-class Display(Protocol):
-    """Where the story is told."""
-
-    def phase(self, text: str) -> None:
-        """A new chapter begins."""
-        ...
-
-    def progress(self, done: int, total: int) -> None:
-        """So many files have arrived."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +89,7 @@ class Summary:
         return lines
 
 
-def run(options: Options, display: Display) -> Summary:
+def run(options: Options, display: Lines | Live) -> Summary:
     """Sync the tree through every trouble; returns once all files have arrived and are checked.
 
     Raises:
@@ -115,7 +105,7 @@ def run(options: Options, display: Display) -> Summary:
 @dataclass(slots=True)
 class _Story:
     options: Options
-    display: Display
+    display: Lines | Live
     processes: Processes
     kills: int = 0
     received: int = 0

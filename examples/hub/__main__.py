@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,13 +13,11 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from examples.fleet.check import SHOWN_MAX, check
-from examples.fleet.devices import SPECIAL, Fleet, device_name, make_fleet
+from examples.fleet.check import check_tables, show_differences, workplace
+from examples.fleet.devices import make_fleet
 from examples.fleet.fold import job_row, read_logs
-from taskq.core.errors import LogError
-from taskq.engine import Border, DurableLog
-from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.read.reader import LogReader
+from taskq.engine import Border, DurableLog, LocalDisk, LogReader, SystemClock
+from taskq.errors import LogError
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.sync import sync
@@ -54,30 +50,24 @@ def main(
 ) -> None:
     """Let a fleet's logs come to a hub over a bad line, kill the hub, and compare every byte."""
     began, console = time.monotonic(), Console()
-    root = Path(tempfile.mkdtemp(prefix="taskq-hub-")) if work is None else work
-    root.mkdir(parents=True, exist_ok=True)
-    if any(root.iterdir()):
-        raise click.UsageError(f"--work {root} is not empty: name a new directory")
-    fleet, logs, hub = Fleet(devices=devices, hours=hours), root / "logs", root / "hub"
-    for _ in track(make_fleet(logs, fleet), "devices at work", devices, console=console):
-        pass
-    for number, special in SPECIAL.items():
-        if number < devices:
-            console.print(f"  {device_name(number)}: {special.value}")
-    paths = {one.parent: one.relative_to(logs).parts[0] for one in logs.rglob("taskq.json")}
-    tokens = {path: enrol(hub, device) for path, device in sorted(paths.items())}
-    killed = _Killed(HubProcess(hub), kills, sum(map(_size, tokens)))
-    console.print(asyncio.run(_collect(tokens, killed, drops)))
-    wrong = list(_differences(logs, hub / "devices"))
-    console.print(f"{len(list(hub.rglob('*.log')))} segments: {'DIFFERENT' if wrong else 'equal'}")
-    if tables:
-        wrong += _tables(console, hub / "devices", root / "lake")
-    for one in wrong[:SHOWN_MAX]:
-        console.print(f"  {one}", markup=False)
-    if work is None:
-        shutil.rmtree(root)
+    with workplace(work) as root:
+        logs, hub = root / "logs", root / "hub"
+        made = make_fleet(logs, devices, hours)
+        for told in track(made, "devices at work", devices, console=console):
+            console.print(told, end="")
+        paths = {one.parent: one.relative_to(logs).parts[0] for one in logs.rglob("taskq.json")}
+        tokens = {path: enrol(hub, device) for path, device in sorted(paths.items())}
+        killed = _Killed(HubProcess(hub), kills, sum(map(_size, tokens)))
+        console.print(asyncio.run(_collect(tokens, killed, drops)))
+        wrong = list(_differences(logs, hub / "devices"))
+        count, verdict = len(list(hub.rglob("*.log"))), "DIFFERENT" if wrong else "equal"
+        console.print(f"{count} segments: {verdict}")
+        show_differences(console, wrong)
+        is_wrong = bool(wrong)
+        if tables:
+            is_wrong |= check_tables(console, hub / "devices", root / "lake") > 0
     console.print(f"done in {time.monotonic() - began:.0f} s")
-    sys.exit(1 if wrong else 0)
+    sys.exit(is_wrong)
 
 
 class _Killed:
@@ -172,21 +162,6 @@ def _differences(logs: Path, copies: Path) -> Iterator[str]:
         rows.sort(key=lambda row: (row["log_id"], row["job"]))
     if theirs != ours:
         yield "the jobs of the copies are not those of the devices"
-
-
-def _tables(console: Console, copies: Path, lake_path: Path) -> list[str]:
-    """Run the pipeline over the hub, and compare its tables with the fold of the same logs."""
-    # Imported here, since they take a second: a wrong option is told at once.
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
-    from taskq_plugins.spark.run.command import run  # noqa: PLC0415
-
-    run.main(["--journals", str(copies), "--lake", str(lake_path)], standalone_mode=False)
-    wrong: list[str] = []
-    for found in check(Lake.open(lake_path), copies):
-        verdict = "DIFFERENT" if found.differences else "equal to the Python fold"
-        console.print(f"{found.table}: {found.rows} rows, {verdict}")
-        wrong += found.differences
-    return wrong
 
 
 if __name__ == "__main__":

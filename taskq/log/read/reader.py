@@ -334,6 +334,7 @@ class LogReader:
         task: str | None = None,
         since_ns: int | None = None,
         until_ns: int | None = None,
+        now_ns: int | None = None,
     ) -> Iterator[JobView]:
         """Yield every job that fits, in one walk: those that are over as they ended, then the rest.
 
@@ -341,7 +342,7 @@ class LogReader:
         that does not read back is left out, and ``problem`` says why.
         """
         chosen = Chosen(frozenset(states) or None, queue, task, since_ns, until_ns)
-        now_ns = self._journal.clock.wall_ns()
+        now_ns = self.now_ns if now_ns is None else now_ns
         return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
