@@ -9,6 +9,7 @@ import pytest
 from taskq import Failed, State, TaskQ, chain, chord, current_job, group, retry
 from taskq.errors import JobCancelled, JobFailed
 from taskq.views import FlowProgress
+from taskq_workers.slots import inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,21 @@ async def test_a_chord_runs_once_all_members_have(parts: Parts) -> None:
         flow = chord([parts.one.call(n) for n in range(30)], parts.total.step(more=1))
         assert await (await flow.enqueue()).result(SECONDS) == sum(range(30)) + 1
         assert parts.ran[-1].startswith("total")
+
+
+@pytest.mark.parametrize("room", [0, -1], ids=["fits", "too large"])
+async def test_what_a_step_takes_in_has_a_limit_commas_and_brackets_included(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(inputs, "INPUT_BYTES_MAX", len("[10,11,12]") - 1 + room)
+    async with parts.app, parts.app.worker():
+        flow = chord([parts.one.call(n) for n in (10, 11, 12)], parts.total.step())
+        handle = await flow.enqueue()
+        if not room:
+            assert await handle.result(SECONDS) == 33
+            return
+        with pytest.raises(JobFailed, match="of 3 jobs has 9 bytes, the limit is 8"):
+            await handle.result(SECONDS)
 
 
 async def test_a_map_takes_values_and_tuples(parts: Parts) -> None:

@@ -93,3 +93,14 @@ def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
     assert list(at_once.ids()) == list(one_by_one.ids())
     assert [at_once.since(job) for job in run] == moments
     assert (at_once.size, at_once.low()) == (one_by_one.size, one_by_one.low())
+
+
+def test_a_block_that_parts_leaves_the_moments_of_those_behind_it_in_place() -> None:
+    held = Returned()
+    for job in range(100, 112):
+        held.put(job, 5 if job >= 108 else 50)
+    for job in range(1, 10):
+        held.put(job, 60)
+    assert [len(keys) for keys in held._keys] == [4, 4, 5, 4, 4]
+    assert held.low() == 5
+    assert list(held.within(10)) == [108, 109, 110, 111]

@@ -15,8 +15,10 @@ from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
+from taskq.log.inbox import manifest
 from taskq.log.inbox import parts as inboxparts
 from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.manifest import decode_upload, encode_upload
 from taskq.log.inbox.parts import (
     CHUNK_BYTES,
     CHUNK_HEADER,
@@ -254,3 +256,17 @@ def test_jobs_of_many_specs_keep_their_order(world: World) -> None:
     process = world.process()
     assert adopt(process) == 40
     assert [one.payload for one in process.claim(40)] == bodies
+
+
+def test_a_manifest_may_be_as_large_as_is_read_and_no_larger(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine)) as writer:
+        writer.add(SPECS[0].tail, b"x")
+        upload = published(world, writer.close())
+    size = len(encode_upload(upload))
+    monkeypatch.setattr(manifest, "MANIFEST_BYTES_MAX", size)
+    assert decode_upload(encode_upload(upload), upload.name, "it") == upload
+    monkeypatch.setattr(manifest, "MANIFEST_BYTES_MAX", size - 1)
+    with pytest.raises(UsageError, match="1 parts are too many, write larger ones"):
+        encode_upload(upload)

@@ -165,10 +165,11 @@ def fill(process: Process) -> None:
         process.enqueue(b"x" * 5_000)
 
 
-def test_an_onlooker_sees_the_log_grow_by_its_hint() -> None:
+def test_an_onlooker_sees_the_log_grow_by_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     process = world.process()
     looking = onlooker(world)
+    monkeypatch.setattr(looking, "_walk", lambda: pytest.fail("it looks at the files"))
     for _ in range(5):
         assert looking.look() == extent_of(process)
         process.enqueue(b"x" * 30_000)

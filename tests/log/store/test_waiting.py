@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
 from concurrent.futures import Future
 from operator import attrgetter
 from threading import Event
@@ -16,6 +19,7 @@ from taskq.log.inbox import adopter
 from taskq.log.requests import ClaimRequest, Settlement
 from taskq.log.store import thread
 from taskq.log.store.store import Store
+from taskq.log.store.waking import Bell
 from tests.processes.harness import Pause, eventually, put
 
 if TYPE_CHECKING:
@@ -147,3 +151,15 @@ def test_a_look_at_the_log_hides_nothing_from_who_waits(
     }[looks]
     logs.waiter.between_batches(lambda: (act(), look()))
     assert told.result(SECONDS)
+
+
+def test_a_bell_whose_loop_has_closed_gives_its_pipe_back_when_it_goes() -> None:
+    loop = asyncio.new_event_loop()
+    bell = Bell(loop, lambda: None)
+    pipe = bell._read, bell._write
+    loop.close()
+    del bell
+    gc.collect()
+    for descriptor in pipe:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -171,6 +171,23 @@ async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
     assert parent_of(traces.one("inner")) == id_of(traces.one("process default"))
 
 
+async def test_a_traced_job_leaves_no_span_behind_so_that_its_slot_goes_on(
+    app: TaskQ, traces: Traces
+) -> None:
+    """A slot whose context variables a job has changed is replaced by a new one."""
+    ran_in = []
+
+    @app.task
+    async def work() -> None:
+        ran_in.append(asyncio.current_task())
+
+    async with app, app.worker(concurrency=1):
+        for _ in range(2):
+            await (await work.enqueue()).result(timeout=20)
+    assert ran_in[0] is ran_in[1]
+    assert len(traces.named("process default")) == 2
+
+
 async def test_a_child_process_goes_on_with_the_span_of_its_job(
     traces: Traces, tmp_path: Path
 ) -> None:
