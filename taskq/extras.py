@@ -47,12 +47,12 @@ def _source() -> tuple[str, bool]:
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
 
     try:
-        told: Any = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+        origin: Any = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
-        told = {}
-    url = str(told.get("url", ""))
+        origin = {}
+    url = str(origin.get("url", ""))
     if url.startswith("file:"):
-        return unquote(urlsplit(url).path), bool(told.get("dir_info", {}).get("editable"))
-    if "vcs_info" in told:
-        url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
+        return unquote(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
     return url or _CLONE, False

@@ -183,12 +183,12 @@ def _attributes(operation: str, calls: Sequence[Call[Any]]) -> dict[str, str | i
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
     }
-    for name, found in (
+    for name, values in (
         ("messaging.destination.name", {call.chosen.queue for call in calls}),
         ("taskq.task", {call.name for call in calls}),
     ):
-        if len(found) == 1:
-            attributes[name] = next(iter(found))
+        if len(values) == 1:
+            attributes[name] = next(iter(values))
     return attributes
 
 

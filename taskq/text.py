@@ -59,11 +59,11 @@ def hidden(text: str) -> str:
     text = _BEARER.sub(rf"\1 {_SET}", _IN_URL.sub("//…@", text))
     pieces: list[str] = []
     at = 0
-    for found in _NAMED.finditer(text):
-        if found.start() >= at and is_secret(found[1]):
-            value = _VALUE.match(text, found.end())
+    for match in _NAMED.finditer(text):
+        if match.start() >= at and is_secret(match[1]):
+            value = _VALUE.match(text, match.end())
             if value is not None:
-                pieces += (text[at : found.end()], _SET)
+                pieces += (text[at : match.end()], _SET)
                 at = value.end()
     return "".join((*pieces, text[at:]))
 
@@ -73,7 +73,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if value and not isinstance(value, bool) and is_secret(name):
         return _SET
     if isinstance(value, dict):
-        return {key: without_secrets(one, str(key)) for key, one in value.items()}
+        return {key: without_secrets(member, str(key)) for key, member in value.items()}
     if isinstance(value, list):
-        return [without_secrets(one, name) for one in value]
+        return [without_secrets(member, name) for member in value]
     return hidden(value) if isinstance(value, str) else value

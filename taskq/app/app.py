@@ -393,7 +393,9 @@ class TaskQ(LogHolder):
                 items = await connection.pack_many(loose)
             answers = await connection.send_many(items)
             tag, both = connection.tag, zip(calls, answers, strict=True)
-            return sending.sent([make_handle(self, call.task, tag, one) for call, one in both])
+            return sending.sent(
+                [make_handle(self, call.task, tag, answer) for call, answer in both]
+            )
 
     def transaction(self) -> AppTransaction:
         """Calls enqueued and jobs cancelled together, or not at all.
@@ -501,18 +503,18 @@ class TaskQ(LogHolder):
         Raises:
             LogError: the directory cannot be used.
         """
-        for one in self.logs():
-            one._connection.reopen()
-            await one._connection.opened()
+        for log in self.logs():
+            log._connection.reopen()
+            await log._connection.opened()
         await off_loop(load_checks, [task.signature for task in self._tasks.values()])
         return self
 
     def open_sync(self) -> Self:
         """Do as ``open``, blocking this thread."""
         refuse_in_loop("open_sync()", "await open()")
-        for one in self.logs():
-            one._connection.reopen()
-            one._connection.store()
+        for log in self.logs():
+            log._connection.reopen()
+            log._connection.store()
         return self
 
     async def __aenter__(self) -> Self:

@@ -78,5 +78,5 @@ class Around:
                 f"{self.name} gives {manager!r:.60}, and no async context manager: "
                 f"write it as an async generator function that yields once"
             )
-        found: AbstractAsyncContextManager[Any] = manager
-        return found
+        lifespan: AbstractAsyncContextManager[Any] = manager
+        return lifespan

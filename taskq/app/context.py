@@ -65,8 +65,8 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
     store = job.app._connection.current
     if store is not None and store.usable:
         delivery = job.delivery
-        told = ProgressView(fraction, message, store.wall_ns())
-        store.progress.tell(job, delivery.job, delivery.token, told)
+        progress = ProgressView(fraction, message, store.wall_ns())
+        store.progress.tell(job, delivery.job, delivery.token, progress)
 
 
 def _clipped(fraction: Any) -> float:
@@ -235,7 +235,7 @@ class JobContext:
 
         plan, before = plan_of(call), (len(self.children), self._children_size)
         try:
-            pending = [self._add_child(one) for one in plan.calls]
+            pending = [self._add_child(call) for call in plan.calls]
         except BaseException:
             del self.children[before[0] :]  # a flow is enqueued as a whole
             self._children_size = before[1]

@@ -130,7 +130,7 @@ class ByKey:
 
     def connections(self) -> list[Connection]:
         """See ``ByJob``."""
-        return [one._connection for one in self._made]
+        return [app._connection for app in self._made]
 
     def here(self) -> TaskQ:
         """See ``ByJob``.
@@ -153,7 +153,7 @@ class ByKey:
         if not tag:
             raise UsageError("give a job's whole id: its number alone does not tell its shard")
         logs = self.logs()
-        index = shard_with([one._connection.path for one in logs], tag)
+        index = shard_with([log._connection.path for log in logs], tag)
         if index is None:
             raise WrongLog(f"{self._app._connection.path} has no shard whose jobs begin with {tag}")
         return logs[index]
@@ -171,8 +171,8 @@ class ByKey:
         bound = sorted({home for home in homes if home is not None})
         if len(bound) > 1 and (atomic or any(map(_is_of_flow, calls))):
             tasks = [
-                next(call.name for call, home in zip(calls, homes, strict=True) if home == one)
-                for one in bound[:2]
+                next(call.name for call, home in zip(calls, homes, strict=True) if home == shard)
+                for shard in bound[:2]
             ]
             raise UsageError(
                 f"calls that are enqueued together belong to {len(bound)} shards, by keys and "
@@ -241,7 +241,7 @@ class _OwnSchedules:
     @property
     def all(self) -> dict[str, Schedule]:
         planned = self._planned.all.items()
-        return {name: one for name, one in planned if self._home(one) == self._index}
+        return {name: schedule for name, schedule in planned if self._home(schedule) == self._index}
 
     def _home(self, schedule: Schedule) -> int:
         home = self._shards.index_of(schedule.call)

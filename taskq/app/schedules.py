@@ -35,7 +35,7 @@ class Listeners:
         self._all = [*self._all, listener]
 
         def leave() -> None:
-            self._all = [one for one in self._all if one is not listener]
+            self._all = [known for known in self._all if known is not listener]
 
         return leave
 

@@ -47,14 +47,14 @@ class LogHolder:
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice, and before any use."""
-        for one in self._connections():
-            await one.aclose()
+        for connection in self._connections():
+            await connection.aclose()
 
     def close_sync(self) -> None:
         """Do as ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
-        for one in self._connections():
-            one.close()
+        for connection in self._connections():
+            connection.close()
 
     def _connections(self) -> list[Connection]:
         return [self._connection]
@@ -74,7 +74,7 @@ class LogHolder:
         """The log's dead letters: list, requeue, purge; with shards those of all."""
         from taskq.reading.dead import DeadLetters  # noqa: PLC0415 - few ask
 
-        return DeadLetters(*(one._connection for one in self.logs()))
+        return DeadLetters(*(log._connection for log in self.logs()))
 
     @property
     def schedules(self) -> LogSchedules:
@@ -162,9 +162,9 @@ class LogHolder:
             states=waiting_states(state),
         )
         swept = Swept()
-        for one in self.logs():
+        for log in self.logs():
             left = None if limit is None else limit - swept.count
-            swept += await withdraw(one._connection, wanted, left, dry_run=dry_run)
+            swept += await withdraw(log._connection, wanted, left, dry_run=dry_run)
         return swept
 
     cancel_many_sync = blocking(cancel_many)
@@ -230,8 +230,8 @@ class LogHolder:
         if len(logs) > 1 and isinstance(at, int):
             raise UsageError("at is an lsn, which is of one log: give a datetime")
         if logs[0] is not self:
-            found = [await one.stats(at) for one in logs]
-            return sum(found[1:], found[0])
+            first, *more = [await log.stats(at) for log in logs]
+            return sum(more, first)
         if at is not None:
             return await self._stats_at(at)
         port = await self._connection.port()
@@ -270,7 +270,7 @@ class LogHolder:
         path = there._connection.path
         workers = await off_loop(live_workers, path)
         facts: Facts | None = await port.look(
-            lambda one: facts_of(one.journal, one.facets.need_agenda(), lsn, workers)
+            lambda sight: facts_of(sight.journal, sight.facets.need_agenda(), lsn, workers)
         )
         if facts is None:
             raise JobNotFound(f"there is no job {_shown(job)} in {path}")
@@ -290,7 +290,7 @@ class LogHolder:
 
         there, port, lsn = await self._found(job)
         records: list[LogRecord] = await port.look(
-            lambda one: list(job_records(one.journal, lsn)), needs_agenda=False
+            lambda sight: list(job_records(sight.journal, lsn)), needs_agenda=False
         )
         if not records:
             raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
@@ -373,7 +373,7 @@ class LogHolder:
             from_lsn = _checked_lsn(from_lsn, "from_lsn")
         time_ns = None if from_time is None else moment_ns(from_time, "from_time")
         start = Start(reader, from_lsn, time_ns)
-        if sum(one is not None for one in start) > 1:
+        if sum(place is not None for place in start) > 1:
             raise UsageError("give one of reader, from_lsn and from_time; seek() moves a reader")
         if on_damage not in ("raise", "skip"):
             raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
@@ -417,7 +417,7 @@ class LogHolder:
 
         check_reader_name(reader)
         time_ns = None if time is None else moment_ns(time, "time")
-        if sum(one is not None for one in (where, lsn, time_ns)) != 1:
+        if sum(place is not None for place in (where, lsn, time_ns)) != 1:
             raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
         if where not in (None, "start", "end"):
             raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
@@ -529,14 +529,14 @@ class LogHolder:
             UploadDamaged: an upload was refused; all others were adopted.
             LogError: the log could not be written; what was adopted stands, and the rest waits.
         """
-        ports = [await one._connection.port() for one in self.logs()]
+        ports = [await log._connection.port() for log in self.logs()]
         return sum([await port.adopt() for port in ports])
 
     adopt_sync = blocking(adopt)
 
     async def _set_paused(self, queue: str, *, paused: bool) -> bool:
         check_name("queue name", queue)
-        ports = [await one._connection.port() for one in self.logs()]
+        ports = [await log._connection.port() for log in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
 
     def _of(self, job: JobId) -> LogHolder:
@@ -568,9 +568,9 @@ class LogHolder:
                 return read(reader)
 
         port = await self._connection.port()
-        told = await off_loop(work)
+        outcome = await off_loop(work)
         await port.look(lambda _: None, needs_agenda=False)
-        return told
+        return outcome
 
 
 def _checked_lsn(given: int, what: str) -> int:

@@ -255,7 +255,7 @@ class TaskLog(LogHolder):
             LogClosed: the log is closed here.
         """
         port = await self._connection.port()
-        return bool(await port.look(lambda one: is_asked(one.facets, delivery)))
+        return bool(await port.look(lambda sight: is_asked(sight.facets, delivery)))
 
     cancel_asked_sync = blocking(cancel_asked)
 
@@ -289,7 +289,7 @@ class TaskLog(LogHolder):
         wanted = check_name("queue name", queue), key_bytes("find", key)
         port = await self._connection.port()
         lsn: int | None = await port.look(
-            lambda one: key_holder(one, *wanted), needs_agenda=False, needs_keys=True
+            lambda sight: key_holder(sight, *wanted), needs_agenda=False, needs_keys=True
         )
         return None if lsn is None else await self.get(f"{self._connection.tag}-{lsn}")
 

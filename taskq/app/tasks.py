@@ -490,7 +490,7 @@ def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
         args: what was given beside it.
         method: the method with its object, such as "app.enqueue".
     """
-    words = ", ".join(f"{one!r:.20}" for one in args) or "..."
+    words = ", ".join(f"{arg!r:.20}" for arg in args) or "..."
     wait = "await " if method == "app.enqueue" else ""
     if isinstance(given, Enqueuer):
         name = given._task.name.rpartition(".")[2]

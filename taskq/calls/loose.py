@@ -43,21 +43,23 @@ def find_changed(value: object) -> Changed | None:
     left: list[tuple[tuple[object, ...], Any]] = [((), value)]
     seen: set[int] = set()
     while left:
-        path, one = left.pop()
-        if isinstance(one, str | int) or one is None or (isinstance(one, float) and isfinite(one)):
+        path, holder = left.pop()
+        if isinstance(holder, str | int) or holder is None:
             continue
-        if isinstance(one, dict):
-            if not all(isinstance(key, str) for key in one):
-                return Changed(path, one)
-            inner: Iterable[tuple[object, Any]] = one.items()
-            kinds = set(map(type, one.values()))
-        elif isinstance(one, list):
-            inner, kinds = enumerate(one), set(map(type, one))
+        if isinstance(holder, float) and isfinite(holder):
+            continue
+        if isinstance(holder, dict):
+            if not all(isinstance(key, str) for key in holder):
+                return Changed(path, holder)
+            inner: Iterable[tuple[object, Any]] = holder.items()
+            kinds = set(map(type, holder.values()))
+        elif isinstance(holder, list):
+            inner, kinds = enumerate(holder), set(map(type, holder))
         else:
-            return Changed(path, one)
+            return Changed(path, holder)
         # A list that holds itself is refused by who writes it.
-        if not kinds <= KEPT and id(one) not in seen:
-            seen.add(id(one))
+        if not kinds <= KEPT and id(holder) not in seen:
+            seen.add(id(holder))
             left += [((*path, name), part) for name, part in inner if type(part) not in KEPT]
     return None
 
@@ -67,12 +69,12 @@ def find_read_once(value: object) -> Changed | None:
     left: list[tuple[tuple[object, ...], Any]] = [((), value)]
     seen: set[int] = set()
     while left:
-        path, one = left.pop()
-        if hasattr(one, "__next__"):
-            return Changed(path, one)
-        if isinstance(one, dict | list | tuple) and id(one) not in seen:
-            seen.add(id(one))
-            pairs = one.items() if isinstance(one, dict) else enumerate(one)
+        path, holder = left.pop()
+        if hasattr(holder, "__next__"):
+            return Changed(path, holder)
+        if isinstance(holder, dict | list | tuple) and id(holder) not in seen:
+            seen.add(id(holder))
+            pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
             left += [((*path, name), part) for name, part in pairs if type(part) not in KEPT]
     return None
 
@@ -116,7 +118,7 @@ def _look_in(
 
 
 def _look_in_tuple(schema: Any) -> Look | None:
-    looks = [look_for(one) for one in schema["items_schema"]]
+    looks = [look_for(item) for item in schema["items_schema"]]
     last = looks[-1] if looks else None
     if not any(looks):
         return None
@@ -125,7 +127,7 @@ def _look_in_tuple(schema: Any) -> Look | None:
         # Of one that may be of any length the last schema is that of all the rest.
         of_part = [*looks, *[last] * (len(value) - len(looks))]
         pairs = enumerate(zip(value, of_part, strict=False))
-        return _first((name, one(part)) for name, (part, one) in pairs if one)
+        return _first((name, look_in(part)) for name, (part, look_in) in pairs if look_in)
 
     return look
 
@@ -138,8 +140,10 @@ def _look_in_fields(schema: Any) -> Look | None:
     return lambda value: _first((n, look(value[n])) for n, look in inner.items() if n in value)
 
 
-def _first(found: Iterable[tuple[object, Changed | None]]) -> Changed | None:
-    return next((Changed((name, *one.path), one.part) for name, one in found if one), None)
+def _first(looks: Iterable[tuple[object, Changed | None]]) -> Changed | None:
+    return next(
+        (Changed((name, *changed.path), changed.part) for name, changed in looks if changed), None
+    )
 
 
 #: By the kind of a schema.
@@ -153,15 +157,17 @@ _LOOKS: Final[dict[str, Callable[[Any], Look | None]]] = {
 }
 
 
-def explain(found: Changed, whole: object, can_be_read: Callable[[type], bool]) -> tuple[str, str]:
+def explain(
+    changed: Changed, whole: object, can_be_read: Callable[[type], bool]
+) -> tuple[str, str]:
     """Return what is wrong with a part of a value, and the annotation for the value, if it is easy.
 
     Args:
-        found: the part.
+        changed: the part.
         whole: the value.
         can_be_read: tells whether a type may be an annotation.
     """
-    path, part = found
+    path, part = changed
     at = f" at {''.join(f'[{name!r}]' for name in path)}" if path else ""
     kind = type(part)
     name, problem = kind.__name__, f"{kind.__name__}{at}"

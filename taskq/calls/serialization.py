@@ -146,13 +146,13 @@ def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
 
     left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            if one.get("type") in _TRUSTED:
+        schema = left.pop()
+        if isinstance(schema, dict):
+            if schema.get("type") in _TRUSTED:
                 return True
-            left += one.values()
-        elif isinstance(one, list | tuple):
-            left += one
+            left += schema.values()
+        elif isinstance(schema, list | tuple):
+            left += schema
     return False
 
 
@@ -267,11 +267,11 @@ class ResultCodec:
             UsageError: there is such a part.
         """
         try:
-            found = self._look and self._look(value)
+            changed = self._look and self._look(value)
         except (TypeError, AttributeError, KeyError):  # of another type, as is told later
             return
-        if found:
-            problem, hint = explain(found, value, can_be_read)
+        if changed:
+            problem, hint = explain(changed, value, can_be_read)
             more = f": annotate the function with -> {hint}" if hint else ""
             raise UsageError(f"{self._task}: the result {problem}{more}")
 

@@ -111,14 +111,14 @@ class Resources:
     def _find(self, task: str, name: str, wanted: Any) -> Any:
         kinds = _members(wanted)
         # The very type goes before its subclasses.
-        found = [one for one in self._values if type(one) in kinds]
-        found = found or [one for one in self._values if _fits(one, kinds, task, name)]
-        if len(found) == 1:
-            return found[0]
+        fitting = [value for value in self._values if type(value) in kinds]
+        fitting = fitting or [value for value in self._values if _fits(value, kinds, task, name)]
+        if len(fitting) == 1:
+            return fitting[0]
         what = f"{task}: parameter {name!r} takes {inspect.formatannotation(wanted)}"
-        if found:
+        if fitting:
             raise UsageError(
-                f"{what}, and the app's lifespans yield {len(found)} of it ({_listed(found)}): "
+                f"{what}, and the app's lifespans yield {len(fitting)} of it ({_listed(fitting)}): "
                 f"give each a type of its own"
             )
         if types.NoneType in kinds:

@@ -149,21 +149,21 @@ def checked_conditions(
     """
     if not isinstance(requires, list | tuple):
         raise UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
-    found: list[Condition] = []
-    for one in requires:
+    conditions: list[Condition] = []
+    for given in requires:
         try:
-            made = one if isinstance(one, Condition) else condition(one)
+            made = given if isinstance(given, Condition) else condition(given)
             hash(made)
         except UsageError as error:
             raise UsageError(f"{task}: {option}: {error}") from None
         except TypeError:
             raise UsageError(
-                f"{task}: {option}: the condition {one!r:.60} must be hashable, so that tasks "
+                f"{task}: {option}: the condition {given!r:.60} must be hashable, so that tasks "
                 f"can share its probe"
             ) from None
-        if made not in found:
-            found.append(made)
-    return tuple(found)
+        if made not in conditions:
+            conditions.append(made)
+    return tuple(conditions)
 
 
 async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None = None) -> T:

@@ -102,21 +102,21 @@ def read_supplies(directory: Path) -> list[Supply] | None:
         return None
     return [
         Supply(
-            kind=_word(one / "type"),
-            online=_word(one / "online"),
-            status=_word(one / "status"),
-            scope=_word(one / "scope"),
+            kind=_word(path / "type"),
+            online=_word(path / "online"),
+            status=_word(path / "status"),
+            scope=_word(path / "scope"),
         )
-        for one in sorted(directory.iterdir())
+        for path in sorted(directory.iterdir())
     ]
 
 
 def is_on_power(supplies: Iterable[Supply]) -> bool:
     """Return whether power comes from outside, or the machine has no battery of its own."""
-    own = [one for one in supplies if one.scope != "Device"]
-    if any(one.kind != "Battery" and one.online == "1" for one in own):
+    own = [supply for supply in supplies if supply.scope != "Device"]
+    if any(supply.kind != "Battery" and supply.online == "1" for supply in own):
         return True
-    return not any(one.kind == "Battery" and one.status == "Discharging" for one in own)
+    return not any(supply.kind == "Battery" and supply.status == "Discharging" for supply in own)
 
 
 def _word(path: Path) -> str:

@@ -70,14 +70,14 @@ class Unmetered(Condition):
 
     async def problem(self) -> str:
         """Ask NetworkManager; where there is none, it holds."""
-        told = await _ask_network_manager()
-        if told is None:
+        devices = await _ask_network_manager()
+        if devices is None:
             say_once(
                 "unmetered() cannot tell here, since it needs NetworkManager (nmcli): "
                 "it counts as holding"
             )
             return ""
-        return metered_devices(told)
+        return metered_devices(devices)
 
 
 def online(address: str) -> Condition:
@@ -115,7 +115,7 @@ def has_route(host: str) -> bool:
     except ValueError:
         if "." not in host:
             return True  # localhost, and names of the local network
-        return any(_is_routed(*one) for one in _ANYWHERE) or _has_routes()
+        return any(_is_routed(*place) for place in _ANYWHERE) or _has_routes()
     is_old = isinstance(address, ipaddress.IPv4Address)
     family = socket.AF_INET if is_old else socket.AF_INET6
     return _is_routed(family, str(address))
@@ -123,14 +123,14 @@ def has_route(host: str) -> bool:
 
 def is_anywhere_routed() -> bool:
     """Return whether the kernel would send a packet to the world at large."""
-    return any(_is_routed(*one) for one in _ANYWHERE)
+    return any(_is_routed(*place) for place in _ANYWHERE)
 
 
-def metered_devices(told: str) -> str:
+def metered_devices(devices: str) -> str:
     """What is metered among the connected devices of ``nmcli -t device show``; "" for nothing."""
     device, connected = "", False
     metered: list[str] = []
-    for line in told.splitlines():
+    for line in devices.splitlines():
         field, _, value = line.partition(":")
         if field == "GENERAL.DEVICE":
             device, connected = value, False
@@ -201,7 +201,7 @@ async def _reach(host: str, port: int) -> str:
 
 async def _connect(host: str, port: int) -> None:
     """Connect to any of the host's addresses, and hang up."""
-    found = await aside(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    infos = await aside(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     error: OSError | None = OSError(f"{host} has no address")
 
     async def attempt(family: int, address: tuple[object, ...]) -> None:
@@ -217,7 +217,7 @@ async def _connect(host: str, port: int) -> None:
             tries.cancel_scope.cancel()
 
     async with create_task_group() as tries:
-        for family, _, _, _, address in found[:ADDRESSES_MAX]:
+        for family, _, _, _, address in infos[:ADDRESSES_MAX]:
             tries.start_soon(attempt, family, address)
     if error is not None:
         raise error

@@ -203,10 +203,10 @@ class JobHandle(Generic[R]):
             JobNotFound: the log has no such job.
         """
         port = await self._port()
-        told: Progress | None = await port.look(
-            lambda one: _progress_of(one.journal, self.lsn), needs_agenda=False
+        progress: Progress | None = await port.look(
+            lambda sight: _progress_of(sight.journal, self.lsn), needs_agenda=False
         )
-        return told
+        return progress
 
     progress_sync = blocking(progress)
 
@@ -349,8 +349,8 @@ def _progress_of(journal: Journal, job: int) -> Progress | None:
     """
     from taskq.log.read.why import find_progress  # noqa: PLC0415 - few ask
 
-    told = find_progress(journal, job)
-    if told is None:
+    noted = find_progress(journal, job)
+    if noted is None:
         return None
-    at = datetime.fromtimestamp(told.at_ns / SECOND_NS, UTC)
-    return Progress(fraction=told.fraction, message=told.message, at=at)
+    at = datetime.fromtimestamp(noted.at_ns / SECOND_NS, UTC)
+    return Progress(fraction=noted.fraction, message=noted.message, at=at)

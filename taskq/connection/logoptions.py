@@ -129,7 +129,9 @@ def log_config(options: LogOptions) -> LogConfig:
             raise unknown_option(name)
         values[_UNITS.get(name, name)] = _checked(name, value)
     if "queues" in values:
-        values["queues"] = {name: _policy(name, one) for name, one in values["queues"].items()}
+        values["queues"] = {
+            name: _policy(name, policy) for name, policy in values["queues"].items()
+        }
     for name, (read, or_none) in _SPANS.items():
         if name in values and not (or_none and values[name] is None):
             values[name] = read(values[name], name.removesuffix("_seconds"))

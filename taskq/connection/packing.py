@@ -137,9 +137,11 @@ class Packer:
 
     def deliveries(self, claimed: list[Delivery]) -> list[Delivery]:
         """Return the deliveries, with payloads that can be read wherever they are."""
-        if not any(one.payload_flags for one in claimed):
+        if not any(delivery.payload_flags for delivery in claimed):
             return claimed
-        return [self._readable(one) if one.payload_flags else one for one in claimed]
+        return [
+            self._readable(delivery) if delivery.payload_flags else delivery for delivery in claimed
+        ]
 
     def _readable(self, delivery: Delivery) -> Delivery:
         packed = _new(PackedDelivery, delivery)

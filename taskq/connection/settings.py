@@ -343,14 +343,14 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
         UsageError: a file of taskq's own is broken or says what is no setting, or is another's.
     """
     near = [(place, _table(place)) for place in places_of(data_dir)[1:]]
-    told = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
-    log = places_of(data_dir, told and Path(told))[0]
-    found = [(log, _table(log, may_move=False)), *near]
-    for place, said in found:
+    named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
+    log = places_of(data_dir, named and Path(named))[0]
+    tables = [(log, _table(log, may_move=False)), *near]
+    for place, said in tables:
         if "hub" in said and place.is_near:
             _warn(f"{place.path}: its [hub] is not obeyed: move that to {log.path.absolute()}")
             del said["hub"]
-    return [(place.path.absolute(), said) for place, said in found if said]
+    return [(place.path.absolute(), said) for place, said in tables if said]
 
 
 def _table(place: Place, *, may_move: bool = True) -> dict[str, Any]:
@@ -475,7 +475,7 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
 
 def _no_json(error: SettingsError) -> str:
     # It has the name in its text alone.
-    name = next((one for one in Settings.model_fields if f'"{one}"' in str(error)), "")
+    name = next((field for field in Settings.model_fields if f'"{field}"' in str(error)), "")
     more = "…" if name == "hub" else ""
     return (
         f"settings: {name} ({PREFIX}{name.upper()}{more}) is no JSON, as lists and tables must be "

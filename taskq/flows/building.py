@@ -340,9 +340,9 @@ def _text(node: Node) -> str:
     if isinstance(node, Leaf):
         return node.call.name
     if isinstance(node, Group):
-        first = ", ".join(_text(one) for one in node.members[:_SHOWN])
+        first = ", ".join(_text(member) for member in node.members[:_SHOWN])
         more = len(node.members) - _SHOWN
         return f"({first}{f' and {more} more' if more > 0 else ''})"
-    return " → ".join(_text(one) for one in node.parts[:_SHOWN]) + (
+    return " → ".join(_text(part) for part in node.parts[:_SHOWN]) + (
         " …" if len(node.parts) > _SHOWN else ""
     )

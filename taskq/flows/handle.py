@@ -239,7 +239,7 @@ class PendingFlow(Generic[R]):
         Raises:
             JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
         """
-        jobs = tuple(one.handle for one in self._pending)
+        jobs = tuple(pending.handle for pending in self._pending)
         return FlowHandle(self._app, jobs, self._ends, self._shape)
 
     @property

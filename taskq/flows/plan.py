@@ -175,8 +175,8 @@ def _numbered(ends: list[_Job]) -> list[_Job]:
     for job in jobs:  # it grows meanwhile
         place(job.inputs)
     for job in jobs:
-        for one in job.inputs:
-            one.unlocks.append(job.index)
+        for member in job.inputs:
+            member.unlocks.append(job.index)
     return jobs
 
 

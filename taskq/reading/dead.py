@@ -139,7 +139,7 @@ async def withdraw(
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
     port = await connection.port()
-    end: int = await port.look(lambda one: one.journal.next_lsn)
+    end: int = await port.look(lambda sight: sight.journal.next_lsn)
     sweeping = Sweeping(connection.tag)
     start, left = 1, limit
     while start and left != 0:
@@ -211,7 +211,7 @@ class DeadLetters:
 
     def __init__(self, connection: Connection, *rest: Connection) -> None:
         self._connection = connection
-        self._rest = [DeadLetters(one) for one in rest]
+        self._rest = [DeadLetters(connection) for connection in rest]
 
     async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
         """At most ``limit`` dead letters that fit, the latest death first.
@@ -232,9 +232,9 @@ class DeadLetters:
         while len(views) < limit:
             port = await self._connection.port()
             look = partial(newest_dead, wanted=wanted, limit=limit - len(views), below=place)
-            found: tuple[Views, PageEnd | None] = await port.look(look)
-            views += found[0]
-            place = found[1]
+            page: tuple[Views, PageEnd | None] = await port.look(look)
+            views += page[0]
+            place = page[1]
             if place is None:
                 break
         views = await self._connection.packer.listed(views)
@@ -255,7 +255,7 @@ class DeadLetters:
             return (await self._sweep(wanted, None, DeadLetters._count)).count
         port = await self._connection.port()
         count: int = await port.look(partial(count_dead, wanted=wanted))
-        return count + sum([await one.count(**filters) for one in self._rest])
+        return count + sum([await log.count(**filters) for log in self._rest])
 
     count_sync = blocking(count)
 
@@ -350,10 +350,10 @@ class DeadLetters:
 
     async def _home(self, tag: str) -> DeadLetters:
         """That of the log whose ids begin so; this one if none does."""
-        for one in (self, *self._rest) if self._rest else ():
-            await one._connection.opened()
-            if one._connection.tag == tag:
-                return one
+        for log in (self, *self._rest) if self._rest else ():
+            await log._connection.opened()
+            if log._connection.tag == tag:
+                return log
         return self
 
     async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
@@ -361,7 +361,7 @@ class DeadLetters:
         if limit is not None:
             limit = checked_limit(limit)
         port = await self._connection.port()
-        end: int = await port.look(lambda one: one.journal.next_lsn)
+        end: int = await port.look(lambda sight: sight.journal.next_lsn)
         sweeping = Sweeping(self._connection.tag)
         start, left = 1, limit
         while start and left != 0:

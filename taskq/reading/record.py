@@ -440,8 +440,8 @@ class RecordReader:
             if self._lookups <= _HOPS_MAX:
                 data = read_record(journal.files, job, extent)
             if data is None:
-                found = next(journal.indexes.about(job), None)
-                data = found.record if found is not None else None
+                entry = next(journal.indexes.about(job), None)
+                data = entry.record if entry is not None else None
         except LogError:  # what was there was removed just now
             return
         if data is not None:

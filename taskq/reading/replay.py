@@ -121,14 +121,15 @@ async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncI
     if not dry_run:
         # What the choice rests on is on disk before anything new is.
         await (await connection.port()).extent()
-    found = await off_loop(_Chosen, connection, past)
+    chosen = await off_loop(_Chosen, connection, past)
     try:
-        while items := await off_loop(found.take, dry_run=dry_run):
-            new = iter(await connection.send_many([one for _, one in items if one is not None]))
-            for told, item in items:
-                yield told if item is None else replace(told, new_id=_id_of(found.tag, next(new)))
+        while items := await off_loop(chosen.take, dry_run=dry_run):
+            new = iter(await connection.send_many([item for _, item in items if item is not None]))
+            for replayed, item in items:
+                new_id = "" if item is None else _id_of(chosen.tag, next(new))
+                yield replace(replayed, new_id=new_id)
     finally:
-        found.close()
+        chosen.close()
 
 
 class _Chosen:
@@ -145,8 +146,8 @@ class _Chosen:
         portion: list[tuple[Replayed, Item | None]] = []
         size = 0
         for job in islice(self._jobs, _TRANSACTION_JOBS):
-            told, item = self._again(job, dry_run=dry_run)
-            portion.append((told, item))
+            replayed, item = self._again(job, dry_run=dry_run)
+            portion.append((replayed, item))
             size += len(item[1]) if item is not None else 0
             if size >= _TRANSACTION_BYTES:
                 break
@@ -158,7 +159,7 @@ class _Chosen:
 
     def _again(self, job: PastJob, *, dry_run: bool) -> tuple[Replayed, Item | None]:
         record = job.record
-        told = Replayed(
+        replayed = Replayed(
             job_id=f"{self.tag}-{record.job}",
             new_id="",
             queue=record.queue.decode("utf-8", "replace"),
@@ -166,26 +167,30 @@ class _Chosen:
             state=job.state,
         )
         if dry_run:
-            return told, None
+            return replayed, None
         try:
-            return told, self._item(job, told)
+            return replayed, self._item(job, replayed)
         except TaskqError as error:
-            return replace(told, problem=str(error)), None
+            return replace(replayed, problem=str(error)), None
 
-    def _item(self, job: PastJob, told: Replayed) -> Item:
+    def _item(self, job: PastJob, replayed: Replayed) -> Item:
         record, packer = job.record, self._connection.packer
-        what = f"the payload of job {told.job_id}"
+        what = f"the payload of job {replayed.job_id}"
         body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
         flags = record.flags if record.carried is None else _flags_of(record.carried.born)
         old = record.extras or Extras()
         # Neither its due time nor its end nor its key: those were the old job's.
-        headers = {**old.headers, REPLAY_HEADER: told.job_id}
+        headers = {**old.headers, REPLAY_HEADER: replayed.job_id}
         extras = Extras(headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key)
         encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
         spec = spec_of(
-            told.queue, told.task, record.priority, record.attempts_max, Flag(flags & _KEPT_FLAGS)
+            replayed.queue,
+            replayed.task,
+            record.priority,
+            record.attempts_max,
+            Flag(flags & _KEPT_FLAGS),
         )
-        packing = self._packing(told.queue, record.body_flags)
+        packing = self._packing(replayed.queue, record.body_flags)
         (item,) = packer.items_sync([((spec, body, extras), packing, what)])
         return item
 
@@ -221,10 +226,10 @@ def _states(state: States | None) -> frozenset[State]:
     if state is None:
         return SETTLED_STATES
     given = [state] if isinstance(state, State | str) else list(state)
-    known = {one.name.lower(): one for one in SETTLED_STATES}
+    known = {state.name.lower(): state for state in SETTLED_STATES}
     states: set[State] = set()
-    for one in given:
-        name = one.name.lower() if isinstance(one, State) else one
+    for named in given:
+        name = named.name.lower() if isinstance(named, State) else named
         if name not in known:
             raise UsageError(
                 f"state is {name!r:.60}: only jobs that are over can be replayed, "

@@ -123,13 +123,13 @@ class Cron:
         span_ns = _LOOK_BACK_NS
         while True:
             start_ns = max(after_ns, until_ns - span_ns)
-            found: list[int] = []
+            moments: list[int] = []
             for at_ns in self.after(start_ns):
                 if at_ns > until_ns:
                     break
-                found.append(at_ns)
-            if start_ns == after_ns or len(found) >= count:
-                return found[-count:]
+                moments.append(at_ns)
+            if start_ns == after_ns or len(moments) >= count:
+                return moments[-count:]
             span_ns *= _LOOK_BACK_GROWTH
 
     def __str__(self) -> str:

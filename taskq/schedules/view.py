@@ -93,9 +93,9 @@ class LogSchedules:
     async def list(self, next_count: int = NEXT_COUNT) -> Views:
         """Return all of them, by name."""
 
-        def look(one: Sight) -> Views:
-            now_ns = one.journal.clock.wall_ns()
-            return views_of(one.facets.need_agenda().schedules, now_ns, next_count)
+        def look(sight: Sight) -> Views:
+            now_ns = sight.journal.clock.wall_ns()
+            return views_of(sight.facets.need_agenda().schedules, now_ns, next_count)
 
         port = await self._connection.port()
         views: Views = await port.look(look)

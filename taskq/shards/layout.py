@@ -80,8 +80,8 @@ class Shards:
 
     def index_by(self, first: bytes, second: bytes) -> int:
         """Return the shard of two texts."""
-        told = len(first).to_bytes(2, "little") + first + len(second).to_bytes(2, "little") + second
-        return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") & (self.count - 1)
+        data = len(first).to_bytes(2, "little") + first + len(second).to_bytes(2, "little") + second
+        return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") & (self.count - 1)
 
     def settle_in(self, root: str) -> list[str]:
         """Return the paths of the shards below a root, which says from now on that it has these.

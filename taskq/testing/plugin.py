@@ -77,7 +77,7 @@ def on_open(path: str) -> None:
     """
     if not _configs or _is_temporary(path):
         return
-    told = (
+    message = (
         f"a test opens the real log {path}, whose jobs a worker may run: put it into a "
         f"sandbox, with Sandbox(app) as box (from taskq.testing) or the fixture taskq_sandbox, or "
         f"give it a directory in tmp_path"
@@ -85,12 +85,12 @@ def on_open(path: str) -> None:
     if _STRICT[_word(_configs[-1])]:
         from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
 
-        raise UsageError(f"{told} (taskq_strict = error)")
+        raise UsageError(f"{message} (taskq_strict = error)")
     from taskq.connection.tracebacks import caller  # noqa: PLC0415 - a log is being opened anyway
 
     frame = caller()
     warnings.warn_explicit(
-        f"{told} (taskq_strict = error refuses it)",
+        f"{message} (taskq_strict = error refuses it)",
         RealLogWarning,
         frame.f_code.co_filename,
         frame.f_lineno,
@@ -146,6 +146,6 @@ def _load(target: str) -> TaskQ:
     try:
         app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
     except UsageError as error:
-        told = f"taskq_app = {target}: {error}"
-        raise pytest.fail.Exception(told, pytrace=False) from None
+        message = f"taskq_app = {target}: {error}"
+        raise pytest.fail.Exception(message, pytrace=False) from None
     return app
