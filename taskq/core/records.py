@@ -1,59 +1,47 @@
-"""The kinds of record, their flags and options: numbers that never change, only grow."""
+"""The table of kinds: all that is known of each kind of record, and of its flags and options.
+
+Numbers never change, they only grow. Whoever reads records asks ``core.kinds``, or a row of
+``TABLE``; a new kind is a new row here, and a line where what it does is new, too.
+"""
 
 from __future__ import annotations
 
 import enum
-from typing import Final
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.model import State
+from taskq.core.values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Kind(enum.IntEnum):
-    """What a record says happened. 128 and above may be skipped by a fold that knows them not."""
+    """Say what happened. 128 and above may be skipped by a fold that knows them not."""
 
-    #: a job came into being (body: payload)
     ENQUEUED = 1
-    #: a worker took it; counts an attempt
     CLAIMED = 2
-    #: it ran to its end (body: result)
     SUCCEEDED = 3
-    #: it failed and is due again later (body: reason)
     RETRIED = 4
-    #: it failed for good (body: reason)
     DEAD = 5
-    #: it was given back; the cause says by whom, and the attempt count says whether one was burnt
     RELEASED = 6
-    #: it was withdrawn before it ran, or stopped while it did: the cause tells
     CANCELLED = 7
-    #: its time had passed before it ran
     EXPIRED = 8
-    #: the job as it stands, written again by compaction (body: its ENQUEUED record, then its end)
     CARRIED = 9
-    #: a dead letter is ready again, as if new (the same layout as CARRIED)
     REQUEUED = 10
-    #: a dead letter is forgotten
     PURGED = 11
-    #: the deadline of a claim was moved
     EXTENDED = 12
-    #: wall time made a step; relative times shift by it
     CLOCK = 32
-    #: the queue's jobs wait until it is resumed (body: its name)
     PAUSED = 33
-    #: they may be claimed again
     RESUMED = 34
-    #: how many jobs of a lane ended so far, and how (body: the lane's key)
     TALLIED = 35
-    #: everything needed from segments before this lsn was written again: they may be gone
     COMPACTED = 36
-    #: how far an upload has come: in the frame that holds the jobs that brought it there
     ADOPTED = 37
-    #: somebody wants the running job cancelled: its owner stops it, and it never runs again
     CANCEL_ASKED = 38
-    #: how far a schedule has ticked: in the frame that holds the jobs of its ticks (body: its name)
     TICKED = 39
-    #: when the claims of a group were made that count against a rate, as far as that matters
     RATED = 41
-    #: a job waits otherwise than before: elsewhere, or until another moment (as CARRIED)
     EDITED = 42
-    #: who an owner is (body: JSON), for people who read the log later
     OWNER = 128
 
 
@@ -172,13 +160,187 @@ class Cause(enum.IntEnum):
 
 #: Flags of a payload or result that is not stored as it was given.
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
-#: Records that concern a job that an earlier record brought into being; its number is at byte 16.
-JOB_KINDS: Final = frozenset(
-    {
-        *(kind for kind in Kind if Kind.CLAIMED <= kind <= Kind.EXTENDED),
-        Kind.CANCEL_ASKED,
-        Kind.EDITED,
-    }
-)
-#: Records that hold a job's whole ENQUEUED record.
-CARRYING_KINDS: Final = frozenset({Kind.CARRIED, Kind.REQUEUED, Kind.EDITED})
+#: Types from this one on may be passed over by who does not know them.
+SKIPPABLE: Final = 128
+
+
+class Layout(NamedTuple):
+    """Where the fixed fields of a record stand, behind what every record starts with."""
+
+    #: of each field, as ``struct`` has it
+    formats: str
+    #: their names, with spaces between
+    names: str
+
+    @property
+    def struct(self) -> struct.Struct:
+        """Return what packs them, with what every record starts with."""
+        return struct.Struct("<IBBHI" + self.formats)
+
+
+#: Of records that concern a job that an earlier one brought into being ...
+JOB: Final = Layout("IQQ", "attempt job token")
+#: ... of a claim, whose token is its own lsn ...
+CLAIM: Final = Layout("IQQ", "attempt job owner")
+#: ... of those after which it waits again ...
+BACK: Final = Layout("IQQq", "attempt job token due_ns")
+#: ... and of those that tell all of it.
+WHOLE: Final = Layout("IQQqq", "attempt job token due_ns enqueued_ns")
+BORN: Final = Layout("HBB", "attempts_max queue_size task_size")
+NAME: Final = Layout("I", "zero")
+TALLY: Final = Layout("IQQQQ", "zero succeeded dead cancelled expired")
+STEP: Final = Layout("Iq", "zero step_ns")
+MARK: Final = Layout("IQ", "zero token")
+OWNER: Final = Layout("IQ", "zero owner")
+TICK: Final = Layout("Iqq", "zero last_ns done_ns")
+RATES: Final = Layout("Iqq", "zero most window_ns")
+UPLOAD: Final = Layout("I16sQQQQ", "zero upload done total duplicates first_lsn")
+
+
+class Body(enum.Enum):
+    """Say what a record holds behind its options; the value is how the specification has it."""
+
+    NONE = ""
+    PAYLOAD = "queue, task (before the options); payload"
+    RESULT = "result"
+    REASON = "reason"
+    JOB = "the job's ENQUEUED record (its CRC seeded with the job's number); its result or reason"
+    QUEUE = "name of the queue"
+    LANE = "length of queue u8, length of task u8, queue, task"
+    SCHEDULE = "name of the schedule"
+    TIMES = (
+        "length u16 of (length of task u8, task, concurrency key), these; (moment i64, claims u32)"
+    )
+    OWNER = "JSON"
+
+
+class Row(NamedTuple):
+    """All that is known of a kind of record."""
+
+    kind: int
+    #: for people: of events, records of streams and rows of the pipeline
+    name: str
+    #: what it says happened
+    says: str
+    layout: Layout
+    body: Body = Body.NONE
+    #: what its sixth byte holds
+    byte: str = "0"
+    #: what it makes of a job: state before -> the state after, and that of one whose due time is
+    #: still to come
+    moves: Mapping[State, tuple[State, ...]] = {}
+    options: tuple[Option, ...] = ()
+    #: the incompatible feature that ``taskq.json`` names before there is one
+    feature: str = ""
+
+
+_WAITING: Final = (State.READY, State.SCHEDULED)
+_OF_ENDS: Final = (Option.UNLOCKS, Option.KEY_HASH, Option.LINES)
+_OF_WHOLE: Final = (
+    Option.LEASE, Option.KEY_UNTIL, Option.ENDED, Option.DUE_WALL, Option.EXPIRES_RELATIVE,
+    Option.CLAIM, Option.HISTORY, Option.CANCEL_WANTED, Option.NEEDS, Option.LINES,
+)  # fmt: skip
+_ROWS: Final = (
+    Row(
+        Kind.ENQUEUED, "enqueued", "a job came into being", BORN, Body.PAYLOAD, "priority",
+        {State.ABSENT: _WAITING},
+        (
+            Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.KEY,
+            Option.WINDOW, Option.CONCURRENCY_KEY, Option.KEEP, Option.HEADERS, Option.REPLACES,
+            Option.UNLOCKS, Option.NEEDS, Option.INPUTS, Option.SHAPE, Option.FLOW,
+        ),
+    ),
+    Row(
+        Kind.CLAIMED, "claimed", "a worker took it; counts an attempt", CLAIM,
+        moves={State.READY: (State.RUNNING,)}, options=(Option.LEASE, Option.RATE),
+    ),
+    Row(
+        Kind.SUCCEEDED, "succeeded", "it ran to its end", JOB, Body.RESULT,
+        moves={State.RUNNING: (State.SUCCEEDED,)}, options=_OF_ENDS,
+    ),
+    Row(
+        Kind.RETRIED, "retried", "it failed, and is due again later", BACK, Body.REASON, "cause",
+        {State.RUNNING: _WAITING}, (Option.LINES,),
+    ),
+    Row(
+        Kind.DEAD, "dead", "it failed for good", JOB, Body.REASON, "cause",
+        {State.RUNNING: (State.DEAD,)}, _OF_ENDS,
+    ),
+    Row(
+        Kind.RELEASED, "released", "it was given back, or what it waited for is there: the cause "
+        "says why, and the attempt count whether one was burnt", BACK, Body.REASON, "cause",
+        {State.RUNNING: _WAITING, State.SCHEDULED: _WAITING}, (Option.LINES,),
+    ),
+    Row(
+        Kind.CANCELLED, "cancelled", "it was withdrawn before it ran (token 0), or stopped while "
+        "it did: the cause tells", JOB, Body.REASON, "cause",
+        dict.fromkeys((*_WAITING, State.RUNNING), (State.CANCELLED,)), _OF_ENDS,
+    ),
+    Row(
+        Kind.EXPIRED, "expired", "its time had passed before it ran; the token is 0", JOB,
+        Body.REASON, "cause", dict.fromkeys(_WAITING, (State.EXPIRED,)), _OF_ENDS,
+    ),
+    Row(
+        Kind.CARRIED, "carried", "the job as it stands, written again by compaction; of a ready "
+        "one due is since when it waits, 0: since its enqueue", WHOLE, Body.JOB, "state",
+        options=_OF_WHOLE,
+    ),
+    Row(
+        Kind.REQUEUED, "requeued", "a dead letter is ready again, as if new", WHOLE, Body.JOB,
+        "state", {State.DEAD: (State.READY,)}, (*_OF_WHOLE, Option.UNLOCKS),
+    ),
+    Row(
+        Kind.EDITED, "edited", "a job waits otherwise, elsewhere or until another moment: its "
+        "ENQUEUED record is as if it had been enqueued so; its attempts so far are all told",
+        WHOLE, Body.JOB, "state", dict.fromkeys(_WAITING, _WAITING),
+        (*_OF_WHOLE, Option.KEY_HASH), "edits-1",
+    ),
+    Row(
+        Kind.PURGED, "purged", "a dead letter is forgotten; the token is 0", JOB,
+        moves={State.DEAD: (State.ABSENT,)}, options=(Option.UNLOCKS, Option.KEY_HASH),
+    ),
+    Row(
+        Kind.EXTENDED, "extended", "the deadline of a claim was moved", JOB,
+        options=(Option.LEASE,),
+    ),
+    Row(
+        Kind.CANCEL_ASKED, "cancel_asked", "somebody wants the running job cancelled: its owner "
+        "stops it, and it never runs again", JOB,
+    ),
+    Row(
+        Kind.PAUSED, "paused", "the queue's jobs wait until it is resumed", NAME, Body.QUEUE,
+    ),
+    Row(Kind.RESUMED, "resumed", "they may be claimed again", NAME, Body.QUEUE),
+    Row(
+        Kind.TALLIED, "tallied", "how many jobs of a lane ended so far, and how", TALLY, Body.LANE,
+        "priority",
+    ),
+    Row(
+        Kind.COMPACTED, "compacted", "all that is needed from segments before the lsn in token "
+        "was written again: they may be gone", MARK,
+    ),
+    Row(
+        Kind.CLOCK, "clock", "wall time made a step, in nanoseconds; relative times shift by it; "
+        "always with its CRC", STEP,
+    ),
+    Row(
+        Kind.ADOPTED, "adopted", "how far an upload has come, in the frame of the jobs that "
+        "brought it there: jobs that are decided, in all of it, left out; first_lsn is of the "
+        "frame that began it; always with its CRC", UPLOAD,
+    ),
+    Row(
+        Kind.TICKED, "ticked", "how far a schedule has ticked, in the frame of the jobs of its "
+        "ticks, in wall time; always with its CRC", TICK, Body.SCHEDULE, "1 paused, 2 forgotten",
+        options=(Option.RULE, Option.DETAILS),
+    ),
+    Row(
+        Kind.RATED, "rated", "when the claims of a group were made that count against a rate, the "
+        "oldest first, relative; always with its CRC", RATES, Body.TIMES,
+    ),
+    Row(
+        Kind.OWNER, "owner", "who an owner is, for people who read the log later", OWNER,
+        Body.OWNER,
+    ),
+)  # fmt: skip
+#: By their types.
+TABLE: Final[dict[int, Row]] = {int(row.kind): row for row in _ROWS}

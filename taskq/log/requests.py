@@ -485,7 +485,7 @@ class Letter(NamedTuple):
     @property
     def size(self) -> int:
         """About how many bytes it adds to the log."""
-        return codec.CARRIED.size + len(self.born) + len(self.history) + codec.BACK.size
+        return codec.WHOLE.size + len(self.born) + len(self.history) + codec.BACK.size
 
     @property
     def has_options(self) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.connection.blocking import off_loop
 from taskq.core.durations import utc_moment
 from taskq.core.errors import LogError, TaskqError, UsageError
+from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind
+from taskq.core.records import PACKED, Kind
 from taskq.core.values import dataclass
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.disk import LocalDisk
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 _NAMES_MAX: Final = 16_384
 _KINDS: Final[dict[str, int]] = {kind.name.lower(): int(kind) for kind in Kind}
 _NAMES: Final[dict[int, str]] = {number: name for name, number in _KINDS.items()}
-_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_BIRTHS: Final = _CARRYING | {int(Kind.ENQUEUED)}
+_BIRTHS: Final = CARRYING | {int(BIRTH)}
 _WITH_CAUSE: Final = frozenset(
     map(
         int,
@@ -170,7 +169,7 @@ class Choice:
         """Return whether the record fits depends on a job that is not known."""
         return (
             self.needs_names
-            and record.kind in _JOB_KINDS
+            and record.kind in OF_JOBS
             and record.job not in self._known
             and (self._kinds is None or record.kind in self._kinds)
         )
@@ -219,7 +218,7 @@ def make_record(
         payload, problem = _unpacked(stored, record.body_flags, bodies, what, limit)
     elif kind == Kind.SUCCEEDED:
         result, problem = _unpacked(record.body, record.body_flags, bodies, what, limit)
-    elif record.body is not None and kind in _JOB_KINDS:
+    elif record.body is not None and kind in OF_JOBS:
         reason = _text(record.body)
     expires_ns = extras.expires_ns if extras is not None else 0
     if carried is not None:

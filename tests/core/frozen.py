@@ -270,7 +270,7 @@ class Driven:
         job = self._pick(number, State.RUNNING)
         due = self.time_ns + delay if delay % 2 else 0
         self.lsn += 1
-        return job, self.agenda.apply_back(Kind.RETRIED, job, number % 4, due, self.time_ns)
+        return job, self.agenda.apply_back(job, number % 4, due, self.time_ns)
 
     def end(self, number: int, kind: int, _: bool) -> object:
         state = (State.RUNNING, State.READY, State.SCHEDULED)[kind % 3]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from taskq.core.errors import TaskqError
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Kind, Option
+from taskq.core.kinds import CARRYING, OF_JOBS
+from taskq.core.records import PACKED, Kind, Option
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_lsn
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 DEVICE: Final = "edge-7"
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_BIRTHS: Final = _CARRYING | {int(Kind.ENQUEUED)}
-_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
+_BIRTHS: Final = CARRYING | {int(Kind.ENQUEUED)}
 _WITH_CAUSE: Final = (Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED)
 _OFFSET_MASK: Final = 2**32 - 1
 
@@ -138,8 +137,8 @@ def _concurrency_key(entry: Entry, record: LogRecord) -> str | None:
     born = entry.data[entry.at : entry.at + entry.length]
     if record.carried is not None:
         born = record.carried.born
-    _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
-    at = codec.ENQUEUED.size + queue_size + task_size
+    _, _, _, size, _, _, queue_size, task_size = codec.BORN.unpack_from(born)
+    at = codec.BORN.size + queue_size + task_size
     options = dict(each_option(born, at, size))
     return _key(options.get(Option.CONCURRENCY_KEY))
 
@@ -152,7 +151,7 @@ def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[s
         yield "task", record.task.decode("utf-8", "replace") or None
     if kind in _BIRTHS or kind == Kind.TALLIED:
         yield "priority", record.priority
-    if kind in _BIRTHS | _JOB_KINDS:
+    if kind in _BIRTHS | OF_JOBS:
         yield "attempt", record.attempt
         yield from _value("value", record.body, record.body_flags, bodies, what)
     yield from _other(record)
@@ -170,7 +169,7 @@ def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
     kind = record.kind
     if kind in (Kind.CLAIMED, Kind.OWNER):
         yield "owner", _owner(record.token)
-    elif kind in _JOB_KINDS or kind == Kind.COMPACTED:
+    elif kind in OF_JOBS or kind == Kind.COMPACTED:
         yield "token", _signed(record.token) or None
     if kind == Kind.OWNER:
         yield from _text("value", record.body)

@@ -29,30 +29,17 @@ from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.taking import Taking
+from taskq.core.kinds import DEATHS, ENDS, SUCCESS
 from taskq.core.model import SECOND_NS, State
-from taskq.core.records import Kind
-from taskq.core.transitions import BY_TIME, after
+from taskq.core.transitions import BY_TIME, READY, RUNNING, SCHEDULED, after
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Group
     from taskq.core.schedules import ScheduleState
 
-_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
-_SCHEDULED: Final = int(after(State.ABSENT, Kind.ENQUEUED, waits=True))
-_CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
-_BACK: Final = {
-    (kind, waits): int(after(State.RUNNING, kind, waits=waits))
-    for kind in (Kind.RETRIED, Kind.RELEASED)
-    for waits in (False, True)
-}
-_SUCCEEDED: Final = Kind.SUCCEEDED
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
-_ENDS: Final = {
-    Kind.SUCCEEDED: "succeeded",
-    Kind.DEAD: "dead",
-    Kind.CANCELLED: "cancelled",
-    Kind.EXPIRED: "expired",
-}
+#: What a lane calls the number of its jobs that ended so.
+_COUNTED: Final = {kind: str(after(State.RUNNING, kind)) for kind in ENDS}
 _ALL: Final = 2**62
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
@@ -113,7 +100,7 @@ class Agenda:
 
     def apply_enqueued(self, job: int, location: int, lane: Lane, meta: int) -> None:
         """A job that is ready at once; ``meta`` holds flags only."""
-        self.table.add(job, location, lane.number, meta | _READY)
+        self.table.add(job, location, lane.number, meta | READY)
         lane.push(job)
         lane.ready += 1
         if lane.ready == 1 and not lane.blocked:
@@ -121,7 +108,7 @@ class Agenda:
 
     def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
         """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
-        self.table.extend(first, locations, lane.number, meta | _READY)
+        self.table.extend(first, locations, lane.number, meta | READY)
         lane.push_run(first, len(locations))
         lane.ready += len(locations)
         if lane.ready and not lane.blocked:
@@ -131,13 +118,13 @@ class Agenda:
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
     ) -> None:
         """A job that waits until ``due_ns`` of wall time."""
-        self.table.add(job, location, lane.number, meta | _SCHEDULED)
+        self.table.add(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
         self.note_scheduled(job, due_ns, is_wall)
 
     def apply_held(self, job: int, location: int, lane: Lane, meta: int, needs: int) -> None:
         """A job that waits for others; ``needs`` is their count, and above it the policy."""
-        self.table.insert(job, location, lane.number, meta | _SCHEDULED)
+        self.table.insert(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
         self._scheduled += 1
         self.flows.hold(job, needs)
@@ -166,9 +153,9 @@ class Agenda:
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
-        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt) | _CLAIMED
+        chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt) | RUNNING
         self.queues.note_running(lane, 1)
         self.running[job] = (token, epoch, owner)
         return True
@@ -205,8 +192,8 @@ class Agenda:
         if claim is not None and claim[0] == token:
             self.leases.asked.add(job)
 
-    def apply_back(self, kind: Kind, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
-        """A running job waits again: RETRIED or RELEASED. False: unknown here."""
+    def apply_back(self, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
+        """Let a running job wait again. False: unknown here."""
         self.running.pop(job, None)
         if self.leases:
             self.leases.drop(job)
@@ -217,14 +204,14 @@ class Agenda:
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
         if job in self._overdue:
             # Not expired yet: the clock may have been set back since.
             self.times.expire_again(job, self._overdue.pop(job))
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt)
-        chunk.metas[index] = meta | _BACK[kind, waits] | META_BACK
+        chunk.metas[index] = meta | (SCHEDULED if waits else READY) | META_BACK
         if waits:
             lane.scheduled += 1
             self.note_scheduled(job, due_ns, is_wall=False)
@@ -258,7 +245,7 @@ class Agenda:
         before = self.lanes[chunk.lanes[index]]
         self._leave(before, job, meta)
         before.discard(job)
-        if meta & STATE_MASK == _SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
             self.times.forget(job)
         chunk.locations[index], chunk.lanes[index] = location, lane.number
         chunk.metas[index] = (meta & ~STATE_MASK) | state | META_BACK
@@ -274,7 +261,7 @@ class Agenda:
         self.queues.retire(before)
         return True
 
-    def apply_ended(self, kind: Kind, job: int, now_ns: int = 0) -> bool:
+    def apply_ended(self, kind: int, job: int, now_ns: int = 0) -> bool:
         """A job is settled for good. False: unknown here (it ended before, or was damaged)."""
         self.running.pop(job, None)
         if self.leases:
@@ -287,14 +274,14 @@ class Agenda:
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
         home = lane.home
-        if kind is Kind.SUCCEEDED:  # the common one, without getattr
+        if kind == SUCCESS:  # the common one, without getattr
             home.succeeded += 1
         else:
-            name = _ENDS[kind]
+            name = _COUNTED[kind]
             setattr(home, name, getattr(home, name) + 1)
         location = chunk.locations[index]
         self.table.remove(chunk, index)
-        if kind is Kind.DEAD:
+        if kind in DEATHS:
             self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
         if meta & META_FLOW:
             self.flows.drop(job)
@@ -317,8 +304,8 @@ class Agenda:
             if chunk is None:
                 continue
             index = table.index
-            if chunk.metas[index] & (STATE_MASK | META_EXPIRES) != _CLAIMED:
-                self.apply_ended(Kind.SUCCEEDED, job)
+            if chunk.metas[index] & (STATE_MASK | META_EXPIRES) != RUNNING:
+                self.apply_ended(SUCCESS, job)
                 continue
             running.pop(job, None)
             if leases is not None:
@@ -340,7 +327,7 @@ class Agenda:
                 break
             chunk, start, count = run
             lane = self.lanes[chunk.lanes[start]]
-            is_plain = chunk.metas[start] & (STATE_MASK | META_EXPIRES) == _CLAIMED
+            is_plain = chunk.metas[start] & (STATE_MASK | META_EXPIRES) == RUNNING
             if count < RUN_MIN or not is_plain or lane.group is not None:
                 break
             lane.running -= count
@@ -369,7 +356,7 @@ class Agenda:
                 continue
             index = self.table.index
             meta = chunk.metas[index]
-            if meta & STATE_MASK != _SCHEDULED:
+            if meta & STATE_MASK != SCHEDULED:
                 continue
             lane = self.lanes[chunk.lanes[index]]
             lane.scheduled -= 1
@@ -441,7 +428,7 @@ class Agenda:
             meta = 0 if chunk is None else chunk.metas[self.table.index]
             if not meta & META_EXPIRES:  # settled since; perhaps a dead letter that is ready again
                 continue
-            if meta & STATE_MASK == _CLAIMED:
+            if meta & STATE_MASK == RUNNING:
                 self._overdue[job] = expiry
             else:
                 jobs.append(job)
@@ -495,13 +482,13 @@ class Agenda:
                 break
             index = table.index
             meta = chunk.metas[index]
-            if meta & STATE_MASK != _READY or (
+            if meta & STATE_MASK != READY or (
                 lane is not None and chunk.lanes[index] != lane.number
             ):
                 break
             lane = lane or self.lanes[chunk.lanes[index]]
             meta &= ~(STATE_MASK | ATTEMPT_MASK)
-            chunk.metas[index] = meta | counted(attempts[number]) | _CLAIMED
+            chunk.metas[index] = meta | counted(attempts[number]) | RUNNING
             running[job] = (token + number, epoch, owners[number])
             number += 1
         if lane is None:
@@ -521,11 +508,11 @@ class Agenda:
 
     def _leave(self, lane: Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK
-        if state == _CLAIMED:
+        if state == RUNNING:
             lane.running -= 1
             if lane.group is not None:
                 self.groups.left(lane.group)
-        elif state == _READY:
+        elif state == READY:
             lane.ready -= 1
             lane.left += 1
             if not lane.ready:
@@ -555,7 +542,7 @@ class Agenda:
 
     def _is_scheduled(self, job: int) -> bool:
         chunk = self.table.find(job)
-        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == _SCHEDULED
+        return chunk is not None and chunk.metas[self.table.index] & STATE_MASK == SCHEDULED
 
     def _is_live(self, job: int) -> bool:
         return self.table.find(job) is not None

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
-from taskq.core.records import Kind
-from taskq.core.transitions import after
+from taskq.core.transitions import READY
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.lanes import Lane
 
-_READY: Final = after(State.ABSENT, Kind.ENQUEUED)
-_AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
 _NEVER: Final = (0, False)
 
 
@@ -55,7 +52,7 @@ def apply_carried(
         chunk.locations[agenda.table.index] = location
         return
     meta |= state
-    if state is _READY:
+    if state == READY:
         meta |= META_BACK
     if expires[0]:
         meta |= META_EXPIRES
@@ -96,11 +93,11 @@ def apply_carried_run(
     if not table.is_free(jobs[0], jobs[-1]):
         for job, location, since in zip(jobs, locations, since_ns, strict=True):
             apply_carried(
-                agenda, job, location, lane, meta, _READY, _NEVER, _NEVER, (0, 0, 0), 0, 0,
+                agenda, job, location, lane, meta, State(READY), _NEVER, _NEVER, (0, 0, 0), 0, 0,
                 since_ns=since,
             )  # fmt: skip
         return
-    table.insert_run(jobs, locations, lane.number, meta | _READY | META_BACK)
+    table.insert_run(jobs, locations, lane.number, meta | READY | META_BACK)
     shift = agenda.times.shift_ns
     agenda.enter_ready_run(lane, jobs, [since - shift for since in since_ns])
 
@@ -134,7 +131,7 @@ def apply_requeued(
     if expires[0]:
         meta |= META_EXPIRES
         agenda.apply_expiry_again(job, *expires)
-    agenda.table.insert(job, location, lane.number, meta | _AGAIN | META_BACK)
+    agenda.table.insert(job, location, lane.number, meta | READY | META_BACK)
     agenda.enter_ready(lane, job)
 
 

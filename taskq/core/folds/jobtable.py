@@ -11,8 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import State
-from taskq.core.records import Kind
-from taskq.core.transitions import after
+from taskq.core.transitions import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +35,6 @@ FRESH_MASK: Final = STATE_MASK | META_BACK
 ATTEMPT_SHIFT: Final = 8
 ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT
 ATTEMPT_MASK: Final = 0xFFFF << ATTEMPT_SHIFT
-_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 
 
 class Chunk:
@@ -214,7 +212,7 @@ class JobTable:
     def is_fresh(self, job: int) -> bool:
         """Return whether a job is ready, and was so when it came."""
         chunk = self.find(job)
-        return chunk is not None and chunk.metas[self.index] & FRESH_MASK == _READY
+        return chunk is not None and chunk.metas[self.index] & FRESH_MASK == READY
 
     def remove(self, chunk: Chunk, index: int) -> None:
         """Take a job out that ``find`` has just found."""

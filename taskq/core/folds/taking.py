@@ -25,10 +25,9 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
 )
 from taskq.core.folds.lanes import Lane
-from taskq.core.model import PRIORITY_MAX, State
+from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
-from taskq.core.records import Kind
-from taskq.core.transitions import after
+from taskq.core.transitions import READY, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,11 +41,9 @@ if TYPE_CHECKING:
     #: job, location, attempt, lane, meta
     Taken = tuple[int, int, int, Lane, int]
 
-_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
 #: Lanes with a key that a claim looks at, of each family, once jobs have waited for a window. They
 #: are those with the oldest jobs: only given-back ones could stand on a higher level elsewhere.
 _FRONT_MIN: Final = 64
-_CLAIMED: Final = int(after(State.READY, Kind.CLAIMED))
 
 
 #: Expired jobs that the claims of one batch pass over: each of them is then recorded.
@@ -272,13 +269,13 @@ class Taking:
                 continue
             index = table.index
             meta = chunk.metas[index]
-            if meta & FRESH_MASK != _READY and (
-                meta & STATE_MASK != _READY or lane.back_since(job) is not None
+            if meta & FRESH_MASK != READY and (
+                meta & STATE_MASK != READY or lane.back_since(job) is not None
             ):
                 continue  # it left, perhaps to come back in another place
             if meta & ATTEMPT_MASK != ATTEMPT_MASK:
                 meta += ATTEMPT_UNIT
-            meta = (meta & ~STATE_MASK) | _CLAIMED
+            meta = (meta & ~STATE_MASK) | RUNNING
             chunk.metas[index] = meta
             attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
             taken.append((job, chunk.locations[index], attempt, lane, meta))
@@ -315,11 +312,11 @@ class Taking:
                 break
             chunk, start, count = run
             meta = chunk.metas[start]
-            if count < RUN_MIN or meta & FRESH_MASK != _READY:
+            if count < RUN_MIN or meta & FRESH_MASK != READY:
                 break
             if meta & ATTEMPT_MASK != ATTEMPT_MASK:
                 meta += ATTEMPT_UNIT
-            meta = (meta & ~STATE_MASK) | _CLAIMED
+            meta = (meta & ~STATE_MASK) | RUNNING
             attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
             end = start + count
             chunk.metas[start:end] = array("I", (meta,)) * count

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound
+from taskq.core.kinds import CANCEL, EXPIRY, REQUEST
 from taskq.core.model import WAITING_STATES
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.requests import Cancel
@@ -63,7 +64,7 @@ class Cancels:
             return _TOO_LATE
         if job not in agenda.leases.asked:
             attempt, token = agenda.attempt(job), claim[0]
-            batch.add(codec.encode_job(Kind.CANCEL_ASKED, 0, attempt, job, token))
+            batch.add(codec.encode_job(REQUEST, 0, attempt, job, token))
             agenda.apply_cancel_asked(job, token)
             batch.interest |= INTEREST_CANCEL
         return Cancel.ASKED
@@ -95,8 +96,8 @@ class Cancels:
     def _expire(self, batch: Batch, jobs: list[int]) -> None:
         attempt = self._context.agenda.attempt
         for job in jobs:
-            self._ends.end(batch, Kind.EXPIRED, Cause.CALLER, job, 0, attempt(job), None)
+            self._ends.end(batch, EXPIRY, Cause.CALLER, job, 0, attempt(job), None)
 
     def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
         attempt = self._context.agenda.attempt(job)
-        self._ends.end(batch, Kind.CANCELLED, cause, job, 0, attempt, None)
+        self._ends.end(batch, CANCEL, cause, job, 0, attempt, None)

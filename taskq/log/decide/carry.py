@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import KeyHeld, NotWaiting, UsageError
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
+from taskq.core.kinds import EDIT, PAUSE, REPEAT
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
-from taskq.core.records import Kind
+from taskq.core.records import TABLE
 from taskq.core.schedules import Ticked
 from taskq.core.transitions import after
 from taskq.log.format.carried import (
@@ -26,7 +27,6 @@ from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.segments.identity import EDITS
 from taskq.log.segments.spill import collect
 from taskq.log.state.fold_rare import fold_carried
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Edit, Floor, OldFile, Rewrite
 
 #: What a job may be after an edit.
-_READY: Final = after(State.READY, Kind.EDITED)
-_SCHEDULED: Final = after(State.READY, Kind.EDITED, waits=True)
+_READY: Final = after(State.READY, EDIT)
+_SCHEDULED: Final = after(State.READY, EDIT, waits=True)
 
 
 class Rewrites:
@@ -65,9 +65,9 @@ class Rewrites:
                 missed += 1
                 continue
             location = batch.where + batch.size
-            batch.add(encode_carried(Kind.CARRIED, carried, batch.lsn))
-            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, agenda, None)
-            fold_carried(Kind.CARRIED, carried, location, batch.time_ns, None, dedup)
+            batch.add(encode_carried(REPEAT, carried, batch.lsn))
+            fold_carried(REPEAT, carried, location, batch.time_ns, agenda, None)
+            fold_carried(REPEAT, carried, location, batch.time_ns, None, dedup)
             # It may be claimed, or end, in this very batch, when it is in no file yet.
             self._context.recent.add(item.job, carried.born)
         return missed
@@ -86,7 +86,7 @@ class Rewrites:
                 batch.add(encode_tally(lane, batch.lsn))
         if not lanes.start:
             for queue in sorted(agenda.queues.paused):
-                batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
+                batch.add(encode_queue(PAUSE, queue, batch.lsn))
             for name, state in sorted(agenda.schedules.items()):
                 batch.add(encode_ticked(Ticked(name, state), batch.lsn))
 
@@ -175,9 +175,9 @@ class Edits:
         if edited == found:
             return False
         location = batch.where + batch.size
-        batch.add(encode_carried(Kind.EDITED, edited, batch.lsn))
-        batch.features = (EDITS,)
-        fold_carried(Kind.EDITED, edited, location, batch.time_ns, agenda, dedup)
+        batch.add(encode_carried(EDIT, edited, batch.lsn))
+        batch.features = (TABLE[EDIT].feature,)
+        fold_carried(EDIT, edited, location, batch.time_ns, agenda, dedup)
         # As above.
         context.recent.add(job, edited.born)
         batch.interest |= INTEREST_READY

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobCancelled, LogDamaged
 from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
+from taskq.core.kinds import CANCEL, CLAIM, DEATH, EXTENSION, RELEASE
 from taskq.core.model import State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause
 from taskq.log.decide.ends import check_claim
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_lease
 from taskq.log.format.columns import plain_records
-from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATED
+from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATE_TAG
 from taskq.log.requests import Delivery
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Claims:
         assert chunk is not None
         lane = agenda.lanes[chunk.lanes[agenda.table.index]]
         self._introduce(batch)
-        token = batch.add(codec.encode_job(Kind.CLAIMED, 0, attempt, job, self._owner))
+        token = batch.add(codec.encode_job(CLAIM, 0, attempt, job, self._owner))
         agenda.apply_claimed(job, token, batch.epoch, self._owner, attempt)
         return Delivery(self._tag, job, token, batch.epoch, attempt, lane, record)
 
@@ -95,7 +96,7 @@ class Claims:
         agenda = self._context.agenda
         deliveries: list[Delivery] = []
         must_sync = False
-        pack, claimed, owner = codec.JOB.pack, int(Kind.CLAIMED), self._owner
+        pack, claimed, owner = codec.JOB.pack, int(CLAIM), self._owner
         tag, epoch, recent, running = self._tag, batch.epoch, self._recent.records, agenda.running
         parts, lsn, new = batch.parts, batch.lsn, tuple.__new__
         lease = encode_lease(batch.time_ns + request.lease_ns) if request.lease_ns else b""
@@ -126,7 +127,7 @@ class Claims:
         mark_rated(batch, taken, request.limits)
         for (job, _, attempt, _, _), token in damaged:
             self._ends.end(
-                batch, Kind.DEAD, Cause.REJECTED, job, token, attempt, b"its record is damaged"
+                batch, DEATH, Cause.REJECTED, job, token, attempt, b"its record is damaged"
             )
         return deliveries, must_sync
 
@@ -154,7 +155,7 @@ class Claims:
         jobs, _, attempts, lanes, metas = zip(*taken, strict=True)
         count, owner, epoch = len(jobs), self._owner, batch.epoch
         tokens = range(batch.lsn, batch.lsn + count)
-        batch.parts.append(plain_records(Kind.CLAIMED, attempts, jobs, repeat(owner, count)))
+        batch.parts.append(plain_records(CLAIM, attempts, jobs, repeat(owner, count)))
         batch.lsn += count
         batch.size += _PLAIN_JOB * count
         claims = zip(tokens, repeat(epoch), repeat(owner))
@@ -178,7 +179,7 @@ class Claims:
         deadline_ns = batch.time_ns + lease_ns
         batch.add(
             codec.encode_job(
-                Kind.EXTENDED, 0, delivery.attempt, delivery.job, delivery.token,
+                EXTENSION, 0, delivery.attempt, delivery.job, delivery.token,
                 options=encode_lease(deadline_ns),
             )
         )  # fmt: skip
@@ -219,12 +220,12 @@ class Claims:
         agenda = self._context.agenda
         token, attempt = agenda.running[job][0], agenda.attempt(job)
         if job in agenda.leases.asked:
-            self._ends.end(batch, Kind.CANCELLED, Cause.ASKED, job, token, attempt, what.encode())
+            self._ends.end(batch, CANCEL, Cause.ASKED, job, token, attempt, what.encode())
         elif self._is_last(job, attempt):
             reason = f"{what} {during} attempt {attempt}"
-            self._ends.end(batch, Kind.DEAD, cause, job, token, attempt, reason.encode())
+            self._ends.end(batch, DEATH, cause, job, token, attempt, reason.encode())
         else:
-            self._ends.back(batch, Kind.RELEASED, cause, job, token, attempt, 0, what.encode())
+            self._ends.back(batch, RELEASE, cause, job, token, attempt, 0, what.encode())
 
     def _is_last(self, job: int, attempt: int) -> bool:
         table = self._context.agenda.table
@@ -235,7 +236,7 @@ class Claims:
             record = self._recent.record(job, chunk.locations[table.index])
         except LogDamaged:
             return False
-        allowed = codec.ENQUEUED.unpack_from(record)[5]
+        allowed = codec.BORN.unpack_from(record)[5]
         return bool(allowed) and attempt >= allowed
 
 
@@ -258,7 +259,7 @@ def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | N
         if limit is None or limit.rate is None:
             continue
         rate = limit.rate
-        rated = _RATE_OPTION.pack(_RATED, _RATE.size, rate.count, rate.window_ns)
+        rated = _RATE_OPTION.pack(_RATE_TAG, _RATE.size, rate.count, rate.window_ns)
         claim = parts[number]
         size, kind, byte, options_size, flags = codec.PREFIX.unpack_from(claim)
         more = len(rated)

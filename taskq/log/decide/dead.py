@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
 from taskq.core.folds.carried import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
+from taskq.core.kinds import REMOVAL, REVIVAL
 from taskq.core.model import State
-from taskq.core.records import Flag, Kind
+from taskq.core.records import Flag
 from taskq.core.transitions import after
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Letter
 
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
-_AGAIN: Final = after(State.DEAD, Kind.REQUEUED)
+_AGAIN: Final = after(State.DEAD, REVIVAL)
 
 
 class DeadLetters:
@@ -63,7 +64,7 @@ class DeadLetters:
                 answers.append(self._not_dead(job))
                 continue
             options = self._purged(batch, job)
-            batch.add(codec.encode_job(Kind.PURGED, 0, 0, job, 0, options=options))
+            batch.add(codec.encode_job(REMOVAL, 0, 0, job, 0, options=options))
             forget_dead(agenda, job)
             batch.interest |= INTEREST_OUTCOME
             answers.append(None)
@@ -87,8 +88,8 @@ class DeadLetters:
             history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
             waited=self._ends.again(born),
         )  # fmt: skip
-        batch.add(encode_carried(Kind.REQUEUED, carried, batch.lsn))
-        fold_carried(Kind.REQUEUED, carried, location, batch.time_ns, agenda, self._facets.dedup)
+        batch.add(encode_carried(REVIVAL, carried, batch.lsn))
+        fold_carried(REVIVAL, carried, location, batch.time_ns, agenda, self._facets.dedup)
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
@@ -119,7 +120,7 @@ class DeadLetters:
             record = self._recent.record(job, chunk.locations[dead.index])
         except LogDamaged:
             return b""
-        return self._ends.ending(batch, Kind.PURGED, job, record) if is_of_flow(record) else b""
+        return self._ends.ending(batch, REMOVAL, job, record) if is_of_flow(record) else b""
 
     def _check_key(self, batch: Batch, letter: Letter) -> int:
         """Make sure that the job may hold its key again, if it has one.

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
 from taskq.core.folds.jobtable import META_FLOW, META_KEYED
+from taskq.core.kinds import CANCEL, DEATHS, RELEASE, REMOVALS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
@@ -57,7 +58,7 @@ class Ends:
     def back(
         self,
         batch: Batch,
-        kind: Kind,
+        kind: int,
         cause: Cause,
         job: int,
         token: int,
@@ -73,13 +74,13 @@ class Ends:
         reason = (body or b"")[:REASON_BYTES_MAX]
         lsn = batch.lsn
         batch.add(codec.encode_back(kind, cause, attempt, job, token, due, reason, lsn, options))
-        agenda.apply_back(kind, job, attempt, due, batch.time_ns)
+        agenda.apply_back(job, attempt, due, batch.time_ns)
         batch.interest |= INTEREST_READY
 
     def end(
         self,
         batch: Batch,
-        kind: Kind,
+        kind: int,
         cause: Cause,
         job: int,
         token: int,
@@ -99,7 +100,7 @@ class Ends:
             except LogDamaged:
                 options = self._free_unread(batch, job) if meta & META_KEYED else b""
             chunk = agenda.table.find(job)
-        if chunk is not None and kind is Kind.DEAD:
+        if chunk is not None and kind in DEATHS:
             lane = agenda.lanes[chunk.lanes[agenda.table.index]]
             self._deaths.note(lane, job, attempt, cause, reason, batch.time_ns)
         location = batch.where + batch.size
@@ -108,7 +109,7 @@ class Ends:
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
 
-    def untie(self, batch: Batch, kind: Kind, record: bytes, job: int) -> bytes:
+    def untie(self, batch: Batch, kind: int, record: bytes, job: int) -> bytes:
         """Let go of what the job's end lets go of; returns the options that tell so."""
         flags, options = record[FLAGS_AT], b""
         if flags & FLOW_FLAG:
@@ -133,7 +134,7 @@ class Ends:
 
     # -- flows ------------------------------------------------------------------------------------
 
-    def ending(self, batch: Batch, kind: Kind, job: int, record: bytes) -> bytes:
+    def ending(self, batch: Batch, kind: int, job: int, record: bytes) -> bytes:
         """Note that a flow's job ends by the batch's next record, or is purged by it.
 
         Returns the option that tells so, which comes first in that record.
@@ -145,9 +146,9 @@ class Ends:
             if left is None:
                 continue
             _, policy, _ = left
-            if kind is Kind.SUCCEEDED or (policy == Policy.RUN and kind is not Kind.PURGED):
+            if kind == SUCCESS or (policy == Policy.RUN and kind not in REMOVALS):
                 names.append(dependent)
-            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind is not Kind.DEAD):
+            elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind not in DEATHS):
                 # What is cancelled, expired or purged does not come back, as a dead letter may.
                 names.append(dependent | DOOM_BIT)
         flows.apply_end(job, batch.where + batch.size, names)
@@ -178,7 +179,7 @@ class Ends:
                     continue
                 attempt = agenda.attempt(job)
                 if held[2]:
-                    self.end(batch, Kind.CANCELLED, Cause.UPSTREAM, job, 0, attempt, None)
+                    self.end(batch, CANCEL, Cause.UPSTREAM, job, 0, attempt, None)
                 else:
-                    released = Kind.RELEASED, Cause.INPUTS
+                    released = RELEASE, Cause.INPUTS
                     self.back(batch, *released, job, 0, attempt, 0, None)

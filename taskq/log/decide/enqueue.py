@@ -8,8 +8,9 @@ from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
 from taskq.core.flows import needs_of
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.kinds import CANCEL
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
-from taskq.core.records import PACKED, Cause, Flag, Kind
+from taskq.core.records import PACKED, Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.notes import UploadProgress
@@ -109,7 +110,7 @@ class Keys:
             if agenda.table.state(holder) not in WAITING_STATES:
                 return holder, 0
             attempt = agenda.attempt(holder)
-            self._ends.end(batch, Kind.CANCELLED, Cause.REPLACED, holder, 0, attempt, None)
+            self._ends.end(batch, CANCEL, Cause.REPLACED, holder, 0, attempt, None)
         self._context.dedup.apply_dropped(wanted.hashed, holder)
         return None, holder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import UsageError, command
-from taskq.core.records import Kind
+from taskq.core.kinds import PAUSE, RESUME
 from taskq.core.schedules import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
@@ -37,7 +37,7 @@ class Queues:
         agenda = self._context.agenda
         if queue in agenda.queues.paused:
             return False
-        batch.add(encode_queue(Kind.PAUSED, queue, batch.lsn))
+        batch.add(encode_queue(PAUSE, queue, batch.lsn))
         agenda.queues.apply_paused(queue)
         batch.interest |= INTEREST_READY
         return True
@@ -47,7 +47,7 @@ class Queues:
         agenda = self._context.agenda
         if queue not in agenda.queues.paused:
             return False
-        batch.add(encode_queue(Kind.RESUMED, queue, batch.lsn))
+        batch.add(encode_queue(RESUME, queue, batch.lsn))
         agenda.queues.apply_resumed(queue)
         batch.interest |= INTEREST_READY
         return True

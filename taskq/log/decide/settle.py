@@ -6,8 +6,9 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.kinds import CANCEL, DEATH, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Flag
 from taskq.log.decide.ends import check_claim
 from taskq.log.decide.sizes import bundle_size
 from taskq.log.format import codec
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Bundle, Delivery, Duplicate, Ended
 
 _PLAIN_JOB: Final = codec.JOB.size
-_SUCCEEDED: Final = Kind.SUCCEEDED
 #: What others have to do with the end of a job of these flags.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: Causes of a release that burns no attempt.
@@ -54,7 +54,7 @@ class Settles:
     ) -> list[tuple[Settlement, TaskqError]]:
         """End deliveries that nobody waits for; returns those that were refused."""
         if op == Op.SUCCEED_SOON:
-            items = [Settlement(_SUCCEEDED, one) for one in self._succeed(batch, items)]
+            items = [Settlement(SUCCESS, one) for one in self._succeed(batch, items)]
         refused: list[tuple[Settlement, TaskqError]] = []
         for item in items:
             try:
@@ -76,7 +76,7 @@ class Settles:
             running.update((job, claim) for job, claim in found if claim is not None)
             return deliveries
         location = batch.where + batch.size
-        batch.parts.append(plain_records(_SUCCEEDED, attempts, jobs, tokens))
+        batch.parts.append(plain_records(SUCCESS, attempts, jobs, tokens))
         batch.size += _PLAIN_JOB * len(jobs)
         batch.lsn += len(jobs)
         batch.interest |= INTEREST_OUTCOME
@@ -108,20 +108,20 @@ class Settles:
         job = delivery.job
         attempt = delivery.attempt
         tied = delivery.record[FLAGS_AT] & _TIED
-        if kind is not _SUCCEEDED and job in agenda.leases.asked:
-            kind, cause = Kind.CANCELLED, Cause.ASKED
+        if kind is not SUCCESS and job in agenda.leases.asked:
+            kind, cause = CANCEL, Cause.ASKED
         if flags:
             self._enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
-        is_end = kind is _SUCCEEDED or kind is Kind.DEAD or kind is Kind.CANCELLED
+        is_end = kind is SUCCESS or kind not in RETURNS
         prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
             if tied:
                 options = joined(self._untie(batch, kind, delivery.record, job), options)
             location = batch.where + batch.size
-            if kind is Kind.DEAD:
+            if kind is DEATH:
                 body, flags = (body or b"")[:REASON_BYTES_MAX], 0
                 self._deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
-            elif kind is Kind.CANCELLED:
+            elif kind is not SUCCESS:
                 body, flags = (body or b"")[:REASON_BYTES_MAX] or None, 0
             batch.add(
                 codec.encode_job(
@@ -132,7 +132,7 @@ class Settles:
             self._facets.note_end(job, location)
             batch.interest |= INTEREST_OUTCOME
         else:
-            keeps = cause in _KEEPS_ATTEMPT or (kind is Kind.RELEASED and cause is Cause.CALLER)
+            keeps = cause in _KEEPS_ATTEMPT or (kind is RELEASE and cause is Cause.CALLER)
             counted = max(attempt - 1, 0) if keeps else attempt
             token = delivery.token
             self._back(batch, kind, cause, job, token, counted, delay_ns, body, options)
@@ -142,10 +142,6 @@ class Settles:
 def joined(options: bytes, lines: bytes) -> bytes:
     """Return the options of an end, and what the attempt logged, if there is room for that too."""
     return options + lines if len(options) + len(lines) <= OPTIONS_BYTES_MAX else options
-
-
-_ENDS: Final = frozenset({Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED})
-_ENDS_ELSEWHERE: Final = _ENDS | {Kind.EXPIRED}
 
 
 class Elsewhere:
@@ -168,7 +164,7 @@ class Elsewhere:
         """
         agenda = self._context.agenda
         for item in items:
-            if item.kind not in _ENDS_ELSEWHERE or agenda.flows.remaining(item.job) is not None:
+            if item.kind not in ENDS or agenda.flows.remaining(item.job) is not None:
                 raise UsageError(f"job {self._context.tag}-{item.job} cannot end elsewhere: {item}")
         return [self._settle(batch, item) for item in items]
 
@@ -177,7 +173,7 @@ class Elsewhere:
         state = agenda.table.state(item.job)
         if state not in WAITING_STATES:
             return False
-        if item.kind is Kind.EXPIRED:  # nobody ran it
+        if item.kind not in ENDS_OF_CLAIMS:  # nobody ran it
             attempt = agenda.attempt(item.job)
             self._ends.end(batch, item.kind, item.cause, item.job, 0, attempt, None)
             return True
@@ -187,7 +183,7 @@ class Elsewhere:
             return False
         if state is State.SCHEDULED:
             attempt = agenda.attempt(item.job)
-            self._ends.back(batch, Kind.RELEASED, Cause.CALLER, item.job, 0, attempt, 0, None)
+            self._ends.back(batch, RELEASE, Cause.CALLER, item.job, 0, attempt, 0, None)
         delivery = self._claims.claim_for(batch, item.job, item.attempt, record)
         ended = Settlement(item.kind, delivery, item.body, cause=item.cause, flags=item.flags)
         self._settles.settle(batch, ended)
@@ -260,6 +256,6 @@ class Transactions:
                 what = f"the result of {delivery!r}"
                 body = settlement.body or b""
                 self._enqueues.check_packed(settlement.flags, body, what)
-            is_end = settlement.kind in _ENDS or delivery.job in agenda.leases.asked
+            is_end = settlement.kind in ENDS or delivery.job in agenda.leases.asked
             (ended if is_end else back).add(delivery.job)
         return back, ended

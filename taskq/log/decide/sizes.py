@@ -68,10 +68,10 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
     Op.ENROL: lambda many: sum(len(one.rule) + len(one.details) + _TICKED_BYTES for one in many),
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
-    Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.CARRIED.size,
+    Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(
-        len(item.born) + len(item.body or b"") + len(item.lines) + codec.CARRIED.size
+        len(item.born) + len(item.body or b"") + len(item.lines) + codec.WHOLE.size
         for item in items
     ),
 }

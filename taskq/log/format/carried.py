@@ -10,8 +10,9 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
+from taskq.core.kinds import CARRYING
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.records import Flag, Kind, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
@@ -26,7 +27,6 @@ _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")
 #: A carried record without a result says so by DROP_RESULT: an empty one is a result, too.
 _OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 
 
 class Carried(NamedTuple):
@@ -75,16 +75,15 @@ class Carried(NamedTuple):
         return self.due_ns or self.enqueued_ns
 
 
-def encode_carried(kind: Kind, carried: Carried, lsn: int) -> bytes:
+def encode_carried(kind: int, carried: Carried, lsn: int) -> bytes:
     """Return the record, as it is written at ``lsn``."""
     options = _encode_options(carried)
-    flags = carried.flags | (_OWN_FLAGS if carried.body is None else int(Flag.CHECKED))
-    fixed = codec.CARRIED.pack(
-        0, kind, carried.state, len(options), flags, carried.attempt, carried.job,
-        carried.token, carried.due_ns, carried.enqueued_ns,
+    flags = carried.flags | (_OWN_FLAGS if carried.body is None else 0)
+    return codec.encode(
+        kind, carried.attempt, carried.job, carried.token, carried.due_ns, carried.enqueued_ns,
+        lsn=lsn, byte=carried.state, flags=flags, options=options,
+        body=carried.born if carried.body is None else carried.born + carried.body,
     )  # fmt: skip
-    body = carried.born if carried.body is None else carried.born + carried.body
-    return codec.encode_checked(fixed[4:] + options, body, lsn)
 
 
 def decode_carried(record: bytes) -> Carried:
@@ -94,9 +93,9 @@ def decode_carried(record: bytes) -> Carried:
         FormatError: the record inside does not fit.
     """
     length, _, state, options_size, flags, attempt, job, token, due_ns, enqueued_ns = (
-        codec.CARRIED.unpack_from(record)
+        codec.WHOLE.unpack_from(record)
     )
-    at = codec.CARRIED.size + options_size
+    at = codec.WHOLE.size + options_size
     end = length - CRC_SIZE
     born = born_in(record)
     rest = at + len(born)
@@ -105,7 +104,7 @@ def decode_carried(record: bytes) -> Carried:
     needs: int | None = None
     waited: tuple[int, ...] = ()
     lines, left_key = b"", 0
-    for tag, value in each_option(record, codec.CARRIED.size, options_size):
+    for tag, value in each_option(record, codec.WHOLE.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)
         elif tag == Option.HISTORY:
@@ -119,7 +118,7 @@ def decode_carried(record: bytes) -> Carried:
         elif tag == Option.UNLOCKS:
             waited = decode_unlocks(value)
         elif tag == Option.KEY_HASH:
-            left_key = decode_key_hash(record, codec.CARRIED.size, options_size)
+            left_key = decode_key_hash(record, codec.WHOLE.size, options_size)
         elif tag in _MOMENTS:
             values[_MOMENTS[tag]] = _I64.unpack(value)[0]
     is_wall = "due_wall_ns" in values
@@ -138,46 +137,43 @@ def born_in(record: bytes) -> bytes:
     Raises:
         FormatError: there is none of a length that fits.
     """
-    if len(record) < codec.CARRIED.size + codec.ENQUEUED.size:
+    if len(record) < codec.WHOLE.size + codec.BORN.size:
         raise FormatError("a carried record is shorter than what it holds")
-    at = codec.CARRIED.size + codec.PREFIX.unpack_from(record)[3]
-    if at + codec.ENQUEUED.size > len(record) - CRC_SIZE:
+    at = codec.WHOLE.size + codec.PREFIX.unpack_from(record)[3]
+    if at + codec.BORN.size > len(record) - CRC_SIZE:
         raise FormatError("a carried record is shorter than what it holds")
     length = codec.LENGTH.unpack_from(record, at)[0]
-    if length < codec.ENQUEUED.size or at + length > len(record) - CRC_SIZE:
+    if length < codec.BORN.size or at + length > len(record) - CRC_SIZE:
         raise FormatError(f"a carried record holds one of {length} bytes")
     return record[at : at + length]
 
 
 def is_carrying(record: bytes) -> bool:
     """Return whether the record holds a job's ENQUEUED record."""
-    return len(record) > KIND_AT and record[KIND_AT] in _CARRYING
+    return len(record) > KIND_AT and record[KIND_AT] in CARRYING
 
 
-def encode_queue(kind: Kind, queue: str, lsn: int) -> bytes:
-    """Return a PAUSED or RESUMED record."""
-    fixed = codec.NAME.pack(0, kind, 0, 0, Flag.CHECKED, 0)
-    return codec.encode_checked(fixed[4:], queue.encode("utf-8", "surrogatepass"), lsn)
+def encode_queue(kind: int, queue: str, lsn: int) -> bytes:
+    """Return a record about a queue: PAUSED or RESUMED."""
+    return codec.encode(kind, 0, lsn=lsn, body=queue.encode("utf-8", "surrogatepass"))
 
 
 def decode_queue(record: bytes) -> str:
-    """Return the queue of a PAUSED or RESUMED record."""
+    """Return the queue of such a record."""
     return record[codec.NAME.size : -CRC_SIZE].decode("utf-8", "replace")
 
 
 def encode_tally(lane: Lane, lsn: int) -> bytes:
     """Return a TALLIED record: how many jobs of the lane ended so far, and how."""
-    fixed = codec.TALLY.pack(
-        0, Kind.TALLIED, lane.priority, 0, Flag.CHECKED, 0, lane.succeeded, lane.dead,
-        lane.cancelled, lane.expired,
+    return codec.encode(
+        Kind.TALLIED, 0, lane.succeeded, lane.dead, lane.cancelled, lane.expired,
+        lsn=lsn, byte=lane.priority, body=lane.key,
     )  # fmt: skip
-    return codec.encode_checked(fixed[4:], lane.key, lsn)
 
 
 def encode_compacted(floor_lsn: int, lsn: int) -> bytes:
     """Return a COMPACTED record: segments that begin before ``floor_lsn`` may be gone."""
-    fixed = codec.OWNER.pack(0, Kind.COMPACTED, 0, 0, Flag.CHECKED, 0, floor_lsn)
-    return codec.encode_checked(fixed[4:], b"", lsn)
+    return codec.encode(Kind.COMPACTED, 0, floor_lsn, lsn=lsn)
 
 
 def encode_lease(deadline_ns: int) -> bytes:

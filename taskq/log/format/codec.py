@@ -127,9 +127,11 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final
 
+from taskq.core import records
 from taskq.core.errors import FormatError
+from taskq.core.kinds import BIRTH
 from taskq.core.model import TIME_NS_MAX
-from taskq.core.records import Flag, Kind
+from taskq.core.records import TABLE, Flag, Kind
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -147,18 +149,19 @@ FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
 FRAME_BODY_MAX: Final = 9 * 1024 * 1024
 LSN_MAX: Final = 2**63
 
-ENQUEUED: Final = struct.Struct("<IBBHIHBB")
-ENQUEUED_TAIL: Final = struct.Struct("<BBHIHBB")
-JOB: Final = struct.Struct("<IBBHIIQQ")
-BACK: Final = struct.Struct("<IBBHIIQQq")
-CARRIED: Final = struct.Struct("<IBBHIIQQqq")
-NAME: Final = struct.Struct("<IBBHII")
-TALLY: Final = struct.Struct("<IBBHIIQQQQ")
-CLOCK: Final = struct.Struct("<IBBHIIq")
-OWNER: Final = struct.Struct("<IBBHIIQ")
-TICKED: Final = struct.Struct("<IBBHIIqq")
-RATED: Final = struct.Struct("<IBBHIIqq")
-ADOPTED: Final = struct.Struct("<IBBHII16sQQQQ")
+#: Of what the kinds of records have fixed; see ``core.records``.
+BORN: Final = records.BORN.struct
+BORN_TAIL: Final = struct.Struct("<" + BORN.format[2:])
+JOB: Final = records.JOB.struct
+BACK: Final = records.BACK.struct
+WHOLE: Final = records.WHOLE.struct
+NAME: Final = records.NAME.struct
+TALLY: Final = records.TALLY.struct
+STEP: Final = records.STEP.struct
+MARK: Final = records.MARK.struct
+TICK: Final = records.TICK.struct
+RATES: Final = records.RATES.struct
+UPLOAD: Final = records.UPLOAD.struct
 LENGTH: Final = struct.Struct("<I")
 #: What every record starts with: length, type, byte, size of the options, flags.
 PREFIX: Final = struct.Struct("<IBBHI")
@@ -182,31 +185,10 @@ _CRC_PIECE: Final = 5_120
 #: Plain numbers: an operation on an enum's member costs a microsecond.
 _CHECKED: Final = int(Flag.CHECKED)
 #: Fixed sizes by type: a record that is shorter is damaged.
-FIXED_SIZES: Final[dict[int, int]] = {
-    Kind.ENQUEUED: ENQUEUED.size,
-    Kind.CLAIMED: JOB.size,
-    Kind.SUCCEEDED: JOB.size,
-    Kind.DEAD: JOB.size,
-    Kind.CANCELLED: JOB.size,
-    Kind.EXPIRED: JOB.size,
-    Kind.RETRIED: BACK.size,
-    Kind.RELEASED: BACK.size,
-    Kind.CARRIED: CARRIED.size,
-    Kind.REQUEUED: CARRIED.size,
-    Kind.EDITED: CARRIED.size,
-    Kind.PURGED: JOB.size,
-    Kind.EXTENDED: JOB.size,
-    Kind.PAUSED: NAME.size,
-    Kind.RESUMED: NAME.size,
-    Kind.TALLIED: TALLY.size,
-    Kind.COMPACTED: OWNER.size,
-    Kind.CLOCK: CLOCK.size,
-    Kind.ADOPTED: ADOPTED.size,
-    Kind.CANCEL_ASKED: JOB.size,
-    Kind.TICKED: TICKED.size,
-    Kind.RATED: RATED.size,
-    Kind.OWNER: OWNER.size,
-}
+LAYOUTS: Final = {kind: row.layout.struct for kind, row in TABLE.items()}
+FIXED_SIZES: Final = {kind: layout.size for kind, layout in LAYOUTS.items()}
+#: The same of every number, for loops: what any record has of one that is no type.
+SIZES: Final = [FIXED_SIZES.get(kind, PREFIX.size) for kind in range(256)]
 
 pack_length = LENGTH.pack
 crc32 = zlib.crc32
@@ -387,9 +369,7 @@ def enqueue_tail(
     options: bytes,
 ) -> bytes:
     """Return an ENQUEUED record from behind its length up to its body."""
-    fixed = ENQUEUED_TAIL.pack(
-        Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
-    )
+    fixed = BORN_TAIL.pack(BIRTH, priority, len(options), flags, attempts, queue_size, task_size)
     return fixed + route + options
 
 
@@ -400,7 +380,7 @@ def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
 
 
 def encode_job(
-    kind: Kind,
+    kind: int,
     cause: int,
     attempt: int,
     job: int,
@@ -419,7 +399,7 @@ def encode_job(
 
 
 def encode_back(
-    kind: Kind,
+    kind: int,
     cause: int,
     attempt: int,
     job: int,
@@ -434,15 +414,28 @@ def encode_back(
     return encode_checked(fixed[4:] + options, body, lsn)
 
 
+def encode(
+    kind: int,
+    *fields: object,
+    lsn: int,
+    byte: int = 0,
+    flags: int = 0,
+    options: bytes = b"",
+    body: bytes = b"",
+) -> bytes:
+    """Return a record of any kind, its fixed fields as ``core.records`` has them, with its CRC."""
+    fixed = LAYOUTS[kind].pack(0, kind, byte, len(options), _CHECKED | flags, *fields)
+    return encode_checked(fixed[4:] + options, body, lsn)
+
+
 def encode_clock(step_ns: int, lsn: int) -> bytes:
-    """A CLOCK record; checked, since a step that is lost with a damaged frame shifts all after."""
-    return encode_checked(CLOCK.pack(0, Kind.CLOCK, 0, 0, _CHECKED, 0, step_ns)[4:], b"", lsn)
+    """Return a CLOCK record: a step that is lost with a damaged frame shifts all after."""
+    return encode(Kind.CLOCK, 0, step_ns, lsn=lsn)
 
 
 def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
     """Return an OWNER record."""
-    fixed = OWNER.pack(0, Kind.OWNER, 0, 0, Flag.CHECKED, 0, owner)
-    return encode_checked(fixed[4:], description, lsn)
+    return encode(Kind.OWNER, 0, owner, body=description, lsn=lsn)
 
 
 def option(tag: int, value: bytes) -> bytes:
@@ -450,8 +443,39 @@ def option(tag: int, value: bytes) -> bytes:
     return OPTION.pack(tag, len(value)) + value
 
 
+class Born(NamedTuple):
+    """The parts of a job's ENQUEUED record."""
+
+    priority: int
+    flags: int
+    attempts_max: int
+    queue: bytes
+    task: bytes
+    options: bytes
+    body: bytes
+
+
+def decode_born(record: bytes) -> Born:
+    """Return the parts of an ENQUEUED record."""
+    length, _, priority, size, flags, attempts, queue_size, task_size = BORN.unpack_from(record)
+    task = BORN.size + queue_size
+    options = task + task_size
+    end = length - CRC_SIZE if flags & _CHECKED else length
+    return Born(
+        priority, flags, attempts, record[BORN.size : task], record[task:options],
+        record[options : options + size], record[options + size : end],
+    )  # fmt: skip
+
+
+def encode_born(born: Born, job: int) -> bytes:
+    """Return an ENQUEUED record out of its parts."""
+    tail = enqueue_tail(
+        born.priority, born.flags, born.attempts_max, len(born.queue), len(born.task),
+        born.queue + born.task, born.options,
+    )  # fmt: skip
+    return encode_checked(tail, born.body, job)
+
+
 def enqueue_body(record: bytes) -> bytes:
     """Return the payload of an ENQUEUED record."""
-    length, _, _, options_size, flags, _, queue_size, task_size = ENQUEUED.unpack_from(record)
-    end = length - CRC_SIZE if flags & _CHECKED else length
-    return record[ENQUEUED.size + queue_size + task_size + options_size : end]
+    return decode_born(record).body

@@ -131,11 +131,10 @@ def takes_of(record: bytes) -> Takes:
     """Return what an ENQUEUED record says of other jobs."""
     if not is_of_flow(record):
         return Takes()
-    _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
-    at = codec.ENQUEUED.size + queue_size + task_size
+    options = codec.decode_born(record).options
     inputs: list[int] = []
     found = Takes()
-    for tag, value in each_option(record, at, size):
+    for tag, value in each_option(options, 0, len(options)):
         if tag == Option.UNLOCKS:
             found = found._replace(unlocks=decode_unlocks(value))
         elif tag == Option.NEEDS:

@@ -18,7 +18,7 @@ def key_hash_of(data: bytes, at: int = 0) -> int:
     Every settlement of a job with a key asks for it, and so does the index for each such record:
     that is why it makes no ``Extras``, nor goes by ``each_option``.
     """
-    start = at + codec.ENQUEUED.size
+    start = at + codec.BORN.size
     queue_end = start + data[at + QUEUE_SIZE_AT]
     place = queue_end + data[at + QUEUE_SIZE_AT + 1]
     end = place + codec.PREFIX.unpack_from(data, at)[3]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
 
 #: Bytes of a whole record.
-ADOPTED_SIZE: Final = codec.ADOPTED.size + 4
+ADOPTED_SIZE: Final = codec.UPLOAD.size + 4
 _CHECKED: Final = int(Flag.CHECKED)
 _HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
 
@@ -47,13 +47,12 @@ class UploadProgress(NamedTuple):
 
 def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
     """Return an ADOPTED record."""
-    fixed = codec.ADOPTED.pack(0, Kind.ADOPTED, 0, 0, _CHECKED, 0, *adopted)
-    return codec.encode_checked(fixed[4:], b"", lsn)
+    return codec.encode(Kind.ADOPTED, 0, *adopted, lsn=lsn)
 
 
 def decode_adopted(record: bytes) -> UploadProgress:
     """Return what an ADOPTED record says."""
-    return UploadProgress(*codec.ADOPTED.unpack_from(record)[6:])
+    return UploadProgress(*codec.UPLOAD.unpack_from(record)[6:])
 
 
 def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProgress]]:
@@ -77,7 +76,7 @@ def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProg
 #
 # A TICKED record holds the whole state of its schedule, so that compaction can write it again.
 
-_PAUSED: Final = 1
+_IS_PAUSED: Final = 1
 _GONE: Final = 2
 
 
@@ -88,12 +87,11 @@ def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
     if ticked.has_rule and not ticked.is_gone:
         for tag, value in ((Option.RULE, state.rule), (Option.DETAILS, state.details)):
             options += option(tag, value)
-    byte = (_PAUSED if state.is_paused else 0) | (_GONE if ticked.is_gone else 0)
-    fixed = codec.TICKED.pack(
-        0, Kind.TICKED, byte, len(options), Flag.CHECKED, 0, state.last_ns, state.done_ns
-    )
-    name = ticked.name.encode("utf-8", "surrogatepass")
-    return codec.encode_checked(fixed[4:] + options, name, lsn)
+    byte = (_IS_PAUSED if state.is_paused else 0) | (_GONE if ticked.is_gone else 0)
+    return codec.encode(
+        Kind.TICKED, 0, state.last_ns, state.done_ns, lsn=lsn, byte=byte, options=options,
+        body=ticked.name.encode("utf-8", "surrogatepass"),
+    )  # fmt: skip
 
 
 def decode_ticked(record: bytes) -> Ticked:
@@ -102,17 +100,17 @@ def decode_ticked(record: bytes) -> Ticked:
     Raises:
         FormatError: its name is longer than any can be.
     """
-    _, _, byte, options_size, _, _, last_ns, done_ns = codec.TICKED.unpack_from(record)
-    name = record[codec.TICKED.size + options_size : -CRC_SIZE]
+    _, _, byte, options_size, _, _, last_ns, done_ns = codec.TICK.unpack_from(record)
+    name = record[codec.TICK.size + options_size : -CRC_SIZE]
     if len(name) > NAME_BYTES_MAX:
         raise FormatError(f"the name of a schedule has {len(name)} bytes")
     rule = details = b""
-    for tag, value in each_option(record, codec.TICKED.size, options_size):
+    for tag, value in each_option(record, codec.TICK.size, options_size):
         if tag == Option.RULE:
             rule = value
         elif tag == Option.DETAILS:
             details = value
-    state = ScheduleState(last_ns, done_ns, bool(byte & _PAUSED), rule, details)
+    state = ScheduleState(last_ns, done_ns, bool(byte & _IS_PAUSED), rule, details)
     return Ticked(
         name=name.decode("utf-8", "replace"),
         state=state,
@@ -137,7 +135,7 @@ _I64: Final = struct.Struct("<q")
 _SIZE: Final = struct.Struct("<H")
 _PAIR: Final = struct.Struct("<qI")
 _LEASE: Final = int(Option.LEASE)
-_RATED: Final = int(Option.RATE)
+_RATE_TAG: Final = int(Option.RATE)
 #: Times that go into one batch, unless those of one group are more; ...
 _PAIRS_MAX: Final = 10_000
 #: ... and groups: no batch may hold the lock for long.
@@ -160,11 +158,10 @@ def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
 
 def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
     """Return a RATED record."""
-    fixed = codec.RATED.pack(0, Kind.RATED, 0, 0, Flag.CHECKED, 0, times.most, times.window_ns)
     packed = pack_group(key)
     body = _SIZE.pack(len(packed)) + packed
     body += b"".join(_PAIR.pack(moment + shift_ns, count) for moment, count in times.pairs())
-    return codec.encode_checked(fixed[4:], body, lsn)
+    return codec.encode(Kind.RATED, 0, times.most, times.window_ns, lsn=lsn, body=body)
 
 
 def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
@@ -173,8 +170,8 @@ def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
     Raises:
         FormatError: lengths do not fit.
     """
-    most, window_ns = codec.RATED.unpack_from(record)[6:]
-    body = record[codec.RATED.size : -CRC_SIZE]
+    most, window_ns = codec.RATES.unpack_from(record)[6:]
+    body = record[codec.RATES.size : -CRC_SIZE]
     try:
         start = _SIZE.size + _SIZE.unpack_from(body)[0]
         key = unpack_group(body[_SIZE.size : start])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, Extras
-from taskq.core.records import Flag, Option
+from taskq.core.records import PACKED, Flag, Option
 from taskq.log.format import codec
 from taskq.log.format.codec import OPTION, QUEUE_SIZE_AT, option
 
@@ -226,16 +226,16 @@ def find_option(data: Buffer, at: int, size: int, wanted: int) -> bytes:
 
 
 def enqueue_extras(record: bytes) -> Extras:
-    """Key, headers and moments of an ENQUEUED record."""
-    _, _, _, size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(record)
-    extras = decode_extras(record, codec.ENQUEUED.size + queue_size + task_size, size)
+    """Return key, headers and moments of an ENQUEUED record."""
+    _, _, _, size, flags, _, queue_size, task_size = codec.BORN.unpack_from(record)
+    extras = decode_extras(record, codec.BORN.size + queue_size + task_size, size)
     extras.until_settled = bool(extras.window_ns and flags & Flag.KEY_UNTIL_SETTLED)
     return extras
 
 
 def queue_of(record: bytes) -> bytes:
     """Return the name of the queue in an ENQUEUED record."""
-    start = codec.ENQUEUED.size
+    start = codec.BORN.size
     return record[start : start + record[QUEUE_SIZE_AT]]
 
 
@@ -249,26 +249,25 @@ EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELAT
 
 def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
     """Return the record without the ``dropped`` options; everything else in it is kept as it is."""
-    _, _, priority, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
-    at = codec.ENQUEUED.size + queue_size + task_size
+    parts = codec.decode_born(born)
     kept = b"".join(
-        option(tag, value) for tag, value in each_option(born, at, size) if tag not in dropped
+        option(tag, value)
+        for tag, value in each_option(parts.options, 0, len(parts.options))
+        if tag not in dropped
     )
-    if len(kept) == size:
+    if len(kept) == len(parts.options):
         return born
-    route = born[codec.ENQUEUED.size : at]
-    tail = codec.enqueue_tail(priority, flags, attempts, queue_size, task_size, route, kept)
-    return codec.encode_checked(tail, codec.enqueue_body(born), job)
+    return codec.encode_born(parts._replace(options=kept), job)
+
+
+def without_body(born: bytes, job: int) -> bytes:
+    """Return the record without its payload."""
+    parts = codec.decode_born(born)
+    return codec.encode_born(parts._replace(flags=parts.flags & ~PACKED, body=b""), job)
 
 
 def rerouted(born: bytes, job: int, priority: int | None, queue: bytes | None) -> bytes:
-    """The record as if it had been enqueued with this priority, in this queue; None: its own."""
-    _, _, old, size, flags, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
-    at = codec.ENQUEUED.size + queue_size
-    if queue is None:
-        queue = born[codec.ENQUEUED.size : at]
-    task = born[at : at + task_size]
-    options = born[at + task_size : at + task_size + size]
-    head = old if priority is None else priority, flags, attempts, len(queue), task_size
-    tail = codec.enqueue_tail(*head, queue + task, options)
-    return codec.encode_checked(tail, codec.enqueue_body(born), job)
+    """Return the record as if enqueued with this priority, in this queue; None: its own."""
+    parts = codec.decode_born(born)
+    priority = parts.priority if priority is None else priority
+    return codec.encode_born(parts._replace(priority=priority, queue=queue or parts.queue), job)

@@ -6,9 +6,10 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
+from taskq.core.kinds import ADOPTIONS, BIRTHS, CARRYING, ENDS, OF_JOBS, REMOVALS, REVIVALS
 from taskq.core.model import Extras, State
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Cause, Flag, Kind, Option
-from taskq.core.transitions import after
+from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
+from taskq.core.transitions import READY, after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
@@ -17,16 +18,15 @@ from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated,
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from taskq.core.schedules import Ticked
     from taskq.log.format.carried import Carried
     from taskq.log.format.frames import Frame
 
+#: Fields that every record has.
+_PREFIX_FIELDS: Final = 5
 _CHECKED: Final = int(Flag.CHECKED)
-_SKIPPABLE: Final = 128
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
-_NAMED: Final = frozenset({int(Kind.PAUSED), int(Kind.RESUMED)})
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_FIELDS_AT: Final = codec.PREFIX.size
 
@@ -100,10 +100,20 @@ def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
         length = kind = 0
         if at + codec.PREFIX.size <= end:
             length, kind, _, _, _ = codec.PREFIX.unpack_from(frame.data, at)
-        if length < codec.FIXED_SIZES.get(kind, codec.PREFIX.size) or at + length > end:
+        if length < codec.SIZES[kind] or at + length > end:
             raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
         yield lsn, at, length
         at += length
+
+
+def check_known(kind: int, lsn: int) -> None:
+    """Let nobody pass over a record that may matter.
+
+    Raises:
+        FormatError: the type is unknown and may not be skipped.
+    """
+    if kind < SKIPPABLE and kind not in TABLE:
+        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
 
 
 def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
@@ -113,30 +123,28 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         FormatError: the type is unknown and may not be skipped.
     """
     length, kind, byte, options_size, flags = codec.PREFIX.unpack_from(data)
-    fixed = codec.FIXED_SIZES.get(kind)
-    if fixed is None:
-        if kind >= _SKIPPABLE:
-            return LogRecord(kind, lsn, epoch, time_ns, flags)
-        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
-    end = length - CRC_SIZE if flags & _CHECKED else length
-    if kind == Kind.ENQUEUED:
-        _, _, _, _, _, attempts, queue_size, task_size = codec.ENQUEUED.unpack_from(data)
-        at = fixed + queue_size + task_size
+    if kind not in TABLE:
+        check_known(kind, lsn)
+        return LogRecord(kind, lsn, epoch, time_ns, flags)
+    if kind in BIRTHS:
+        born = codec.decode_born(data)
         return LogRecord(
-            kind, lsn, epoch, time_ns, flags, job=lsn, queue=data[fixed : fixed + queue_size],
-            task=data[fixed + queue_size : at], priority=byte, attempts_max=attempts,
-            extras=enqueue_extras(data), body=data[at + options_size : end],
-            replaces=find_moment(data, at, options_size, Option.REPLACES),
+            kind, lsn, epoch, time_ns, flags, job=lsn, queue=born.queue, task=born.task,
+            priority=byte, attempts_max=born.attempts_max, extras=enqueue_extras(data),
+            body=born.body,
+            replaces=find_moment(born.options, 0, options_size, Option.REPLACES),
         )  # fmt: skip
-    if kind in _CARRYING:
+    if kind in CARRYING:
         carried = decode_carried(data)
-        born = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
-        return born._replace(
+        inner = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
+        return inner._replace(
             kind=kind, lsn=lsn, epoch=epoch, time_ns=time_ns, flags=flags, carried=carried,
             attempt=carried.attempt, token=carried.token, lines=carried.lines,
         )  # fmt: skip
-    if kind not in JOB_KINDS:
-        return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), end)
+    fixed = codec.FIXED_SIZES[kind]
+    end = length - CRC_SIZE if flags & _CHECKED else length
+    if kind not in OF_JOBS:
+        return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), data[fixed:end])
     body = data[fixed + options_size : end] if flags & _CHECKED else None
     attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
     due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
@@ -149,51 +157,41 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
     )  # fmt: skip
 
 
-def _rated(data: bytes, record: LogRecord) -> LogRecord:
-    (task, key), times = decode_rated(data)
-    extras = Extras(concurrency_key=key)
-    name = task.encode("utf-8", "surrogatepass")
-    return record._replace(task=name, extras=extras, rated=tuple(times.pairs()))
+#: What the fixed fields of records about no single job are called here.
+_FIELDS: Final = {"step_ns": "step_ns", "token": "token", "owner": "token"}
 
 
-#: Records that hold all that is known of something.
-_STATES: Final[dict[int, Callable[[bytes, LogRecord], LogRecord]]] = {
-    Kind.RATED: _rated,
-    Kind.TICKED: lambda data, record: record._replace(ticked=decode_ticked(data)),
-}
-
-
-def _decode_other(data: bytes, record: LogRecord, end: int) -> LogRecord:
+def _decode_other(data: bytes, record: LogRecord, body: bytes) -> LogRecord:
     """Return a record that concerns no single job."""
-    kind = record.kind
-    body = data[codec.FIXED_SIZES[kind] : end]
-    if kind in _NAMED:
-        return record._replace(queue=body)
-    if kind == Kind.TALLIED:
-        split = 2 + body[0]
-        return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
-    if kind == Kind.ADOPTED:
-        return record._replace(adopted=decode_adopted(data))
-    if kind in _STATES:
-        return _STATES[kind](data, record)
-    if kind == Kind.CLOCK:
-        return record._replace(step_ns=codec.CLOCK.unpack_from(data)[6])
-    number = codec.OWNER.unpack_from(data)[6]
-    return record._replace(token=number, body=body if kind == Kind.OWNER else None)
+    row = TABLE[record.kind]
+    values = codec.LAYOUTS[record.kind].unpack_from(data)[_PREFIX_FIELDS:]
+    fields = zip(row.layout.names.split(), values, strict=True)
+    record = record._replace(**{_FIELDS[name]: value for name, value in fields if name in _FIELDS})
+    match row.body:
+        case Body.QUEUE:
+            return record._replace(queue=body)
+        case Body.LANE:
+            split = 2 + body[0]
+            return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
+        case Body.SCHEDULE:
+            return record._replace(ticked=decode_ticked(data))
+        case Body.TIMES:
+            (task, key), times = decode_rated(data)
+            name = task.encode("utf-8", "surrogatepass")
+            extras = Extras(concurrency_key=key)
+            return record._replace(task=name, extras=extras, rated=tuple(times.pairs()))
+        case Body.NONE if record.kind in ADOPTIONS:
+            return record._replace(adopted=decode_adopted(data))
+    return record._replace(body=None if row.body is Body.NONE else body)
 
 
 # What single records make of a job's state: for walks that look at many jobs and fold none.
 
 #: The state of a job of which nothing is known but that it was enqueued, as a plain number.
-BORN: Final = int(after(State.ABSENT, Kind.ENQUEUED))
+BORN: Final = READY
 #: What a record makes of its job, where it ends or revives it. A kind leads to the same state
 #: from wherever it finds the job, so it does not matter from where it is asked.
-ENDINGS: Final[dict[int, int]] = {
-    int(kind): int(after(State.ABSENT, kind))
-    for kind in (
-        Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.REQUEUED, Kind.PURGED,
-    )
-}  # fmt: skip
+ENDINGS: Final = {kind: int(after(State.ABSENT, kind)) for kind in ENDS | REVIVALS | REMOVALS}
 
 
 def carried_state(record: bytes) -> int:
@@ -205,7 +203,7 @@ def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> b
     """Return whether the ENQUEUED record at ``at`` is of the queue and task; None for any."""
     if queue is None and task is None:
         return True
-    start = at + codec.ENQUEUED.size
+    start = at + codec.BORN.size
     middle = start + data[at + 14]
     return (queue is None or data[start:middle] == queue) and (
         task is None or data[middle : middle + data[at + 15]] == task

@@ -70,7 +70,7 @@ def _size_at(data: bytes, at: int) -> int:
     if at + codec.PREFIX.size > len(data):
         return 0
     length, kind, _, _, _ = codec.PREFIX.unpack_from(data, at)
-    fixed = codec.FIXED_SIZES.get(kind, codec.PREFIX.size)
+    fixed = codec.SIZES[kind]
     return length if kind and fixed <= length <= len(data) - at else 0
 
 

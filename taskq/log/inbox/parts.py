@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UploadDamaged, UsageError
+from taskq.core.kinds import BIRTH
 from taskq.core.model import (
     HEADERS_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -24,7 +25,7 @@ from taskq.core.model import (
     TIME_NS_MAX,
     Extras,
 )
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.options import decode_extras, each_option, encode_extras
@@ -47,7 +48,7 @@ CHUNK_JOBS_MAX: Final = 4_096
 #: No entry is larger: a payload with its names, key and headers.
 ENTRY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 64 * 1024
 _CHUNK_BYTES_MAX: Final = CHUNK_BYTES + ENTRY_BYTES_MAX
-_TAIL_BYTES_MIN: Final = codec.ENQUEUED_TAIL.size + 1
+_TAIL_BYTES_MIN: Final = codec.BORN_TAIL.size + 1
 _U64: Final = struct.Struct("<Q")
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _KNOWN_FLAGS: Final = int(
@@ -105,11 +106,11 @@ def decode_tail(tail: bytes) -> Job:
     if len(tail) < _TAIL_BYTES_MIN:
         raise UsageError(f"the tail of a job has {len(tail)} bytes: make it with encode_tail")
     kind, priority, options_size, flags, attempts, queue_size, task_size = (
-        codec.ENQUEUED_TAIL.unpack_from(tail)
+        codec.BORN_TAIL.unpack_from(tail)
     )
-    names = codec.ENQUEUED_TAIL.size
+    names = codec.BORN_TAIL.size
     at = names + queue_size + task_size
-    if kind != Kind.ENQUEUED or at + options_size != len(tail) or priority > PRIORITY_MAX:
+    if kind != BIRTH or at + options_size != len(tail) or priority > PRIORITY_MAX:
         raise UsageError("the tail of a job is no ENQUEUED record: make it with encode_tail")
     if flags & ~_KNOWN_FLAGS:
         raise UsageError(
@@ -214,8 +215,8 @@ def tail_size(body: bytes, at: int, end: int, what: str) -> int:
     Raises:
         UploadDamaged: it does not fit.
     """
-    _, _, options_size, _, _, queue_size, task_size = codec.ENQUEUED_TAIL.unpack_from(body, at)
-    size: int = codec.ENQUEUED_TAIL.size + queue_size + task_size + options_size
+    _, _, options_size, _, _, queue_size, task_size = codec.BORN_TAIL.unpack_from(body, at)
+    size: int = codec.BORN_TAIL.size + queue_size + task_size + options_size
     if at + size > end:
         raise UploadDamaged(f"{what}: the names of a job are longer than the job")
     return size

@@ -15,7 +15,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.core.records import Kind
+from taskq.core.kinds import FLOORS
 from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import SegmentFiles
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
-_COMPACTED: Final = int(Kind.COMPACTED)
 #: What a COMPACTED record starts with, whatever it says.
-_COMPACTED_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
+_FLOOR_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
 _INDEX_SUFFIX: Final = ".idx"
 _SNAPSHOTS: Final = ("snapshot", ".snap")
 #: The headers of indexes and snapshots, and the id of their log in them, are shorter.
@@ -244,10 +243,10 @@ def compacted_floor(place: Place) -> int:
 
 def compactions(frame: Frame) -> list[tuple[int, int]]:
     """(lsn, what it says) of each COMPACTED record in a frame."""
-    if frame.data.find(_COMPACTED_HEAD, frame.at, frame.at + frame.header.body_size) < 0:
+    if frame.data.find(_FLOOR_HEAD, frame.at, frame.at + frame.header.body_size) < 0:
         return []
     return [
-        (lsn, codec.OWNER.unpack_from(frame.data, at)[6])
+        (lsn, codec.MARK.unpack_from(frame.data, at)[6])
         for lsn, at, _ in places(frame)
-        if frame.data[at + KIND_AT] == _COMPACTED
+        if frame.data[at + KIND_AT] in FLOORS
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
+from taskq.core.kinds import BIRTH
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause, Kind
 from taskq.core.transitions import after
@@ -36,7 +37,6 @@ _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are looked at for one that failed.
 _LOOKED_AT_MAX: Final = 16
 _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
-_ENQUEUED: Final = int(Kind.ENQUEUED)
 _ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)))
 
 
@@ -58,7 +58,7 @@ def look_at_ties(sight: Sight, job: int) -> Takes | None:
 def ties_of(journal: Journal, job: int) -> Takes | None:
     """Return the same, of any open log."""
     for found in _about(journal, job):
-        if found.record[KIND_AT] == _ENQUEUED:
+        if found.record[KIND_AT] == BIRTH:
             return takes_of(found.record)
         if is_carrying(found.record):
             return takes_of(born_in(found.record))

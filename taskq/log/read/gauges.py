@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
+from taskq.core.kinds import REVIVALS
 from taskq.core.model import SECOND_NS
-from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.record import decode_record
 from taskq.log.segments.segments import hop
@@ -100,7 +100,7 @@ class Gauges:
             record = decode_record(files.unchecked_record(location), job, 0, frame_ns)
         except (TaskqError, OSError, ValueError, struct.error):
             return 0
-        if record.kind == Kind.REQUEUED:
+        if record.kind in REVIVALS:
             return frame_ns
         if record.carried is not None:
             return record.carried.ready_ns

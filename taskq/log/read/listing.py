@@ -16,18 +16,27 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.kinds import BIRTH, CARRYING, EDIT
 from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.core.records import TABLE, Kind
 from taskq.core.transitions import after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.record import BORN, ENDINGS, carried_state, encoded, is_named, places
+from taskq.log.format.record import (
+    BORN,
+    ENDINGS,
+    carried_state,
+    check_known,
+    encoded,
+    is_named,
+    places,
+)
 from taskq.log.read.positions import find_latest, find_lsn
-from taskq.log.read.walks import check_known, records_of
-from taskq.log.segments.identity import EDITS, read_identity
+from taskq.log.read.walks import records_of
+from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import Story, tell
@@ -42,11 +51,9 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
-_ENQUEUED: Final = int(Kind.ENQUEUED)
 _EDITED: Final = int(Kind.EDITED)
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: What a job's story begins with.
-_BIRTHS: Final = CARRYING_KINDS | {Kind.ENQUEUED}
+_BIRTHS: Final = CARRYING | {BIRTH}
 #: A job and its state in one number.
 _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
@@ -157,7 +164,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
             kind = record[KIND_AT]
             if kind == _EDITED and moves:
                 moved.add(_JOB.unpack_from(record, JOB_AT)[0])
-            fits = lsn < wanted.before and kind == _ENQUEUED and is_named(record, 0, queue, task)
+            fits = lsn < wanted.before and kind == BIRTH and is_named(record, 0, queue, task)
             if fits:
                 jobs.append(lsn)
             return fits
@@ -181,7 +188,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
 
 def _has_edits(journal: Journal) -> bool:
     identity = read_identity(journal.disk, journal.path)
-    return identity is not None and EDITS in identity.incompat
+    return identity is not None and TABLE[EDIT].feature in identity.incompat
 
 
 def _from_agenda(
@@ -279,12 +286,12 @@ class _Backwards:
             data = frame.data
             for lsn, at, length in places(frame):
                 kind = data[at + KIND_AT]
-                if kind == _ENQUEUED:
+                if kind == BIRTH:
                     if self._edited.get(lsn, is_named(data, at, self._queue, self._task)):
                         jobs.append(lsn)
                         ends.append(BORN)
                     continue
-                if kind in _CARRYING:
+                if kind in CARRYING:
                     self._note_carried(data[at : at + length], edited, jobs, ends)
                 if kind not in ENDINGS:
                     check_known(kind, lsn)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import views as documents
 from taskq.core.fingerprints import failure_of
+from taskq.core.kinds import CARRYING
 from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import CARRYING_KINDS, Cause, Kind
+from taskq.core.records import Cause, Kind
 from taskq.core.values import dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
@@ -168,7 +169,7 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
     reason = record.body if kind in _WITH_CAUSE else None
     is_claim = kind in _OF_WORKER or kind in (Kind.CLAIMED, Kind.EXTENDED)
     due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
-    if kind in CARRYING_KINDS:
+    if kind in CARRYING:
         due_ns = 0
     if kind is Kind.EDITED and record.carried is not None:
         due_ns = record.carried.due_ns if record.carried.state is State.SCHEDULED else 0
@@ -239,7 +240,7 @@ def _introduction(owner: int) -> bytes:
     The record's options, flags and reserved bytes are fixed, so one search finds it among records
     of a frame without a look at any.
     """
-    return codec.encode_owner(owner, b"", 0)[KIND_AT : codec.OWNER.size]
+    return codec.encode_owner(owner, b"", 0)[KIND_AT : codec.MARK.size]
 
 
 def _introductions(

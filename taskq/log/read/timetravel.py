@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import moment_ns, nanoseconds, utc_moment
 from taskq.core.errors import MomentGone, UsageError
+from taskq.core.kinds import STEPS
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import whole
-from taskq.core.records import Kind
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
     from taskq.log.machine.ports import Clock
 
-_CLOCK: Final = int(Kind.CLOCK)
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
 
 
@@ -173,9 +172,9 @@ def _steps_of(journal: Journal) -> _Steps:
 
 def _step_of(frame: Frame) -> int:
     """Return the step of the clock that a frame opens with, 0 for none."""
-    if frame.data[frame.at + KIND_AT] != _CLOCK:
+    if frame.data[frame.at + KIND_AT] not in STEPS:
         return 0
-    step_ns: int = codec.CLOCK.unpack_from(frame.data, frame.at)[6]
+    step_ns: int = codec.STEP.unpack_from(frame.data, frame.at)[6]
     return step_ns
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
-from taskq.core.records import CARRYING_KINDS, Flag, Kind
+from taskq.core.kinds import CARRYING, OF_CLAIMS
+from taskq.core.records import Flag
 from taskq.core.views import Damage, VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap, segment_name
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import check_known, decode_record, places
 from taskq.log.format.salvage import salvage
-from taskq.log.read.walks import check_known
 from taskq.log.segments.spill import Spill, files_named
 from taskq.log.state.facets import DAMAGE_MAX
 from taskq.log.state.story import records
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _SPILLED: Final = int(Flag.SPILLED)
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-#: Records that name the claim under which they were written.
-_WITH_TOKEN: Final = frozenset(
-    {
-        Kind.SUCCEEDED,
-        Kind.DEAD,
-        Kind.RETRIED,
-        Kind.RELEASED,
-        Kind.EXTENDED,
-        Kind.CANCEL_ASKED,
-    }
-)
 
 
 def verify(journal: Journal) -> VerifyReport:
@@ -58,7 +46,7 @@ def verify(journal: Journal) -> VerifyReport:
             for lsn, at, length in places(item):
                 kind = item.data[at + KIND_AT]
                 check_known(kind, lsn)
-                if item.data[at + FLAGS_AT] & _SPILLED or kind in _CARRYING:
+                if item.data[at + FLAGS_AT] & _SPILLED or kind in CARRYING:
                     record = decode_record(item.data[at : at + length], lsn, 0, 0)
                     named.update(dict.fromkeys(files_named(record), record.job))
             continue
@@ -125,7 +113,7 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     if damage:
         spans = [(one.first_lsn, one.next_lsn) for one in damage]
         for record in records(journal, journal.start()):
-            token = record.token if record.kind in _WITH_TOKEN else 0
+            token = record.token if record.kind in OF_CLAIMS else 0
             for first, following in spans:
                 if first <= record.job < following or first <= token < following:
                     jobs.add(record.job)

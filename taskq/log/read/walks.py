@@ -9,9 +9,9 @@ from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import FormatError
+from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, STEPS
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Kind
+from taskq.core.records import Kind
 from taskq.core.transitions import after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
@@ -22,6 +22,7 @@ from taskq.log.format.record import (
     BORN,
     ENDINGS,
     carried_state,
+    check_known,
     decode_record,
     encoded,
     is_named,
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
-_ENQUEUED: Final = int(Kind.ENQUEUED)
-_CLOCK: Final = int(Kind.CLOCK)
-_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
-_SKIPPABLE: Final = 128
 
 
 def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
@@ -56,27 +53,17 @@ def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
         data, header = item.data, item.header
         for lsn, at, length in places(item):
             kind = data[at + KIND_AT]
-            if kind == _ENQUEUED:
+            if kind == BIRTH:
                 fits = lsn in wanted
-            elif kind in _JOB_KINDS:
+            elif kind in OF_JOBS:
                 fits = job_at(data, at + JOB_AT)[0] in wanted
-            elif kind == _CLOCK:
+            elif kind in STEPS:
                 fits = True
             else:
                 check_known(kind, lsn)
                 continue
             if fits:
                 yield decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
-
-
-def check_known(kind: int, lsn: int) -> None:
-    """Let nobody pass over a record that may matter.
-
-    Raises:
-        FormatError: the type is unknown and may not be skipped.
-    """
-    if kind not in codec.FIXED_SIZES and kind < _SKIPPABLE:
-        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
 
 
 class Entry(NamedTuple):
@@ -97,7 +84,7 @@ class Entry(NamedTuple):
 
     @property
     def job(self) -> int:
-        """The job that it concerns, of one of JOB_KINDS."""
+        """The job that it concerns, of one of OF_JOBS."""
         job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
         return job
 
@@ -141,7 +128,6 @@ def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
 # there is read again when the job's turn comes.
 _CARRIED: Final = int(Kind.CARRIED)
 _EDITED: Final = int(Kind.EDITED)
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 #: Records after which no other concerns the job, and what they make of it.
 _ENDS: Final = {
     int(Kind.SUCCEEDED): after(State.RUNNING, Kind.SUCCEEDED),
@@ -199,15 +185,15 @@ class _Walk:
             files.descriptor(segment)  # compaction may take it; who has it open reads on
         for entry in entries(self._journal):
             kind = entry.kind
-            if kind == _ENQUEUED:
+            if kind == BIRTH:
                 if self._fits(entry.data, entry.at, entry.time_ns):
                     self._births.add(entry.lsn, entry.time_ns, entry.location)
-            elif kind in _JOB_KINDS:
+            elif kind in OF_JOBS:
                 job = entry.job
                 state = self._add(entry, kind, job)
                 if state in _OVER:
                     yield from self._tell(job, self._open.pop(job), state)
-            elif kind == _CLOCK:
+            elif kind in STEPS:
                 self._steps.append((entry.lsn, entry.decode().step_ns))
             else:
                 check_known(kind, entry.lsn)
@@ -222,7 +208,7 @@ class _Walk:
         if places is None:
             places = self._births.take(job)
             if places is None:
-                return self._begin_carried(entry, kind, job) if kind in _CARRYING else None
+                return self._begin_carried(entry, kind, job) if kind in CARRYING else None
             self._open[job] = places
         if kind == _EDITED and not self._is_of_queue(entry):
             del self._open[job]
@@ -241,7 +227,7 @@ class _Walk:
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # it was told before, or is not wanted
         record = entry.data[entry.at : entry.at + entry.length]
-        if not self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
+        if not self._fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9]):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
         state = State(record[STATE_AT]) if kind == _CARRIED else None
@@ -395,7 +381,7 @@ class _Ends:
         """Take the next record in."""
         data = frame.data
         kind = data[at + KIND_AT]
-        if kind == _ENQUEUED:
+        if kind == BIRTH:
             if self._fits(data, at, frame.header.time_ns):
                 self._jobs.append(lsn)
                 self._ends.append(BORN)
@@ -404,7 +390,7 @@ class _Ends:
         if job is not None:
             if job < self._oldest:
                 record = data[at : at + length]
-                if self._fits(born_in(record), 0, codec.CARRIED.unpack_from(record)[9]):
+                if self._fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9]):
                     self._carried[job] = carried_state(record)
                 return
             end = ENDINGS.get(kind)
@@ -456,9 +442,9 @@ def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int,
 def _born(frame: Frame, lsn: int, at: int) -> int | None:
     """Return the job whose ENQUEUED record this is, or carries."""
     kind = frame.data[at + KIND_AT]
-    if kind == _ENQUEUED:
+    if kind == BIRTH:
         return lsn
-    if kind in _CARRYING:
+    if kind in CARRYING:
         job: int = _JOB.unpack_from(frame.data, at + JOB_AT)[0]
         return job
     return None

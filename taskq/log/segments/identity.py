@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import FormatError, LogError, refusal
 from taskq.core.parsing import parse_json
+from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine.access import denied
@@ -23,12 +24,10 @@ _SIZE_MAX: Final = 64 * 1024
 #: These features were written before there was any release: every taskq reads what they stand for,
 #: and none asks for them any more.
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
-#: There are EDITED records: jobs may be of another queue than the one that they began in.
-EDITS: Final = "edits-1"
 #: There are frames without a record: older versions take them for a torn tail, and cut off what
 #: was written behind them.
 SYNC_POINTS: Final = "sync-points-1"
-_KNOWN: Final = _OLD | {EDITS, SYNC_POINTS}
+_KNOWN: Final = _OLD | {SYNC_POINTS, *(row.feature for row in TABLE.values() if row.feature)}
 #: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
 REPLICA: Final = "replica-1"
 #: Likewise of a backup, which only the next backup writes to.

@@ -12,11 +12,13 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, Flag, Kind
+from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, STEPS
+from taskq.core.records import Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, JOB_AT
 from taskq.log.format.columns import column
 from taskq.log.format.keys import key_hash_of
+from taskq.log.format.record import check_known
 from taskq.log.format.salvage import salvage
 from taskq.log.segments.index_memory import SPACING_BYTES, Entry, JobPlaces, Sparse
 
@@ -26,21 +28,17 @@ if TYPE_CHECKING:
 #: A spilled body: SHA-256, then the size as u64.
 SPILLED_SIZE: Final = 40
 HASH_SIZE: Final = 32
-_ENQUEUED: Final = int(Kind.ENQUEUED)
-_CLOCK: Final = int(Kind.CLOCK)
 _SPILLED: Final = int(Flag.SPILLED)
-_SKIPPABLE: Final = 128
-_SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
+_SIZES: Final = codec.SIZES
 #: Kinds of which only the job matters.
-_PLAIN: Final = frozenset(int(kind) for kind in JOB_KINDS) - _CARRYING
+_PLAIN: Final = OF_JOBS - CARRYING
 #: What a record is to a run: 0 none, 1 an enqueue without options, 2 one of ``_PLAIN``.
-_CLASSES: Final = [1 if kind == _ENQUEUED else 2 * (kind in _PLAIN) for kind in range(256)]
+_CLASSES: Final = [1 if kind == BIRTH else 2 * (kind in _PLAIN) for kind in range(256)]
 _NO_OPTIONS: Final = ((6, b"\0"), (7, b"\0"))
 _UNSPILLED: Final = bytes(value for value in range(256) if not value & _SPILLED)
 _CHECKS: Final = (
     (),
-    ((4, bytes((_ENQUEUED,))), (FLAGS_AT, _UNSPILLED), *_NO_OPTIONS),
+    ((4, bytes((BIRTH,))), (FLAGS_AT, _UNSPILLED), *_NO_OPTIONS),
     ((4, bytes(sorted(_PLAIN))), (FLAGS_AT, _UNSPILLED)),
 )
 _ONE_BYTE: Final = [bytes((value,)) for value in range(256)].__getitem__
@@ -212,27 +210,27 @@ class IndexBuilder:
         lsn: int,
         start: int,
     ) -> None:
-        if kind in _CARRYING:
+        if kind in CARRYING:
             self.places.add(int.from_bytes(data[at + 16 : at + 24], "little"), start + at)
-            born = at + codec.CARRIED.size + options_size
+            born = at + codec.WHOLE.size + options_size
             born_length, _, _, size, born_flags = codec.PREFIX.unpack_from(data, born)
             end = at + length - CRC_SIZE
-            if born_length < codec.ENQUEUED.size or born + born_length > end:
+            if born_length < codec.BORN.size or born + born_length > end:
                 raise FormatError(f"record at lsn {lsn} carries one of {born_length} bytes")
             self._feed_enqueued(data, born, born_length, size, born_flags)
             if flags & _SPILLED:
                 self._feed_spilled(data, born + born_length, end)
-        elif kind == _CLOCK:
-            self.clocks.append((lsn, codec.CLOCK.unpack_from(data, at)[6]))
-        elif kind < _SKIPPABLE and kind not in codec.FIXED_SIZES:
-            raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
+        elif kind in STEPS:
+            self.clocks.append((lsn, codec.STEP.unpack_from(data, at)[6]))
+        else:
+            check_known(kind, lsn)
 
     def _feed_enqueued(
         self, data: bytes, at: int, length: int, options_size: int, flags: int
     ) -> None:
         """The key and the spilled payload of an ENQUEUED record."""
         if flags & _SPILLED:
-            body = at + codec.ENQUEUED.size + data[at + 14] + data[at + 15] + options_size
+            body = at + codec.BORN.size + data[at + 14] + data[at + 15] + options_size
             self._feed_spilled(data, body, at + length - CRC_SIZE)
         if options_size:
             hashed = key_hash_of(data, at)

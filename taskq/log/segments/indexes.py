@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskq.core.records import JOB_KINDS, Kind
+from taskq.core.kinds import BIRTH, OF_JOBS
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Answer = TypeVar("Answer")
 
-_ENQUEUED: Final = int(Kind.ENQUEUED)
-_JOB_KINDS: Final = frozenset(map(int, JOB_KINDS))
 #: Index files that are open at a time, and indexes of sealed segments that are held in memory.
 _OPEN_MAX: Final = 32
 _BUILT_MAX: Final = 8
@@ -113,7 +111,7 @@ class SegmentIndexes:
         home = bisect_right(segments, job) - 1
         if home >= 0:
             born = self.find(job)
-            if born is None or born.record[KIND_AT] != _ENQUEUED:
+            if born is None or born.record[KIND_AT] != BIRTH:
                 return
             yield born
         latest = job
@@ -427,4 +425,4 @@ def _frame_of(entry: Entry | None) -> int:
 def _concerns(record: bytes, job: int) -> bool:
     """Return whether that is what stands there: a segment is not as it was indexed if it is not."""
     number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
-    return record[KIND_AT] in _JOB_KINDS and number == job
+    return record[KIND_AT] in OF_JOBS and number == job

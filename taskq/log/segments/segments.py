@@ -7,7 +7,7 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
-from taskq.core.records import Kind
+from taskq.core.kinds import BIRTH
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying
@@ -42,7 +42,6 @@ def sweep_gone(disk: Disk, directory: str) -> None:
 
 
 _READ_AHEAD: Final = 16 * 1024
-_ENQUEUED: Final = int(Kind.ENQUEUED)
 #: What a disk fails to give back, it fails in pieces of this size.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
@@ -459,12 +458,12 @@ class SegmentFiles:
         """
         found: list[bytes] = []
         unpack, crc32, whole = codec.LENGTH.unpack_from, codec.crc32, codec.CRC_OF_WHOLE
-        kind_at, least = codec.KIND_AT, codec.ENQUEUED.size
+        kind_at, least = codec.KIND_AT, codec.BORN.size
         ordinal, start, data = self._window
         first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
         for location, lsn in places:
             at = location - first
-            if 0 <= at <= last and data[at + kind_at] == _ENQUEUED:
+            if 0 <= at <= last and data[at + kind_at] == BIRTH:
                 size = unpack(data, at)[0]
                 record = data[at : at + size]
                 if crc32(record, lsn & 0xFFFFFFFF) == whole and size >= least:
@@ -481,7 +480,7 @@ class SegmentFiles:
         ordinal, offset = location >> OFFSET_BITS, location & _OFFSET_MASK
         cached, start, data = self._window
         at = offset - start
-        if cached == ordinal and at >= 0 and at + codec.ENQUEUED.size <= len(data):
+        if cached == ordinal and at >= 0 and at + codec.BORN.size <= len(data):
             length = codec.LENGTH.unpack_from(data, at)[0]
             if at + length <= len(data):
                 return data[at : at + length]
@@ -499,7 +498,7 @@ def _do_nothing() -> None:
 
 
 def _is_whole(record: bytes, lsn: int) -> bool:
-    is_long = len(record) >= codec.ENQUEUED.size
+    is_long = len(record) >= codec.BORN.size
     return is_long and codec.crc32(record, lsn & 0xFFFFFFFF) == codec.CRC_OF_WHOLE
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import FormatError
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.kinds import BIRTH, CLAIM, CLAIMS, ENDS, REPEAT, STEPS, SUCCESS
 from taskq.core.model import PRIORITY_MAX
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Flag, Option
 from taskq.log.format import codec
-from taskq.log.format.codec import JOB_AT
+from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.flows import held_needs
 from taskq.log.format.options import decode_times, each_option
 from taskq.log.format.salvage import salvage
 from taskq.log.state.fold_rare import (
-    OTHER_KINDS,
     Watch,
     enqueued_meta,
     fold_carried_run,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 #: What a plain record starts with (length, type, byte, size of the options, flags), then attempt,
 #: job, and token or owner.
 _PLAIN: Final = struct.Struct("<12sIQQ")
-_PLAIN_CLAIMED: Final = codec.PREFIX.pack(_PLAIN.size, Kind.CLAIMED, 0, 0, 0)
-_PLAIN_SUCCEEDED: Final = codec.PREFIX.pack(_PLAIN.size, Kind.SUCCEEDED, 0, 0, 0)
+_PLAIN_CLAIM: Final = codec.PREFIX.pack(_PLAIN.size, CLAIM, 0, 0, 0)
+_PLAIN_SUCCESS: Final = codec.PREFIX.pack(_PLAIN.size, SUCCESS, 0, 0, 0)
 _SIZE: Final = _PLAIN.size
 #: Fewer are not worth the trouble; more are taken in several goes.
 _RUN_MIN: Final = 4
@@ -57,8 +57,8 @@ _RUN_MAX: Final = 4_096
 
 def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda: Agenda) -> int:
     """Apply the run of plain claims, or of plain successes, that starts here; returns how many."""
-    head = data[at : at + len(_PLAIN_CLAIMED)]
-    if head not in {_PLAIN_CLAIMED, _PLAIN_SUCCEEDED}:
+    head = data[at : at + len(_PLAIN_CLAIM)]
+    if head not in {_PLAIN_CLAIM, _PLAIN_SUCCESS}:
         return 0
     last = at + (_RUN_MIN - 1) * _SIZE
     if last + _SIZE > end or data[last : last + len(head)] != head:
@@ -75,31 +75,22 @@ def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda:
         jobs.append(job)
         attempts.append(attempt)
         owners.append(owner)
-    if head == _PLAIN_SUCCEEDED:
+    if head == _PLAIN_SUCCESS:
         agenda.apply_succeeded(jobs)
     else:
         agenda.apply_claimed_run(jobs, attempts, owners, lsn, epoch)
     return len(jobs)
 
 
-_ENQUEUED: Final = int(Kind.ENQUEUED)
-_CLAIMED: Final = int(Kind.CLAIMED)
-_SUCCEEDED: Final = int(Kind.SUCCEEDED)
-_CANCEL_ASKED: Final = int(Kind.CANCEL_ASKED)
-_OF_CLAIMS: Final = frozenset({int(Kind.RETRIED), int(Kind.RELEASED), _CANCEL_ASKED})
-_ENDED: Final = frozenset({int(Kind.DEAD), int(Kind.CANCELLED), int(Kind.EXPIRED)})
-#: Records that settle a job for good.
-FINAL_KINDS: Final = _ENDED | {_SUCCEEDED}
-_CLOCK: Final = int(Kind.CLOCK)
-_CARRIED: Final = int(Kind.CARRIED)
-_RUNS: Final = frozenset({_CLAIMED, _SUCCEEDED})
-_CLOCK_BYTE: Final = bytes((_CLOCK,))
-_SKIPPABLE: Final = 128
+_RUNS: Final = frozenset({int(CLAIM), int(SUCCESS)})
+_BIRTH: Final = int(BIRTH)
+_REPEAT: Final = int(REPEAT)
+#: As a slice gives it, which of a frame without a record is empty.
+_STEPS: Final = frozenset(map(int.to_bytes, STEPS))
 #: Records that are folded in one step, with keys and without: a millisecond's worth.
 _KEYS_A_STEP: Final = 128
 _RECORDS_A_STEP: Final = 512
-#: The least length of a record, by its type.
-_SIZES: Final = [codec.FIXED_SIZES.get(kind, codec.PREFIX.size) for kind in range(256)]
+_SIZES: Final = codec.SIZES
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
@@ -115,7 +106,7 @@ def fold_frame(
         FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
     """
     data, at, header, offset = frame
-    if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
+    if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
         # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
         # that opens with a step of the clock is of the new time: the step must be known first.
         agenda.begin_frame(header.first_lsn, header.time_ns)
@@ -134,7 +125,7 @@ def fold_steps(
 ) -> Iterator[None]:
     """Do as ``fold_frame``, some records at a time."""
     data, at, header, offset = frame
-    if agenda is not None and data[at + 4 : at + 5] != _CLOCK_BYTE:
+    if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
         agenda.begin_frame(header.first_lsn, header.time_ns)
     end = at + header.body_size
     where = base + offset + codec.FRAME_HEADER_SIZE - at
@@ -177,7 +168,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
         length, kind, byte, options_size, flags = unpack(data, at)
         if length < _SIZES[kind] or at + length > end:
             raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
-        if kind == _ENQUEUED:
+        if kind == _BIRTH:
             if agenda is not None:
                 if options_size:
                     _fold_enqueued(data, at, byte, options_size, flags, lsn, where, time_ns, agenda)
@@ -192,16 +183,16 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
             at += codec.JOB.size * count
             lsn += count
             continue
-        elif kind == _CLAIMED:
+        elif kind in CLAIMS:
             if agenda is not None:
                 attempt, job, owner = job_fields(data, at + _FIELDS_AT)
                 agenda.apply_claimed(job, lsn, epoch, owner, attempt)
                 if options_size:
                     fold_claim(data, at, options_size, job, agenda)
-        elif kind in FINAL_KINDS:
+        elif kind in ENDS:
             job = _JOB_ONLY.unpack_from(data, at + JOB_AT)[0]
             if agenda is not None:
-                agenda.apply_ended(Kind(kind), job, time_ns)
+                agenda.apply_ended(kind, job, time_ns)
                 if options_size:
                     room = length - codec.JOB.size
                     fold_end(data, at + codec.JOB.size, room, job, where + at, agenda)
@@ -209,48 +200,14 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
                 watch.see(job, where + at, kind)
-        elif kind == _CARRIED and alone is not None and not options_size:
-            at, lsn = fold_carried_run(data, at, end, lsn, where, alone, watch)
+        elif kind == _REPEAT and alone is not None and not options_size:
+            at, lsn = fold_carried_run(data, at, end, lsn, where, alone)
             continue
         else:
             record = data[at : at + length]
-            _fold_rare(kind, record, lsn, where + at, header, agenda, dedup, watch)
+            fold_other(kind, record, lsn, where + at, header, agenda, dedup, watch)
         at += length
         lsn += 1
-
-
-def _fold_rare(
-    kind: int,
-    record: bytes,
-    lsn: int,
-    location: int,
-    header: codec.FrameHeader,
-    agenda: Agenda | None,
-    dedup: Dedup | None,
-    watch: Watch | None,
-) -> None:
-    if kind in _OF_CLAIMS:
-        if agenda is not None:
-            _fold_of_claim(kind, record, header.time_ns, agenda)
-    elif kind in OTHER_KINDS:
-        fold_other(kind, record, location, header.time_ns, agenda, dedup, watch)
-    elif kind == _CLOCK:
-        step_ns = codec.CLOCK.unpack_from(record)[6]
-        for facet in (agenda, dedup):
-            if facet is not None:
-                facet.apply_clock(step_ns)
-        if agenda is not None:
-            agenda.begin_frame(header.first_lsn, header.time_ns)
-    elif kind < _SKIPPABLE:
-        raise FormatError(f"record type {kind} at lsn {lsn} is unknown: use a newer taskq")
-
-
-def _fold_of_claim(kind: int, record: bytes, time_ns: int, agenda: Agenda) -> None:
-    if kind == _CANCEL_ASKED:
-        agenda.apply_cancel_asked(*codec.JOB.unpack_from(record)[6:])
-        return
-    _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
-    agenda.apply_back(Kind(kind), job, attempt, due_ns, time_ns)
 
 
 def _fold_run(
@@ -263,7 +220,7 @@ def _fold_run(
     head = data[at + 4 : start]
     locations: list[int] = []
     unpack_length = codec.LENGTH.unpack_from
-    shortest = codec.ENQUEUED.size
+    shortest = codec.BORN.size
     size = len(names)
     while at < end and data[at + 4 : at + 12] == head and data[at + 14 : at + 14 + size] == names:
         length = unpack_length(data, at)[0]
@@ -338,7 +295,7 @@ def _fold_key(
     dedup: Dedup,
 ) -> None:
     queue_size, task_size = data[at + 14], data[at + 15]
-    start = at + codec.ENQUEUED.size
+    start = at + codec.BORN.size
     key: bytes | None = None
     window = replaced = 0
     for tag, value in each_option(data, start + queue_size + task_size, options_size):

@@ -20,40 +20,46 @@ from taskq.core.folds.jobtable import (
     META_FLOW,
     META_KEYED,
 )
+from taskq.core.kinds import (
+    CARRYING,
+    DEATH,
+    DEATHS,
+    EDITS,
+    REMOVALS,
+    REPEAT,
+    RETURNS,
+    REVIVALS,
+    STEPS,
+)
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
-from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import apply_ticked
-from taskq.core.transitions import after
+from taskq.core.transitions import READY
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, decode_queue
 from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION
 from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_unlocks
 from taskq.log.format.keys import key_hash_of
-from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATED, decode_rated, decode_ticked
+from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATE_TAG, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, find_option
+from taskq.log.format.record import check_known
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.dedup import Dedup
     from taskq.core.folds.lanes import Lane
     from taskq.log.format.carried import Carried
 
-OTHER_KINDS: Final = frozenset(
-    int(kind)
-    for kind in (
-        Kind.CARRIED, Kind.REQUEUED, Kind.PURGED, Kind.EXTENDED, Kind.PAUSED, Kind.RESUMED,
-        Kind.TALLIED, Kind.COMPACTED, Kind.ADOPTED, Kind.TICKED, Kind.RATED, Kind.EDITED,
-    )
-)  # fmt: skip
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
-_READY: Final = int(after(State.ABSENT, Kind.ENQUEUED))
-_CARRIED_SIZE: Final = codec.CARRIED.size
+_CARRIED_SIZE: Final = codec.WHOLE.size
 #: Of a CARRIED record: its length, job, token, since when it is ready, when it was enqueued.
 _RUN: Final = struct.Struct("<I12xQQqq")
 #: What stands between length and job of a ready one that was never claimed and holds no result.
-_PLAIN_CARRIED: Final = codec.CARRIED.pack(
-    0, Kind.CARRIED, _READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
+_PLAIN_CARRIED: Final = codec.WHOLE.pack(
+    0, REPEAT, READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
 )[4:16]
 #: What an ENQUEUED record has between its length and its names.
 _BORN_HEAD: Final = 12
@@ -79,7 +85,7 @@ class Watch:
         """A job that is watched was settled, by a record of that kind."""
         self.jobs.discard(job)
         self.settled.append((job, location))
-        if kind == Kind.DEAD:
+        if kind in DEATHS:
             self.dead.add(job)
 
     def see_again(self, job: int, location: int = 0) -> None:
@@ -126,52 +132,79 @@ def fold_free_key(
 def fold_other(
     kind: int,
     record: bytes,
+    lsn: int,
     location: int,
-    time_ns: int,
+    header: codec.FrameHeader,
     agenda: Agenda | None,
     dedup: Dedup | None,
     watch: Watch | None,
 ) -> None:
-    """Apply one record of ``OTHER_KINDS``.
+    """Apply one record of a kind that the loop in ``fold`` leaves to this.
 
     Raises:
-        FormatError: what it holds does not fit.
+        FormatError: what it holds does not fit, or its type must not be passed over.
     """
-    if kind in CARRYING_KINDS:
+    if kind in CARRYING:
         carried = decode_carried(record)
-        fold_carried(kind, carried, location, time_ns, agenda, dedup)
+        fold_carried(kind, carried, location, header.time_ns, agenda, dedup)
         if watch is not None:
             _watch_carried(kind, carried, location, watch)
-    elif kind == Kind.PURGED:
+    elif kind in REMOVALS:
         _fold_purged(record, location, agenda, watch)
+    elif kind in STEPS:
+        step_ns = codec.STEP.unpack_from(record)[6]
+        for facet in (agenda, dedup):
+            if facet is not None:
+                facet.apply_clock(step_ns)
+        if agenda is not None:
+            agenda.begin_frame(header.first_lsn, header.time_ns)
+    elif kind not in _ON_AGENDA:
+        check_known(kind, lsn)
     elif agenda is not None:
-        _fold_on_agenda(kind, record, agenda)
+        _ON_AGENDA[kind](record, agenda, header.time_ns)
 
 
-def _fold_on_agenda(kind: int, record: bytes, agenda: Agenda) -> None:
-    if kind == Kind.EXTENDED:
-        options_size = codec.PREFIX.unpack_from(record)[3]
-        fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
-    elif kind in (Kind.PAUSED, Kind.RESUMED):
-        apply = agenda.queues.apply_paused if kind == Kind.PAUSED else agenda.queues.apply_resumed
-        apply(decode_queue(record))
-    elif kind == Kind.RATED:
-        fold_rated(record, agenda)
-    elif kind == Kind.TICKED:
-        apply_ticked(agenda.schedules, decode_ticked(record))
-    elif kind == Kind.TALLIED:
-        succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
-        lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
-        apply_tallied(lane, succeeded, cancelled, expired)
-    elif kind == Kind.COMPACTED:
-        agenda.floor_lsn = max(agenda.floor_lsn, codec.OWNER.unpack_from(record)[6])
+def _fold_back(record: bytes, agenda: Agenda, time_ns: int) -> None:
+    _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
+    agenda.apply_back(job, attempt, due_ns, time_ns)
+
+
+def _fold_extension(record: bytes, agenda: Agenda, _: int) -> None:
+    options_size = codec.PREFIX.unpack_from(record)[3]
+    fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
+
+
+def _fold_tally(record: bytes, agenda: Agenda, _: int) -> None:
+    succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
+    lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
+    apply_tallied(lane, succeeded, cancelled, expired)
+
+
+def _fold_floor(record: bytes, agenda: Agenda, _: int) -> None:
+    agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
+
+
+#: What records do that only the agenda keeps.
+_ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, int], None]]] = {
+    **dict.fromkeys(RETURNS, _fold_back),
+    Kind.EXTENDED: _fold_extension,
+    Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
+        *codec.JOB.unpack_from(record)[6:]
+    ),
+    Kind.PAUSED: lambda record, agenda, _: agenda.queues.apply_paused(decode_queue(record)),
+    Kind.RESUMED: lambda record, agenda, _: agenda.queues.apply_resumed(decode_queue(record)),
+    Kind.TALLIED: _fold_tally,
+    Kind.COMPACTED: _fold_floor,
+    Kind.TICKED: lambda record, agenda, _: apply_ticked(agenda.schedules, decode_ticked(record)),
+    Kind.RATED: lambda record, agenda, _: fold_rated(record, agenda),
+}
 
 
 def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> None:
-    if kind == Kind.REQUEUED:
+    if kind in REVIVALS:
         watch.see_again(carried.job)
     elif carried.job in watch.jobs and carried.state not in LIVE_STATES:
-        watch.see(carried.job, location, Kind.DEAD if carried.state is State.DEAD else kind)
+        watch.see(carried.job, location, DEATH if carried.state is State.DEAD else kind)
 
 
 def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
@@ -202,18 +235,18 @@ def fold_carried(
 
 def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) -> None:
     born = carried.born
-    _, _, priority, _, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
+    _, _, priority, _, flags, _, queue_size, task_size = codec.BORN.unpack_from(born)
     extras = enqueue_extras(born)
-    names = born[14 : codec.ENQUEUED.size + queue_size + task_size]
+    names = born[14 : codec.BORN.size + queue_size + task_size]
     names += extras.concurrency_key
     lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
     meta = enqueued_meta(flags)
     expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
     due = carried.due_ns, carried.due_is_wall
-    if kind == Kind.REQUEUED:
+    if kind in REVIVALS:
         apply_requeued(agenda, carried.job, location, lane, meta, expires)
         agenda.flows.apply_again(carried.job, carried.waited)
-    elif kind != Kind.EDITED or not agenda.apply_edited(
+    elif kind not in EDITS or not agenda.apply_edited(
         carried.job, location, lane, carried.state, due, carried.ready_ns, carried.needs
     ):
         meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
@@ -229,12 +262,12 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
 
 
 def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: Dedup) -> None:
-    if kind == Kind.EDITED:
+    if kind in EDITS:
         dedup.edits += 1
     hashed = key_hash_of(carried.born)
     if not hashed:
         return
-    if kind == Kind.REQUEUED:
+    if kind in REVIVALS:
         # What is left of its window is no hold for as long as it lives again.
         dedup.apply_dropped(hashed, carried.job)
     elif carried.left_key:
@@ -254,7 +287,7 @@ def _take_key(carried: Carried, hashed: int, location: int, time_ns: int, dedup:
 
 
 def fold_carried_run(
-    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda, watch: Watch | None
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda
 ) -> tuple[int, int]:
     """Apply the carried jobs of one lane that start here and were never claimed.
 
@@ -287,7 +320,7 @@ def fold_carried_run(
     if len(jobs) < 2:  # noqa: PLR2004 - one alone is no run
         length = codec.LENGTH.unpack_from(data, start)[0]
         record = data[start : start + length]
-        fold_other(Kind.CARRIED, record, where + start, 0, agenda, None, watch)
+        fold_carried(REPEAT, decode_carried(record), where + start, 0, agenda, None)
         return start + length, lsn + 1
     lane: Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
     flags = int.from_bytes(born[4:8], "little")
@@ -325,7 +358,7 @@ def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda
             deadline_ns = _I64.unpack(value)[0]
             if deadline_ns and job in agenda.running:
                 agenda.leases.apply_until(job, deadline_ns)
-        elif tag == _RATED:
+        elif tag == _RATE_TAG:
             if len(value) != _RATE.size:
                 raise FormatError(f"option RATE has {len(value)} bytes: use a newer taskq")
             agenda.apply_rated(job, *_RATE.unpack(value))

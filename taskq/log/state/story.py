@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
+from taskq.core.kinds import BIRTH, CARRYING, ENDS
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.records import CARRYING_KINDS, PACKED, Cause, Kind
+from taskq.core.records import PACKED, Cause, Kind
 from taskq.core.transitions import BY_TIME, after
 from taskq.core.views import AttemptView, JobView
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
@@ -18,7 +19,6 @@ from taskq.log.format.frames import Gap
 from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.requests import Outcome
-from taskq.log.state.fold import FINAL_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,16 +33,14 @@ if TYPE_CHECKING:
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
-_ENQUEUED: Final = int(Kind.ENQUEUED)
 _CARRIED: Final = int(Kind.CARRIED)
 _REQUEUED: Final = int(Kind.REQUEUED)
 _PURGED: Final = int(Kind.PURGED)
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
 _OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DEAD)}
 #: Records that tell nothing new of a job whose story has begun.
 _PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
 #: Records that end a job, and those among them that it does not come back from.
-_ENDS: Final = FINAL_KINDS | {_PURGED}
+_ENDS: Final = ENDS | {_PURGED}
 _FOR_GOOD: Final = _ENDS - {int(Kind.DEAD)}
 _STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DEAD)} | {
     kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
@@ -68,7 +66,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
     """Return whether the log knows of a job of this number."""
     found = _patiently(journal, lambda: journal.indexes.find(lsn))
     if found is not None:
-        return found.record[KIND_AT] == _ENQUEUED
+        return found.record[KIND_AT] == BIRTH
     return any(_begins(found.record) for found in _about(journal, lsn))
 
 
@@ -149,7 +147,7 @@ class Story:
         # The clock moves moments by the steps behind the records that tell them.
         self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
-        self.state = after(State.ABSENT, Kind.ENQUEUED, waits=self._due_ns > born.time_ns)
+        self.state = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
         if born.carried is not None:
             self._begin_carried(born.kind, born.carried)
 
@@ -211,7 +209,7 @@ class Story:
             self._reason = ""
         elif body:
             self._reason = body.decode("utf-8", "replace")
-        if record.kind in FINAL_KINDS:
+        if record.kind in ENDS:
             self._settled_ns = record.time_ns
             # When a dead letter expires matters once it is requeued.
             self._ended_lsn = LSN_MAX if kind is Kind.DEAD else record.lsn
@@ -341,7 +339,7 @@ def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
 def _begins(record: bytes) -> bool:
     """Return whether a job's story may begin with it."""
     kind = record[KIND_AT]
-    return kind == _ENQUEUED or (kind in _CARRYING and record[STATE_AT] != State.ABSENT)
+    return kind == BIRTH or (kind in CARRYING and record[STATE_AT] != State.ABSENT)
 
 
 def _outcome(kind: Kind, cause: Cause) -> str:

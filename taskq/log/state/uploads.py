@@ -11,9 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.records import Kind
+from taskq.core.kinds import ADOPTIONS
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
+from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.notes import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted
 from taskq.log.format.record import places
@@ -181,7 +182,7 @@ class UploadsSeen:
         damaged = files.damaged_frame(files.base(segment), item)
         if damaged is not None:
             for lsn, _, record in salvage(damaged[1], item.first_lsn):
-                if record[4] == Kind.ADOPTED:
+                if record[KIND_AT] in ADOPTIONS:
                     self._add(_Found(lsn, decode_adopted(record), segment, -1))
         cursor.offset, cursor.next_lsn = max(item.resume, cursor.offset + 8), item.next_lsn
 
@@ -195,7 +196,7 @@ class UploadsSeen:
             if not isinstance(frame, Frame):
                 return True  # damaged: its own CRC is all there is to go by
             return any(
-                lsn == found.lsn and frame.data[at + 4] == Kind.ADOPTED
+                lsn == found.lsn and frame.data[at + KIND_AT] in ADOPTIONS
                 for lsn, at, _ in places(frame)
             )
         return False

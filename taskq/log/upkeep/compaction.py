@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogDamaged, LogError, command
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
+from taskq.core.kinds import CARRYING
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, PACKED
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried
-from taskq.log.format.codec import FLAGS_AT, KIND_AT
+from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import chunks_of
+from taskq.log.format.options import without_body
 from taskq.log.inbox.directory import Inbox
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
@@ -45,7 +46,6 @@ _ITEMS_BYTES_MAX: Final = 128 * 1024
 _ROWS: Final = 2_048
 #: Jobs that change while they are written again are few; after so many passes others come first.
 _PASSES_MAX: Final = 8
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 #: About what a job takes of which only the key is needed.
 _KEY_BYTES: Final = 256
 
@@ -292,7 +292,7 @@ class Compaction:
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
         born, enqueued_ns, before = record, frame.header.time_ns, b""
-        if record[KIND_AT] in _CARRYING:
+        if record[KIND_AT] in CARRYING:
             carried = decode_carried(record)
             born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
@@ -339,14 +339,6 @@ class Compaction:
         if until <= self._journal.time_ns or until == UNTIL_SETTLED:
             return None
         return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
-
-
-def without_body(born: bytes, job: int) -> bytes:
-    """Return an ENQUEUED record without its payload."""
-    _, _, _, options_size, flags, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
-    end = codec.ENQUEUED.size + queue_size + task_size + options_size
-    plain = codec.LENGTH.pack(flags & ~PACKED)
-    return codec.encode_checked(born[4:FLAGS_AT] + plain + born[FLAGS_AT + 4 : end], b"", job)
 
 
 def _place(frame: Frame, offset: int) -> int:

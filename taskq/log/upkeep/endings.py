@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.kinds import CARRYING, ENDS
 from taskq.core.model import PASSING_STATES, SECOND_NS
-from taskq.core.records import CARRYING_KINDS, Kind
+from taskq.core.records import Kind
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT, SEGMENT_HEADER, STATE_AT
 from taskq.log.format.frames import Gap
 from taskq.log.format.record import places
-from taskq.log.state.fold import FINAL_KINDS
 from taskq.log.upkeep.keeper import extent
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 #: Frames that are read in one step.
 _FRAMES: Final = 32
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
-_ENDS: Final = FINAL_KINDS - {int(Kind.DEAD)} | {int(Kind.PURGED)}
+_ENDS: Final = ENDS - {int(Kind.DEAD)} | {int(Kind.PURGED)}
 
 
 class _Seen:
@@ -52,7 +51,7 @@ class _Seen:
             if kind in _ENDS:
                 self.ended_ns = _first(self.ended_ns, frame.header.time_ns)
                 return True
-            if kind in _CARRYING and data[at + STATE_AT] in PASSING_STATES:
+            if kind in CARRYING and data[at + STATE_AT] in PASSING_STATES:
                 carried = decode_carried(data[at : at + length])
                 own_ns = own_keep_ns(carried.born)
                 if own_ns:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, kinds_that
 from taskq.core.model import State
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS, PACKED, Flag, Kind
+from taskq.core.records import PACKED, Body, Flag
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, encode_carried
 from taskq.log.format.codec import KIND_AT, NO_LINK, Link, SegmentHeader
 from taskq.log.format.frames import Frame, segment_name
-from taskq.log.format.options import without_secret_headers
+from taskq.log.format.options import without_body, without_secret_headers
 from taskq.log.format.record import places
 from taskq.log.read.verify import everything
 from taskq.text import hidden
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
     from taskq.log.journal.journal import Journal
 
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_OF_JOBS: Final = frozenset(map(int, JOB_KINDS)) - _CARRYING
-_BACK: Final = frozenset((int(Kind.RETRIED), int(Kind.RELEASED)))
-_WITH_REASON: Final = _BACK | {int(Kind.DEAD), int(Kind.CANCELLED)}
+_OF_JOBS: Final = OF_JOBS - CARRYING
+_WITH_REASON: Final = kinds_that(lambda row: row.body is Body.REASON)
+_WITH_RESULT: Final = kinds_that(lambda row: row.body is Body.RESULT)
 #: A record that every fold passes over, in place of one that tells of a job from before.
 _LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
 
@@ -108,9 +108,9 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
     for lsn, at, length in places(frame):
         record = frame.data[at : at + length]
         kind = record[KIND_AT]
-        if kind == Kind.ENQUEUED:
+        if kind == BIRTH:
             known.add(lsn)
-        elif kind in _CARRYING:
+        elif kind in CARRYING:
             known.add(decode_carried(record).job)
         elif kind in _OF_JOBS and codec.JOB.unpack_from(record)[6] not in known:
             found.append(_LEFT_OUT)
@@ -122,23 +122,20 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
 
 def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
     """Return the record without the secrets that its headers or its reason tell."""
-    if kind == Kind.ENQUEUED:
-        _, _, priority, size, flags, attempts, queue, task = codec.ENQUEUED.unpack_from(record)
-        at = codec.ENQUEUED.size + queue + task
-        route = record[codec.ENQUEUED.size : at]
-        options = without_secret_headers(record[at : at + size])
-        tail = codec.enqueue_tail(priority, flags, attempts, queue, task, route, options)
-        return codec.encode_checked(tail, codec.enqueue_body(record), lsn)
-    if kind in _CARRYING:
+    if kind == BIRTH:
+        parts = codec.decode_born(record)
+        options = without_secret_headers(parts.options)
+        return codec.encode_born(parts._replace(options=options), lsn)
+    if kind in CARRYING:
         carried = decode_carried(record)
         body = carried.body
         if body is not None and carried.state is State.DEAD:
             body = hidden(body.decode(errors="replace")).encode()
-        born = _discreet(carried.born, Kind.ENQUEUED, carried.job)
-        return encode_carried(Kind(kind), carried._replace(born=born, body=body), lsn)
+        born = _discreet(carried.born, BIRTH, carried.job)
+        return encode_carried(kind, carried._replace(born=born, body=body), lsn)
     length, _, _, size, flags = codec.PREFIX.unpack_from(record)
     if kind in _WITH_REASON and flags & Flag.CHECKED:
-        at = (codec.BACK if kind in _BACK else codec.JOB).size + size
+        at = codec.FIXED_SIZES[kind] + size
         reason = record[at : length - codec.CRC_SIZE].decode(errors="replace")
         return codec.encode_checked(record[codec.LENGTH.size : at], hidden(reason).encode(), lsn)
     return record
@@ -146,23 +143,19 @@ def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
 
 def _bare(record: bytes, kind: int, lsn: int) -> bytes:
     """Return the record without a payload or a result."""
-    if kind == Kind.ENQUEUED:
-        _, _, priority, size, flags, attempts, queue, task = codec.ENQUEUED.unpack_from(record)
-        at = codec.ENQUEUED.size + queue + task
-        route, options = record[codec.ENQUEUED.size : at], record[at : at + size]
-        tail = codec.enqueue_tail(priority, flags & ~PACKED, attempts, queue, task, route, options)
-        return codec.encode_checked(tail, b"", lsn)
-    if kind == Kind.SUCCEEDED:
+    if kind == BIRTH:
+        return without_body(record, lsn)
+    if kind in _WITH_RESULT:
         _, _, cause, size, _, attempt, job, token = codec.JOB.unpack_from(record)
         options = record[codec.JOB.size : codec.JOB.size + size]
-        return codec.encode_job(Kind.SUCCEEDED, cause, attempt, job, token, None, lsn, options)
-    if kind in _CARRYING:
+        return codec.encode_job(kind, cause, attempt, job, token, None, lsn, options)
+    if kind in CARRYING:
         carried = decode_carried(record)
         body = None if carried.state is State.SUCCEEDED else carried.body
         bare = carried._replace(
-            born=_bare(carried.born, Kind.ENQUEUED, carried.job),
+            born=_bare(carried.born, BIRTH, carried.job),
             body=body,
             flags=carried.flags & ~PACKED,
         )
-        return encode_carried(Kind(kind), bare, lsn)
+        return encode_carried(kind, bare, lsn)
     return record

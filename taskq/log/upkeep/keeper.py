@@ -7,8 +7,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
+from taskq.core.kinds import BIRTH, CARRYING, ENDS
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
-from taskq.core.records import CARRYING_KINDS, Flag, Kind, Option
+from taskq.core.records import Flag, Kind, Option
 from taskq.core.transitions import after
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
@@ -19,7 +20,6 @@ from taskq.log.format.history import encode_history
 from taskq.log.format.options import enqueue_extras
 from taskq.log.format.record import decode_record, places
 from taskq.log.requests import Rewrite
-from taskq.log.state.fold import FINAL_KINDS
 from taskq.log.state.story import job_records, tell
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
-_ENQUEUED: Final = int(Kind.ENQUEUED)
 _DEAD: Final = after(State.RUNNING, Kind.DEAD)
-_CARRYING: Final = frozenset(int(kind) for kind in CARRYING_KINDS)
 _ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records of a frame that are looked at in one step.
@@ -159,7 +157,7 @@ class Retained:
             if not number % _RECORDS:
                 yield
             kind = frame.data[at + 4]
-            if kind == _ENQUEUED:
+            if kind == BIRTH:
                 births.born(lsn, base + at)
                 if self._drops_finished:
                     is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
@@ -167,9 +165,9 @@ class Retained:
                     is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
                 if is_special:
                     self._note_keep(births, lsn, frame.data[at : at + length])
-            elif kind in _CARRYING:
+            elif kind in CARRYING:
                 self._look_at_carried(births, frame, base, at, length)
-            elif kind in FINAL_KINDS:
+            elif kind in ENDS:
                 job = codec.JOB.unpack_from(frame.data, at)[6]
                 offset = births.ended(job)
                 # A dead letter is known to the agenda, until it is one no more.
@@ -209,8 +207,8 @@ class Retained:
             return TIME_NS_MAX
         if self._drops_finished:
             return 0
-        _, _, _, size, _, _, queue_size, task_size = codec.ENQUEUED.unpack_from(born)
-        start = codec.ENQUEUED.size
+        _, _, _, size, _, _, queue_size, task_size = codec.BORN.unpack_from(born)
+        start = codec.BORN.size
         keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
         if not keep_ns and self._queues:
             queue = born[start : start + queue_size].decode("utf-8", "replace")
@@ -359,7 +357,7 @@ def is_end(record: LogRecord) -> bool:
     """Return whether the job is settled after it."""
     if record.carried is not None and record.kind == Kind.CARRIED:
         return record.carried.state not in LIVE_STATES
-    return record.kind in FINAL_KINDS
+    return record.kind in ENDS
 
 
 def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:

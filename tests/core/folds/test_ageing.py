@@ -59,7 +59,7 @@ class Clocked:
 
     def give_back(self, job: int, delay: int = 0) -> None:
         due = self.now + delay if delay else 0
-        self.agenda.apply_back(Kind.RETRIED, job, 1, due, self.now)
+        self.agenda.apply_back(job, 1, due, self.now)
 
 
 @pytest.fixture

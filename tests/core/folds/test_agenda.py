@@ -98,7 +98,7 @@ def test_a_given_back_job_is_the_oldest_again() -> None:
     enqueue(agenda, lane_of(agenda), 1, 2, 3, 4)
     assert claim(agenda, 3) == [1, 2, 3]
     for job in (3, 1):
-        agenda.apply_back(Kind.RELEASED, job, 0, 0, NOW)
+        agenda.apply_back(job, 0, 0, NOW)
     assert claim(agenda) == [1, 3, 4]
 
 
@@ -112,7 +112,7 @@ def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
     assert not agenda.queues.any_ready()
     agenda.apply_scheduled(3, 24, limited, 0, NOW, is_wall=False)
     agenda.promote(NOW)
-    agenda.apply_back(Kind.RETRIED, 1, 1, 0, NOW)
+    agenda.apply_back(1, 1, 0, NOW)
     enqueue(agenda, limited, 4)
     enqueue(agenda, free, 5)
     assert claim(agenda) == [5]
@@ -126,7 +126,7 @@ def test_a_job_that_was_released_often_is_claimed_once() -> None:
     enqueue(agenda, lane_of(agenda), 1, 2, 3)
     for token in range(10, 30):
         agenda.apply_claimed(2, token, 1, 7, 1)
-        agenda.apply_back(Kind.RELEASED, 2, 0, 0, NOW)
+        agenda.apply_back(2, 0, 0, NOW)
     assert agenda.taking.next_ready(9, None) == [1, 2, 3]
     assert claim(agenda) == [1, 2, 3]
     assert claim(agenda) == []
@@ -181,7 +181,7 @@ def test_a_backoff_is_not_cut_short_by_the_moment_of_an_earlier_delay() -> None:
     for job, is_wall in ((1, False), (2, True)):
         agenda.apply_scheduled(job, 0, lane, 0, NOW + 10, is_wall=is_wall)
         agenda.apply_claimed(job, 10 + job, 1, 7, 1)
-        agenda.apply_back(Kind.RETRIED, job, 1, NOW + 500, NOW)
+        agenda.apply_back(job, 1, NOW + 500, NOW)
     agenda.promote(NOW + 499)
     assert claim(agenda) == []
     agenda.promote(NOW + 500)
@@ -193,8 +193,8 @@ def test_a_backoff_counts_from_the_last_release() -> None:
     agenda = Agenda()
     enqueue(agenda, lane_of(agenda), 1)
     assert claim(agenda) == [1]
-    agenda.apply_back(Kind.RETRIED, 1, 1, NOW + 10, NOW)
-    agenda.apply_back(Kind.RETRIED, 1, 2, NOW + 500, NOW)
+    agenda.apply_back(1, 1, NOW + 10, NOW)
+    agenda.apply_back(1, 2, NOW + 500, NOW)
     agenda.promote(NOW + 499)
     assert agenda.table.state(1) is State.SCHEDULED
     agenda.promote(NOW + 500)
@@ -212,7 +212,7 @@ def test_a_running_job_expires_only_when_it_is_given_back() -> None:
     assert agenda.expired(NOW, 10) == []
     assert agenda.next_expiry_ns() is None
     agenda.apply_ended(Kind.SUCCEEDED, 1)
-    agenda.apply_back(Kind.RETRIED, 2, 1, NOW + SECOND, NOW)
+    agenda.apply_back(2, 1, NOW + SECOND, NOW)
     assert agenda.expired(NOW, 10) == [2]
     assert agenda._overdue == {}
 
@@ -281,7 +281,7 @@ def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
     assert claim(agenda) == [1]
     assert agenda.attempt(1) == 1
     for attempt in (ATTEMPTS_MAX - 1, ATTEMPTS_MAX, ATTEMPTS_MAX + 5, 2**32 - 1):
-        agenda.apply_back(Kind.RETRIED, 1, attempt, 0, NOW)
+        agenda.apply_back(1, attempt, 0, NOW)
         assert agenda.attempt(1) == min(attempt, ATTEMPTS_MAX)
         ((_, _, counted, _, meta),) = agenda.taking.take(1, None, None)
         assert counted == min(attempt + 1, ATTEMPTS_MAX)
@@ -300,7 +300,7 @@ def test_the_agenda_follows_the_table_of_transitions() -> None:
             if kind is Kind.CLAIMED:
                 assert claim(agenda) == [1]
             elif kind in {Kind.RETRIED, Kind.RELEASED}:
-                agenda.apply_back(kind, 1, 1, NOW + 9 if waits else 0, NOW)
+                agenda.apply_back(1, 1, NOW + 9 if waits else 0, NOW)
             elif kind is Kind.REQUEUED:
                 apply_requeued(agenda, 1, 0, lane_of(agenda), 0)
             elif kind is Kind.EDITED:
@@ -414,8 +414,8 @@ def test_a_job_that_is_given_back_for_this_very_moment_is_ready(kind: Kind) -> N
     agenda = Agenda()
     enqueue(agenda, lane_of(agenda), 1, 2)
     claim(agenda)
-    agenda.apply_back(kind, 1, 1, NOW, NOW)
-    agenda.apply_back(kind, 2, 1, NOW + 1, NOW)
+    agenda.apply_back(1, 1, NOW, NOW)
+    agenda.apply_back(2, 1, NOW + 1, NOW)
     assert [agenda.table.state(job) for job in (1, 2)] == [State.READY, State.SCHEDULED]
     agenda.promote(NOW)
     assert claim(agenda) == [1]

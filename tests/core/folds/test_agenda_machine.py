@@ -275,7 +275,7 @@ class AgendaMachine(RuleBasedStateMachine):
         due = self.model.now + delay if delay > 0 else 0
         for number in running[pick % len(running) :][:count]:
             attempt = self.model.jobs[number].attempt - (kind is Kind.RELEASED)
-            assert self.agenda.apply_back(kind, number, attempt, due, self.model.now)
+            assert self.agenda.apply_back(number, attempt, due, self.model.now)
             self.model.back(number, attempt, due)
 
     @precondition(lambda self: self.model.in_state(State.READY, State.SCHEDULED))
@@ -328,7 +328,7 @@ class AgendaMachine(RuleBasedStateMachine):
         if job in known:
             return
         assert not self.agenda.apply_claimed(job, 1, EPOCH, 2, 1)
-        assert not self.agenda.apply_back(Kind.RETRIED, job, 1, 0, self.model.now)
+        assert not self.agenda.apply_back(job, 1, 0, self.model.now)
         assert not self.agenda.apply_ended(Kind.SUCCEEDED, job)
         lane = self.lane((5, "mail", "a", b""))
         assert not self.agenda.apply_edited(job, 1, lane, State.READY, (0, False), 0, None)

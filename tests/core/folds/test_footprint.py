@@ -65,9 +65,9 @@ def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
         if taken[0][2] > 1:
             break
         for job, *_ in taken:
-            agenda.apply_back(Kind.RETRIED, job, 1, NOW + 1, NOW)
+            agenda.apply_back(job, 1, NOW + 1, NOW)
     for job, *_ in taken:
-        agenda.apply_back(Kind.RETRIED, job, 1, NOW + 1, NOW)
+        agenda.apply_back(job, 1, NOW + 1, NOW)
     agenda.promote(NOW + 1, JOBS)
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskq.core.kinds import ENDS
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.machine.ports import INTEREST_OUTCOME
 from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.state.fold import FINAL_KINDS
 from tests.log.flowing import chord, items_of
 from tests.log.tending import meaning
 from tests.log.world import PLAIN, World
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _SPECS: Final = (PLAIN, EnqueueSpec("mail", "send", 9, 2), EnqueueSpec("mail", "s", 1))
 _KINDS: Final = (Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED, Kind.RELEASED)
-_ENDS: Final = frozenset(map(int, FINAL_KINDS))
 
 
 class Batches:
@@ -111,7 +110,7 @@ def _check_ends(process: Process, ended: dict[int, int]) -> None:
     """Each end is found where the writer says that it is."""
     for job, location in ended.items():
         record = process.journal.files.unchecked_record(location)
-        assert (record[KIND_AT] in _ENDS, codec.JOB.unpack_from(record)[6]) == (True, job)
+        assert (record[KIND_AT] in ENDS, codec.JOB.unpack_from(record)[6]) == (True, job)
 
 
 @pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])

@@ -159,7 +159,7 @@ def test_a_copy_at_the_very_same_offsets_of_the_next_segment_is_no_frame() -> No
     first = world.process()
     jobs = [first.enqueue(b"x" * 40_000), first.enqueue(b"y" * 40_000)]
     segment = world.machine.content(_FIRST)
-    record_start = 64 + 56 + len(codec.ENQUEUED.pack(*([0] * 8))) + len("default" + "mail.send")
+    record_start = 64 + 56 + len(codec.BORN.pack(*([0] * 8))) + len("default" + "mail.send")
     carrier = first.enqueue(segment[record_start:])
     second = world.segments()[1]
     copied = world.machine.content(second)

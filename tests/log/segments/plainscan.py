@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.dedup import key_hash
+from taskq.core.kinds import OF_JOBS
 from taskq.core.model import Extras, State
-from taskq.core.records import JOB_KINDS, Cause, Flag, Kind
+from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted
@@ -72,7 +73,7 @@ class Scan:
             self.births.add(lsn)
             self._note_enqueued(segment, record)
             self._note_spilled(segment, record.flags, record.body)
-        elif record.kind in JOB_KINDS:
+        elif record.kind in OF_JOBS:
             self.about.setdefault(record.job, []).append(lsn)
             if record.carried is None:
                 self._note_spilled(segment, record.flags, record.body)

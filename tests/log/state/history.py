@@ -172,7 +172,7 @@ class History:
             due = self.time_ns + delay if delay % 2 else 0
             token = self.agenda.running[job][0]
             self.add(codec.encode_back(kind, Cause.DRAIN, attempt, job, token, due, b"", self.lsn))
-            self.agenda.apply_back(kind, job, attempt, due, self.time_ns)
+            self.agenda.apply_back(job, attempt, due, self.time_ns)
 
     def settle(self, pick: int, _: int, succeeds: bool) -> None:
         job = self._pick(State.RUNNING, pick)

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: Bytes of each record that are gathered at once: the fixed fields of the widest that is read so.
-HEAD_SIZE: Final = codec.CARRIED.size
+HEAD_SIZE: Final = codec.WHOLE.size
 #: Zeros behind the bytes that records stand in, so that gathering never leaves them.
 PAD_SIZE: Final = 64
 _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
@@ -41,10 +41,10 @@ def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[n
 
 _PREFIX: Final = "length kind byte options_size flags"
 #: Of every record that concerns a job: JOB and BACK are the beginning of CARRIED.
-OF_JOB: Final = _fields(codec.CARRIED, f"{_PREFIX} attempt job token due_ns enqueued_ns")
-OF_BIRTH: Final = _fields(codec.ENQUEUED, f"{_PREFIX} attempts_max queue_size task_size")
-OF_CLOCK: Final = _fields(codec.CLOCK, f"{_PREFIX} zero step_ns")
-OF_OWNER: Final = _fields(codec.OWNER, f"{_PREFIX} zero number")
+OF_JOB: Final = _fields(codec.WHOLE, f"{_PREFIX} attempt job token due_ns enqueued_ns")
+OF_BIRTH: Final = _fields(codec.BORN, f"{_PREFIX} attempts_max queue_size task_size")
+OF_CLOCK: Final = _fields(codec.STEP, f"{_PREFIX} zero step_ns")
+OF_OWNER: Final = _fields(codec.MARK, f"{_PREFIX} zero number")
 OF_FRAME: Final = _fields(
     codec.FRAME_HEADER,
     "magic size count flags zero first_lsn epoch time_ns synced body_crc crc",

@@ -128,16 +128,16 @@ class Rows:
         if not self.carries:
             return self._heads.view(layout.OF_BIRTH), self.at, whole_end
         carrying, options_size = self.is_carrying, self.of_job["options_size"]
-        at = np.where(carrying, self.at + codec.CARRIED.size + options_size, self.at)
+        at = np.where(carrying, self.at + codec.WHOLE.size + options_size, self.at)
         end = whole_end - np.where(carrying, CRC_SIZE, 0)
-        self._check_carried(carrying & (at + codec.ENQUEUED.size > end))
-        at = np.where(carrying & (at + codec.ENQUEUED.size > end), self.at, at)
+        self._check_carried(carrying & (at + codec.BORN.size > end))
+        at = np.where(carrying & (at + codec.BORN.size > end), self.at, at)
         births = heads(self.data, at).view(layout.OF_BIRTH)
         born_end = at + births["length"]
         self._check_carried(
             carrying
             & (
-                (births["length"] < codec.ENQUEUED.size)
+                (births["length"] < codec.BORN.size)
                 | (born_end > end)
                 | (births["kind"] != Kind.ENQUEUED)
                 | ~_STATES[self.of_job["byte"]]
@@ -166,7 +166,7 @@ class Rows:
     def route(self) -> tuple[Ints, Ints, Ints]:
         """(start of the queue's name, of the task's, of the options) in ENQUEUED records."""
         birth, at, end = self._births
-        queue = at + codec.ENQUEUED.size
+        queue = at + codec.BORN.size
         task = np.minimum(queue + birth["queue_size"], end)
         options = np.minimum(task + birth["task_size"], end)
         return queue, task, options
