@@ -15,8 +15,8 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         module: its ``__name__``.
-        homes: the module that defines them: their names, parted by spaces; a package's own
-            modules stand under its own name.
+        homes: the module that defines them: their names, parted by spaces; modules stand
+            under the name of their package.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
@@ -26,7 +26,8 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if home == module:
             return importlib.import_module(f"{module}.{name}")
-        value = getattr(importlib.import_module(home), name)
+        found = importlib.import_module(home)
+        value = getattr(found, name, None) or importlib.import_module(f"{home}.{name}")
         setattr(sys.modules[module], name, value)
         return value
 

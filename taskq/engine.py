@@ -6,7 +6,8 @@ deprecated; the rooms behind it, ``taskq.log`` and ``taskq.core``, may change on
 - open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
   ``Sight`` and ``Moment`` are what a look may see
-- read what stands there: ``LogRecord`` and ``decode_record``, ``Frame``, ``Gap``, ``Scanner``
+- read what stands there: ``LogRecord`` and ``decode_record``, ``kinds`` (what records do),
+  ``Frame``, ``Gap``, ``Scanner``
 - files: ``SegmentFiles``, ``Identity``, ``Disk`` and ``Clock`` as the machine has them
 - care: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
   ``excerpt``; bulk: ``PartWriter``
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
+    from taskq.core import kinds
     from taskq.core.fingerprints import failure_of
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
@@ -97,6 +99,7 @@ __all__ = [
     "decode_record",
     "excerpt",
     "failure_of",
+    "kinds",
     "open_file",
     "places",
     "read_file",
@@ -112,6 +115,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "taskq.core": "kinds",
     "taskq.core.fingerprints": "failure_of",
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",

@@ -11,8 +11,9 @@ import ast
 import enum
 import inspect
 import re
+import textwrap
 from functools import cache
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -26,7 +27,8 @@ from taskq.calls.call import OptionChanges, Options
 from taskq.cli.main import BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
 from taskq.connection.settings import Settings
-from taskq.core.transitions import diagram
+from taskq.core.kinds import diagram
+from taskq.core.records import TABLE
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ _BLOCK: Final = re.compile(
 #: The name of a test as a link, and where it stands.
 TEST_LINK: Final = re.compile(r"\[([^\]]+)\]\(([\w/]*test_\w+\.py)\)")
 _TEST: Final = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+#: What ``struct`` calls the numbers in a record.
+_TYPES: Final = dict(
+    zip(("B", "H", "I", "Q", "q", "16s"), ["u8", "u16", "u32", "u64", "i64", "16"], strict=True)
+)
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _SIZES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -227,6 +233,38 @@ def states() -> str:
     return f"```mermaid\n{diagram()}\n```\n"
 
 
+def specification() -> str:
+    """Return the table of kinds as the docstring of the codec has it."""
+    rule = "============ ==== " + "=" * 80
+    lines = [
+        rule,
+        f"{'type':12} size {'what it says; its byte, its fixed fields and its body'}",
+        rule,
+    ]
+    for row in TABLE.values():
+        letters = re.findall(r"16s|.", row.layout.formats)
+        fields = zip(row.layout.names.split(), letters, strict=True)
+        said = f"{row.says}; byte: {row.byte}; "
+        said += ", ".join(f"{name} {_TYPES[letter]}" for name, letter in fields)
+        said += f"; body: {row.body.value}" * bool(row.body.value)
+        lines += [
+            f"{head:17} {line}"
+            for head, line in zip_longest(
+                [f"{row.name.upper():12} {row.layout.struct.size}"],
+                textwrap.wrap(said, 80),
+                fillvalue="",
+            )
+        ]
+    return "\n".join([*lines, rule])
+
+
+def specified(source: str) -> str:
+    """Return the source of the codec with the table of kinds as it is now."""
+    return re.sub(
+        r"(?ms)^=+ =+ =+\ntype\b.*?^=+ =+ =+\n.*?^=+ =+ =+$", specification(), source, count=1
+    )
+
+
 MADE: Final[dict[str, Callable[[], str]]] = {
     "task options": task_options,
     "settings": settings,
@@ -272,6 +310,8 @@ def mended(text: str) -> str:
 
 def main() -> None:
     """Write them all."""
+    codec = ROOT / "taskq/log/format/codec.py"
+    codec.write_text(specified(codec.read_text("utf-8")), "utf-8")
     for name in DOCUMENTS:
         path = ROOT / name
         text = anew(path.read_text(encoding="utf-8"))

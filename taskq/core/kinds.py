@@ -1,6 +1,7 @@
 """Sets of kinds by what their records do, out of ``records.TABLE``: what all who read records ask.
 
-They hold plain numbers. Behind them stands which kind is written where a job's life goes on.
+They hold plain numbers. Behind them stand which kind is written where a job's life goes on, and
+the legal transitions: nothing else decides a job's next state.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from taskq.core.records import Row
 
+#: By their types.
+ROWS: Final = TABLE
+
 
 def kinds_that(fits: Callable[[Row], bool]) -> frozenset[int]:
     """Return the types of records whose rows fit."""
@@ -28,11 +32,15 @@ def name_of(kind: int) -> str:
 
 
 def _leading_to(*states: State) -> frozenset[int]:
-    return kinds_that(lambda row: any(end in states for ends in row.moves.values() for end in ends))
+    return kinds_that(lambda row: not _after(row.kind).isdisjoint(states))
 
 
 def _from(*states: State) -> frozenset[int]:
     return kinds_that(lambda row: any(state in row.moves for state in states))
+
+
+def _after(kind: int) -> set[State]:
+    return {state for states in TABLE[kind].moves.values() for state in states}
 
 
 def _with_field(name: str) -> frozenset[int]:
@@ -74,6 +82,8 @@ CLAIMS: Final = _leading_to(State.RUNNING)
 ENDS_OF_CLAIMS: Final = _from(State.RUNNING)
 #: They settle a job, and free its key.
 ENDS: Final = _leading_to(*SETTLED_STATES)
+#: They hold what the job returned.
+SUCCESSES: Final = _leading_to(State.SUCCEEDED)
 #: They make dead letters.
 DEATHS: Final = _leading_to(State.DEAD)
 #: A dead letter begins anew, or is gone.
@@ -106,8 +116,59 @@ REPEAT: Final = Kind.CARRIED
 EDIT: Final = Kind.EDITED
 REVIVAL: Final = Kind.REQUEUED
 REMOVAL: Final = Kind.PURGED
+#: By the state that it ends a job in.
+ENDING: Final = {state: kind for kind in (SUCCESS, DEATH, CANCEL, EXPIRY) for state in _after(kind)}
 EXTENSION: Final = Kind.EXTENDED
 #: Somebody wants the running job cancelled.
 REQUEST: Final = Kind.CANCEL_ASKED
 PAUSE: Final = Kind.PAUSED
 RESUME: Final = Kind.RESUMED
+
+# The legal transitions. The guide's diagram is generated from them.
+
+#: (state before, what happened) -> states it may be in after: the second, if there is one, where
+#: the record carries a due time that is still to come.
+TRANSITIONS: Final[dict[tuple[State, int], tuple[State, ...]]] = {
+    (before, row.kind): after for row in TABLE.values() for before, after in row.moves.items()
+}
+#: What each kind leads to, from wherever it finds the job: then it does not matter from where.
+_AFTER: Final = {kind: states for (_, kind), states in TRANSITIONS.items()}
+#: What a job is in after its birth and in an attempt, as plain numbers for the folds.
+READY, SCHEDULED = map(int, _AFTER[BIRTH])
+RUNNING: Final = int(_AFTER[CLAIM][0])
+
+#: The one change that no record marks: it follows from (state, now).
+BY_TIME: Final[dict[State, State]] = {State.SCHEDULED: State.READY}
+
+
+def legal(state: State, kind: int) -> bool:
+    """Return whether ``decide`` may write ``kind`` for a job in ``state``."""
+    return (state, kind) in TRANSITIONS
+
+
+def after(state: State, kind: int, *, waits: bool = False) -> State:
+    """Return the state after ``kind``; ``waits`` tells that the record carries a due time.
+
+    A fold meets records whose forerunner was damaged, so an illegal pair is no error here: what the
+    record says happened, happened.
+    """
+    states = _AFTER.get(kind, (state,))
+    return states[-1] if waits else states[0]
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, for the guide."""
+    lines = ["stateDiagram-v2"]
+    for (before, kind), states in TRANSITIONS.items():
+        lines += [f"    {_node(before)} --> {_node(state)}: {name_of(kind)}" for state in states]
+    lines += [
+        f"    {before.name.lower()} --> {state.name.lower()}: its time has come"
+        for before, state in BY_TIME.items()
+    ]
+    ends = [s for s in State if s is not State.ABSENT and all(b is not s for b, _ in TRANSITIONS)]
+    lines += [f"    {state.name.lower()} --> [*]" for state in ends]
+    return "\n".join(lines)
+
+
+def _node(state: State) -> str:
+    return "[*]" if state is State.ABSENT else state.name.lower()

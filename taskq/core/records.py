@@ -11,7 +11,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import State
-from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,18 +163,19 @@ PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 SKIPPABLE: Final = 128
 
 
-class Layout(NamedTuple):
-    """Where the fixed fields of a record stand, behind what every record starts with."""
+class Layout:
+    """The fixed fields of a record, and where they stand behind what every record starts with.
 
-    #: of each field, as ``struct`` has it
-    formats: str
-    #: their names, with spaces between
-    names: str
+    Attributes:
+        formats: of each field, as ``struct`` has it.
+        names: what they are called, with spaces between.
+        struct: what packs them, with what every record starts with.
+    """
 
-    @property
-    def struct(self) -> struct.Struct:
-        """Return what packs them, with what every record starts with."""
-        return struct.Struct("<IBBHI" + self.formats)
+    def __init__(self, formats: str, names: str) -> None:
+        self.formats = formats
+        self.names = names
+        self.struct = struct.Struct("<IBBHI" + formats)
 
 
 #: Of records that concern a job that an earlier one brought into being ...
@@ -214,24 +214,38 @@ class Body(enum.Enum):
     OWNER = "JSON"
 
 
-class Row(NamedTuple):
-    """All that is known of a kind of record."""
+class Row:
+    """All that is known of a kind of record.
 
-    kind: int
-    #: for people: of events, records of streams and rows of the pipeline
-    name: str
-    #: what it says happened
-    says: str
-    layout: Layout
-    body: Body = Body.NONE
-    #: what its sixth byte holds
-    byte: str = "0"
-    #: what it makes of a job: state before -> the state after, and that of one whose due time is
-    #: still to come
-    moves: Mapping[State, tuple[State, ...]] = {}
-    options: tuple[Option, ...] = ()
-    #: the incompatible feature that ``taskq.json`` names before there is one
-    feature: str = ""
+    Attributes:
+        kind: its type.
+        name: what people call it: in events, records of streams and rows of the pipeline.
+        says: what happened, for the specification.
+        layout: its fixed fields.
+        body: what it holds behind its options.
+        byte: what its sixth byte holds.
+        moves: what it makes of a job: the state before -> the state after, and behind that the one
+            of a job whose due time is still to come.
+        options: those that it may have.
+        feature: the incompatible one that ``taskq.json`` names before there is such a record.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        name: str,
+        says: str,
+        layout: Layout,
+        body: Body = Body.NONE,
+        byte: str = "0",
+        moves: Mapping[State, tuple[State, ...]] | None = None,
+        options: tuple[Option, ...] = (),
+        feature: str = "",
+    ) -> None:
+        self.kind, self.name, self.says = kind, name, says
+        self.layout, self.body, self.byte = layout, body, byte
+        self.moves = moves or {}
+        self.options, self.feature = options, feature
 
 
 _WAITING: Final = (State.READY, State.SCHEDULED)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.core.kinds import after, legal
 from taskq.core.model import LIVE_STATES, Durability, State
 from taskq.core.records import Cause, Kind
-from taskq.core.transitions import after, legal
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, log_records
 

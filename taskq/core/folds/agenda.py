@@ -29,9 +29,8 @@ from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.taking import Taking
-from taskq.core.kinds import DEATHS, ENDS, SUCCESS
+from taskq.core.kinds import BY_TIME, DEATHS, ENDS, READY, RUNNING, SCHEDULED, SUCCESS, after
 from taskq.core.model import SECOND_NS, State
-from taskq.core.transitions import BY_TIME, READY, RUNNING, SCHEDULED, after
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Group

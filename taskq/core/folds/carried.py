@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
+from taskq.core.kinds import READY
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
-from taskq.core.transitions import READY
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda

@@ -10,8 +10,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
+from taskq.core.kinds import READY
 from taskq.core.model import State
-from taskq.core.transitions import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,9 +25,9 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
 )
 from taskq.core.folds.lanes import Lane
+from taskq.core.kinds import READY, RUNNING
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
-from taskq.core.transitions import READY, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import KeyHeld, NotWaiting, UsageError
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
-from taskq.core.kinds import EDIT, PAUSE, REPEAT
+from taskq.core.kinds import EDIT, PAUSE, REPEAT, after
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import TABLE
 from taskq.core.schedules import Ticked
-from taskq.core.transitions import after
 from taskq.log.format.carried import (
     Carried,
     encode_carried,

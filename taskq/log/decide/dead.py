@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
 from taskq.core.folds.carried import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
-from taskq.core.kinds import REMOVAL, REVIVAL
+from taskq.core.kinds import REMOVAL, REVIVAL, after
 from taskq.core.model import State
 from taskq.core.records import Flag
-from taskq.core.transitions import after
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.flows import is_of_flow

@@ -59,47 +59,63 @@ u16``, ``flags u32``, then the fixed fields of its type, its options, its body, 
 CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a damaged
 frame, and to check what a worker is about to run).
 
-=========  ====  ==================================================================
-type       size  fixed fields
-=========  ====  ==================================================================
-ENQUEUED   16    byte: priority; attempts allowed u16, length of queue u8, length
-                 of task u8; then queue and task in UTF-8 (before the options);
-                 body: payload
-CLAIMED    32    byte: 0; attempt u32, job u64, owner u64
-SUCCEEDED  32    byte: 0; attempt u32, job u64, token u64; body: result
-DEAD       32    byte: cause; attempt u32, job u64, token u64; body: reason
-CANCELLED  32    byte: cause; attempt u32, job u64, 0 u64, of one that ran its token;
-                 body: why its last attempt ended, if anything says so
-EXPIRED    32    byte: cause; attempt u32, job u64, 0 u64
-RETRIED    40    byte: cause; attempt u32, job u64, token u64, due i64 (relative,
-                 wall time when written); body: reason
-RELEASED   40    as RETRIED
-CARRIED    48    byte: state; attempt u32, job u64, token u64, due i64 (as RETRIED;
-                 of a ready job: since when it waits, 0: since it was
-                 enqueued), enqueued i64; body: the job's ENQUEUED record (its CRC is seeded
-                 with the job's number), then its result or reason
-REQUEUED   48    as CARRIED
-EDITED     48    as CARRIED, of a job that waits: its ENQUEUED record is as it would be if it had
-                 been enqueued so; its attempts so far are all told
-PURGED     32    as CANCELLED
-EXTENDED   32    byte: 0; attempt u32, job u64, token u64; option LEASE
-PAUSED     16    byte: 0; 0 u32; body: name of the queue
-RESUMED    16    as PAUSED
-TALLIED    48    byte: priority; 0 u32; succeeded, dead, cancelled, expired u64;
-                 body: length of queue u8, length of task u8, queue, task
-COMPACTED  24    byte: 0; 0 u32, lsn u64
-CLOCK      24    byte: 0; 0 u32, step i64 in nanoseconds; always with its CRC
-ADOPTED    64    byte: 0; 0 u32, token of an upload (16 bytes), jobs of it that are
-                 decided, jobs in all of it, those that were left out, lsn of the
-                 first record of the frame that began it, each u64; always with its CRC
-CANCEL_ASKED 32  byte: 0; attempt u32, job u64, token u64
-TICKED     32    byte: 1 paused, 2 forgotten; 0 u32; last tick i64, done with up to i64 (wall
-                 time both); body: name of the schedule; always with its CRC
-RATED      32    byte: 0; 0 u32; claims that matter i64, nanoseconds that they do i64; body:
-                 length u16 of (length of task u8, task, concurrency key), these, then
-                 (moment i64, claims u32), the oldest first, relative; always with its CRC
-OWNER      24    byte: 0; 0 u32, owner u64; body: JSON
-=========  ====  ==================================================================
+============ ==== ================================================================================
+type         size what it says; its byte, its fixed fields and its body
+============ ==== ================================================================================
+ENQUEUED     16   a job came into being; byte: priority; attempts_max u16, queue_size u8,
+                  task_size u8; body: queue, task (before the options); payload
+CLAIMED      32   a worker took it; counts an attempt; byte: 0; attempt u32, job u64, owner u64
+SUCCEEDED    32   it ran to its end; byte: 0; attempt u32, job u64, token u64; body: result
+RETRIED      40   it failed, and is due again later; byte: cause; attempt u32, job u64, token u64,
+                  due_ns i64; body: reason
+DEAD         32   it failed for good; byte: cause; attempt u32, job u64, token u64; body: reason
+RELEASED     40   it was given back, or what it waited for is there: the cause says why, and the
+                  attempt count whether one was burnt; byte: cause; attempt u32, job u64, token
+                  u64, due_ns i64; body: reason
+CANCELLED    32   it was withdrawn before it ran (token 0), or stopped while it did: the cause
+                  tells; byte: cause; attempt u32, job u64, token u64; body: reason
+EXPIRED      32   its time had passed before it ran; the token is 0; byte: cause; attempt u32, job
+                  u64, token u64; body: reason
+CARRIED      48   the job as it stands, written again by compaction; of a ready one due is since
+                  when it waits, 0: since its enqueue; byte: state; attempt u32, job u64, token
+                  u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
+                  seeded with the job's number); its result or reason
+REQUEUED     48   a dead letter is ready again, as if new; byte: state; attempt u32, job u64,
+                  token u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
+                  seeded with the job's number); its result or reason
+EDITED       48   a job waits otherwise, elsewhere or until another moment: its ENQUEUED record is
+                  as if it had been enqueued so; its attempts so far are all told; byte: state;
+                  attempt u32, job u64, token u64, due_ns i64, enqueued_ns i64; body: the job's
+                  ENQUEUED record (its CRC seeded with the job's number); its result or reason
+PURGED       32   a dead letter is forgotten; the token is 0; byte: 0; attempt u32, job u64, token
+                  u64
+EXTENDED     32   the deadline of a claim was moved; byte: 0; attempt u32, job u64, token u64
+CANCEL_ASKED 32   somebody wants the running job cancelled: its owner stops it, and it never runs
+                  again; byte: 0; attempt u32, job u64, token u64
+PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
+                  queue
+RESUMED      16   they may be claimed again; byte: 0; zero u32; body: name of the queue
+TALLIED      48   how many jobs of a lane ended so far, and how; byte: priority; zero u32,
+                  succeeded u64, dead u64, cancelled u64, expired u64; body: length of queue u8,
+                  length of task u8, queue, task
+COMPACTED    24   all that is needed from segments before the lsn in token was written again: they
+                  may be gone; byte: 0; zero u32, token u64
+CLOCK        24   wall time made a step, in nanoseconds; relative times shift by it; always with
+                  its CRC; byte: 0; zero u32, step_ns i64
+ADOPTED      64   how far an upload has come, in the frame of the jobs that brought it there: jobs
+                  that are decided, in all of it, left out; first_lsn is of the frame that began
+                  it; always with its CRC; byte: 0; zero u32, upload 16, done u64, total u64,
+                  duplicates u64, first_lsn u64
+TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
+                  time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
+                  done_ns i64; body: name of the schedule
+RATED        32   when the claims of a group were made that count against a rate, the oldest
+                  first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
+                  i64; body: length u16 of (length of task u8, task, concurrency key), these;
+                  (moment i64, claims u32)
+OWNER        24   who an owner is, for people who read the log later; byte: 0; zero u32, owner
+                  u64; body: JSON
+============ ==== ================================================================================
 
 A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
 count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
@@ -129,7 +145,6 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core import records
 from taskq.core.errors import FormatError
-from taskq.core.kinds import BIRTH
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.records import TABLE, Flag, Kind
 from taskq.core.values import NamedTuple
@@ -184,7 +199,7 @@ CRC_OF_WHOLE: Final = 0x2144DF1C
 _CRC_PIECE: Final = 5_120
 #: Plain numbers: an operation on an enum's member costs a microsecond.
 _CHECKED: Final = int(Flag.CHECKED)
-#: Fixed sizes by type: a record that is shorter is damaged.
+#: The fixed fields of each type, and their size: a record that is shorter is damaged.
 LAYOUTS: Final = {kind: row.layout.struct for kind, row in TABLE.items()}
 FIXED_SIZES: Final = {kind: layout.size for kind, layout in LAYOUTS.items()}
 #: The same of every number, for loops: what any record has of one that is no type.
@@ -369,7 +384,9 @@ def enqueue_tail(
     options: bytes,
 ) -> bytes:
     """Return an ENQUEUED record from behind its length up to its body."""
-    fixed = BORN_TAIL.pack(BIRTH, priority, len(options), flags, attempts, queue_size, task_size)
+    fixed = BORN_TAIL.pack(
+        Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
+    )
     return fixed + route + options
 
 

@@ -6,10 +6,19 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.kinds import ADOPTIONS, BIRTHS, CARRYING, ENDS, OF_JOBS, REMOVALS, REVIVALS
+from taskq.core.kinds import (
+    ADOPTIONS,
+    BIRTHS,
+    CARRYING,
+    ENDS,
+    OF_JOBS,
+    READY,
+    REMOVALS,
+    REVIVALS,
+    after,
+)
 from taskq.core.model import Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
-from taskq.core.transitions import READY, after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment

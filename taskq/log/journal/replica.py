@@ -9,7 +9,8 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.records import CARRYING_KINDS, Flag
+from taskq.core.kinds import CARRYING
+from taskq.core.records import Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Gap, segment_name
@@ -221,6 +222,6 @@ def _bodies(frame: Frame) -> Iterator[str]:
     """Yield the names of the files that records of a frame name."""
     data = frame.data
     for lsn, at, length in places(frame):
-        if data[at + FLAGS_AT] & _SPILLED or data[at + KIND_AT] in CARRYING_KINDS:
+        if data[at + FLAGS_AT] & _SPILLED or data[at + KIND_AT] in CARRYING:
             record = decode_record(data[at : at + length], lsn, 0, 0)
             yield from (decode_reference(body, "a body").name for body in files_named(record))

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
-from taskq.core.kinds import BIRTH
+from taskq.core.kinds import BIRTH, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause, Kind
-from taskq.core.transitions import after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying

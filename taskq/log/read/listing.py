@@ -16,10 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, EDIT
+from taskq.core.kinds import BIRTH, CARRYING, EDIT, after
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import TABLE, Kind
-from taskq.core.transitions import after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in

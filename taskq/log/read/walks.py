@@ -9,10 +9,9 @@ from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, STEPS
+from taskq.core.kinds import BIRTH, CARRYING, ENDS, OF_JOBS, STEPS, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Kind
-from taskq.core.transitions import after
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
@@ -29,7 +28,6 @@ from taskq.log.format.record import (
     places,
 )
 from taskq.log.format.salvage import salvage
-from taskq.log.state.fold import FINAL_KINDS
 from taskq.log.state.story import Story
 
 if TYPE_CHECKING:
@@ -117,7 +115,7 @@ def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
         if isinstance(item, Gap):
             continue
         for _, at, _ in places(item):
-            if item.data[at + KIND_AT] in FINAL_KINDS:
+            if item.data[at + KIND_AT] in ENDS:
                 yield _JOB.unpack_from(item.data, at + JOB_AT)[0]
 
 

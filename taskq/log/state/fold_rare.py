@@ -25,6 +25,7 @@ from taskq.core.kinds import (
     DEATH,
     DEATHS,
     EDITS,
+    READY,
     REMOVALS,
     REPEAT,
     RETURNS,
@@ -34,7 +35,6 @@ from taskq.core.kinds import (
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import apply_ticked
-from taskq.core.transitions import READY
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, decode_queue
 from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.kinds import BIRTH, CARRYING, ENDS
+from taskq.core.kinds import BIRTH, BY_TIME, CARRYING, ENDS, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import PACKED, Cause, Kind
-from taskq.core.transitions import BY_TIME, after
 from taskq.core.views import AttemptView, JobView
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.frames import Gap

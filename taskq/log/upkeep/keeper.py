@@ -7,10 +7,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, ENDS
+from taskq.core.kinds import BIRTH, CARRYING, ENDS, after
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import Flag, Kind, Option
-from taskq.core.transitions import after
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
 from taskq.log.format.codec import FLAGS_AT

@@ -9,10 +9,10 @@ import pytest
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.carried import apply_requeued, forget_dead
 from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.kinds import TRANSITIONS, after
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
-from taskq.core.transitions import TRANSITIONS, after
 from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:

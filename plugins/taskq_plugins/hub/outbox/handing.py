@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.core.records import CARRYING_KINDS, PACKED
-from taskq.engine import Border, Flag, Frame, Kind, decode_record, places, replace_file
+from taskq.core.records import PACKED
+from taskq.engine import Border, Flag, Frame, decode_record, kinds, places, replace_file
 from taskq.errors import JobNotFound
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import KIND_AT
@@ -50,8 +50,6 @@ _ENDS_BYTES_MAX: Final = 1024 * 1024
 _SPILLED: Final = int(Flag.SPILLED)
 _OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
 _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM) | PACKED
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_BRINGING: Final = _CARRYING | {int(Kind.ENQUEUED)}
 _TO: Final = TO.encode()
 
 
@@ -222,7 +220,7 @@ class Handing:
     def _expire(self, waiting: Iterable[Waiting]) -> set[int]:
         now_ns = self._clock.wall_ns()
         late = [one.identified.job for one in waiting if 0 < one.expires_ns <= now_ns]
-        self._end(Ended(job, Kind.EXPIRED, 0) for job in late)
+        self._end(Ended(job, kinds.EXPIRY, 0) for job in late)
         return set(late)
 
     # -- handing over -----------------------------------------------------------------------------
@@ -282,7 +280,7 @@ class Handing:
     ) -> dict[int, Waiting]:
         reasons = dict(refused)
         self._end(
-            Ended(job, Kind.DEAD, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
+            Ended(job, kinds.DEATH, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
             for job in waiting
             if f"{tag}-{job}" in reasons
         )
@@ -301,7 +299,7 @@ class Handing:
         if not missing:
             return waiting
         reason = f"{device} took it, and its log does not tell what became of it"
-        self._end(Ended(job, Kind.DEAD, 0, reason.encode()) for job in missing)
+        self._end(Ended(job, kinds.DEATH, 0, reason.encode()) for job in missing)
         if not readings.has_gap(log):  # it never came so far
             look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
             self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
@@ -374,25 +372,25 @@ class Handing:
             if not isinstance(item, Frame) or _TO not in item.data:
                 continue
             for lsn, at, length in places(item):
-                if item.data[at + KIND_AT] in _BRINGING:
+                if item.data[at + KIND_AT] in kinds.BEGINNINGS:
                     self._add(agenda, journal.tag, lsn, bytes(item.data[at : at + length]))
 
     def _add(self, agenda: Agenda, tag: str, lsn: int, record: bytes) -> None:
-        is_carried = record[KIND_AT] in _CARRYING
+        is_carried = record[KIND_AT] in kinds.CARRYING
         born = born_in(record) if is_carried else record
         queue = queue_of(born)
         if not queue.startswith(_TO):
             return
         job = lsn if not is_carried else decode_record(record, lsn, 0, 0).job
         nonce = enqueue_extras(born).headers.get(NONCE, "")
-        if record[KIND_AT] == Kind.EDITED:  # it may have been another device's
+        if record[KIND_AT] in kinds.EDITS:  # it may have been another device's
             for others in self._waiting.values():
                 others.pop(job, None)
         known = self._waiting.setdefault(queue[len(_TO) :].decode("utf-8", "replace"), {})
         if agenda.table.state(job) not in WAITING_STATES or not nonce:
             return
-        number, since = lsn, lsn if record[KIND_AT] == Kind.REQUEUED else 0
-        if record[KIND_AT] == Kind.CARRIED and job in known:
+        number, since = lsn, lsn if record[KIND_AT] in kinds.REVIVALS else 0
+        if record[KIND_AT] in kinds.REPEATS and job in known:
             number, since = known[job][:2]
         expires = enqueue_extras(born).headers.get(EXPIRES, "")
         expires_ns = int(expires) if expires.isdecimal() else 0

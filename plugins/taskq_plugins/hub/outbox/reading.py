@@ -6,7 +6,6 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.records import CARRYING_KINDS
 from taskq.engine import (
     Border,
     Frame,
@@ -14,6 +13,7 @@ from taskq.engine import (
     LogRecord,
     Replica,
     decode_record,
+    kinds,
     places,
     read_identity,
 )
@@ -38,9 +38,6 @@ _KEY: Final = re.compile(r"hub:([0-9a-f]{8})-([1-9][0-9]{0,18}):([0-9a-f]{12})\Z
 _LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Stands in each record that brings such a job.
 _MARK: Final = NUMBER.encode()
-_CARRYING: Final = frozenset(map(int, CARRYING_KINDS))
-_BRINGING: Final = _CARRYING | {int(Kind.ENQUEUED)}
-_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)))
 _JOB_BYTES: Final = 8
 
 
@@ -109,11 +106,11 @@ class Reading:
         data, live = frame.data, self.live
         for lsn, at, length in places(frame):
             kind = data[at + KIND_AT]
-            if kind in _BRINGING:
+            if kind in kinds.BEGINNINGS:
                 if data.find(_MARK, at, at + length) >= 0:
                     with contextlib.suppress(FormatError):
                         self._bring(kind, bytes(data[at : at + length]), lsn)
-            elif kind in _ENDS and live:
+            elif kind in kinds.ENDS and live:
                 start = at + JOB_AT
                 job = int.from_bytes(data[start : start + _JOB_BYTES], "little")
                 if job in live:
@@ -121,18 +118,18 @@ class Reading:
                     self.ends[live.pop(job)] = _ended(record, Kind(kind))
 
     def _bring(self, kind: int, record: bytes, lsn: int) -> None:
-        born = born_in(record) if kind in _CARRYING else record
+        born = born_in(record) if kind in kinds.CARRYING else record
         extras = enqueue_extras(born)
         identified, number = Identified.of(extras.key), extras.headers.get(NUMBER, "")
         if identified is None or not number.isdecimal():
             return
         told, there = decode_record(record, lsn, 0, 0), There(identified, int(number))
         carried = told.carried
-        if kind != Kind.CARRIED or carried is None or carried.state in LIVE_STATES:
+        if kind not in kinds.REPEATS or carried is None or carried.state in LIVE_STATES:
             self.live[told.job] = there
         else:
             self.live.pop(told.job, None)
-            end = Ended(told.job, Kind[carried.state.name], carried.attempt, carried.body)
+            end = Ended(told.job, kinds.ENDING[carried.state], carried.attempt, carried.body)
             self.ends.setdefault(there, end._replace(flags=carried.flags))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from taskq import State
-from taskq.engine import Cause, Kind, Option
+from taskq.engine import Cause, Option, kinds
 from taskq_plugins.spark.decode import arrays, layout
 from taskq_plugins.spark.decode.options import headers_of
 from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN
@@ -26,13 +26,9 @@ _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
 _BYTES: Final = pa.binary()
 _MOMENT: Final = DETAILS.field("timestamp").type
-_KINDS: Final = sorted(Kind)
-_KIND_NAMES: Final = pa.array([*(kind.name.lower() for kind in _KINDS), UNKNOWN])
-_WITH_CAUSE: Final = layout.table(
-    frozenset({Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED})
-)
-_WITH_TOKEN: Final = layout.IS_OF_JOB & ~layout.table(frozenset({Kind.CLAIMED}))
-_BACK: Final = layout.table(frozenset({Kind.RETRIED, Kind.RELEASED}))
+_KIND_NAMES: Final = pa.array([*(row.name for row in kinds.ROWS.values()), UNKNOWN])
+_WITH_CAUSE: Final = layout.table(kinds.WITH_CAUSE)
+_BACK: Final = layout.table(kinds.RETURNS)
 
 
 def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -43,7 +39,7 @@ def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]
     return index
 
 
-_KIND_INDEX: Final = _index(_KINDS, len(_KINDS))
+_KIND_INDEX: Final = _index(list(kinds.ROWS), len(kinds.ROWS))
 _CAUSES: Final = sorted(Cause)
 _CAUSE_NAMES: Final = pa.array([cause.name.lower() for cause in _CAUSES])
 _CAUSE_INDEX: Final = _index(_CAUSES, _CAUSES.index(Cause.CALLER))
@@ -62,14 +58,14 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
 def _name(rows: Rows, *, is_task: bool) -> pa.Array:
     """Return names of tasks, or of queues."""
     (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
-    if rows.has(Kind.PAUSED, Kind.RESUMED) and not is_task:
-        named = rows.is_kind(Kind.PAUSED, Kind.RESUMED)
+    if rows.has(kinds.OF_QUEUES) and not is_task:
+        named = rows.is_among(kinds.OF_QUEUES)
         body = rows.at + layout.FIXED_SIZES[rows.kind]
         start, end = np.where(named, body, start), np.where(named, rows.end, end)
         valid = valid | named
-    if rows.has(Kind.TALLIED):
-        tallied = rows.is_kind(Kind.TALLIED)
-        body = rows.at + layout.FIXED_SIZES[Kind.TALLIED] + 2
+    if rows.has(kinds.OF_LANES):
+        tallied = rows.is_among(kinds.OF_LANES)
+        body = rows.at + layout.FIXED_SIZES[rows.kind] + 2
         size = rows.data[np.where(tallied, body - 2, 0)]
         middle = np.minimum(body + size, rows.end)
         start = np.where(tallied, middle if is_task else np.minimum(body, rows.end), start)
@@ -117,17 +113,13 @@ def _attempt(rows: Rows) -> pa.Array:
 
 def _priority(rows: Rows) -> pa.Array:
     valid = rows.is_birth
-    if rows.has(Kind.TALLIED):
-        valid = valid | rows.is_kind(Kind.TALLIED)
+    if rows.has(kinds.OF_LANES):
+        valid = valid | rows.is_among(kinds.OF_LANES)
     return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
 
 
 def _token(rows: Rows) -> pa.Array:
-    token = np.where(_WITH_TOKEN[rows.kind], rows.of_job["token"], 0)
-    if rows.has(Kind.COMPACTED):
-        kept = rows.is_kind(Kind.COMPACTED)
-        token = np.where(kept, rows.other(layout.OF_OWNER)["number"], token)
-    return arrays.somewhere(token.view(np.int64))
+    return arrays.somewhere(rows.field("token"))
 
 
 def _cause(rows: Rows) -> pa.Array:
@@ -208,9 +200,9 @@ def _ended_ns(rows: Rows) -> pa.Array:
 
 
 def _step_ns(rows: Rows) -> pa.Array:
-    if not rows.has(Kind.CLOCK):
+    if not rows.has(kinds.STEPS):
         return arrays.nothing(_LONG, len(rows))
-    return arrays.numbers(rows.other(layout.OF_CLOCK)["step_ns"], rows.is_kind(Kind.CLOCK))
+    return arrays.numbers(rows.field("step_ns"), rows.is_among(kinds.STEPS))
 
 
 def _lease_ns(rows: Rows) -> pa.Array:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from taskq.core.records import CARRYING_KINDS, JOB_KINDS
-from taskq.engine import Kind
+from taskq.engine import kinds
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: Bytes of each record that are gathered at once: the fixed fields of the widest that is read so.
-HEAD_SIZE: Final = codec.WHOLE.size
+HEAD_SIZE: Final = kinds.ROWS[kinds.REPEAT].layout.struct.size
 #: Zeros behind the bytes that records stand in, so that gathering never leaves them.
 PAD_SIZE: Final = 64
 _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
@@ -39,12 +38,18 @@ def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[n
     return made
 
 
-_PREFIX: Final = "length kind byte options_size flags"
-#: Of every record that concerns a job: JOB and BACK are the beginning of CARRIED.
-OF_JOB: Final = _fields(codec.WHOLE, f"{_PREFIX} attempt job token due_ns enqueued_ns")
-OF_BIRTH: Final = _fields(codec.BORN, f"{_PREFIX} attempts_max queue_size task_size")
-OF_CLOCK: Final = _fields(codec.STEP, f"{_PREFIX} zero step_ns")
-OF_OWNER: Final = _fields(codec.MARK, f"{_PREFIX} zero number")
+_PREFIX: Final = "length kind byte options_size flags "
+
+
+def _head(kind: int) -> np.dtype[np.void]:
+    """Return the fixed fields of a kind of record."""
+    layout = kinds.ROWS[kind].layout
+    return _fields(layout.struct, _PREFIX + layout.names)
+
+
+#: Of every record that concerns a job: the others begin as those do that tell all of one.
+OF_JOB: Final = _head(kinds.REPEAT)
+OF_BIRTH: Final = _head(kinds.BIRTH)
 OF_FRAME: Final = _fields(
     codec.FRAME_HEADER,
     "magic size count flags zero first_lsn epoch time_ns synced body_crc crc",
@@ -65,18 +70,18 @@ def _sizes() -> Ints:
 
 
 @functools.cache
-def table(kinds: frozenset[Kind]) -> Mask:
-    """Return whether a type is among the kinds, by its number."""
+def table(among: frozenset[int]) -> Mask:
+    """Return whether a type is among some kinds, by its number."""
     chosen = np.zeros(KINDS, np.bool_)
-    chosen[[int(kind) for kind in kinds]] = True
+    chosen[list(among)] = True
     return chosen
 
 
 FIXED_SIZES: Final = _sizes()
-IS_KNOWN: Final = table(frozenset(Kind(kind) for kind in codec.FIXED_SIZES))
-IS_OF_JOB: Final = table(JOB_KINDS)
-IS_CARRYING: Final = table(CARRYING_KINDS)
-IS_BIRTH: Final = table(CARRYING_KINDS | {Kind.ENQUEUED})
+IS_KNOWN: Final = table(frozenset(kinds.ROWS))
+IS_OF_JOB: Final = table(kinds.OF_JOBS)
+IS_CARRYING: Final = table(kinds.CARRYING)
+IS_BIRTH: Final = table(kinds.BEGINNINGS)
 
 
 def heads(data: Bytes, at: Ints, size: int = HEAD_SIZE) -> npt.NDArray[np.void]:
@@ -96,3 +101,19 @@ def numbers_at(data: Bytes, at: Ints, kind: str) -> npt.NDArray[Any]:
         (len(data) - dtype.itemsize + 1,), dtype, data.data, strides=(1,)
     )
     return every[at]
+
+
+@functools.cache
+def with_field(name: str) -> list[tuple[Mask, np.dtype[np.void]]]:
+    """Return which kinds have a fixed field of this name, for each place where it stands."""
+    places: dict[int, list[int]] = {}
+    for kind, row in kinds.ROWS.items():
+        if name in row.layout.names.split():
+            places.setdefault(_place(kind, name), []).append(kind)
+    return [(table(frozenset(found)), _head(found[0])) for found in places.values()]
+
+
+def _place(kind: int, name: str) -> int:
+    fields = _head(kind).fields
+    assert fields is not None
+    return fields[name][1]

@@ -9,9 +9,8 @@ import numpy as np
 
 from taskq import State
 from taskq.core.records import PACKED
-from taskq.engine import Flag, Kind, Option
+from taskq.engine import Flag, Option, kinds
 from taskq.errors import FormatError
-from taskq.log.format import codec
 from taskq_plugins.spark.decode import layout
 from taskq_plugins.spark.decode.layout import CHECKED, CRC_SIZE, heads
 from taskq_plugins.spark.decode.options import Options
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
     from taskq_plugins.spark.decode.schema import Piece
 
+_BORN_SIZE: Final = kinds.ROWS[kinds.BIRTH].layout.struct.size
 _STATES: Final = np.isin(np.arange(256), [int(state) for state in State])
 _CLAIM_SIZE: Final = 16
 #: Numbers among the options of a record that brings a job.
@@ -72,13 +72,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at)
 
-    def has(self, *kinds: Kind) -> bool:
+    def has(self, among: frozenset[int]) -> bool:
         """Return whether there is a row of one of these kinds."""
-        return any(self.counts[kind] for kind in kinds)
+        return any(self.counts[kind] for kind in among)
 
-    def is_kind(self, *kinds: Kind) -> Mask:
+    def is_among(self, among: frozenset[int]) -> Mask:
         """Return which rows are of one of these kinds."""
-        return layout.table(frozenset(kinds))[self.kind]
+        return layout.table(among)[self.kind]
+
+    def field(self, name: str) -> Ints:
+        """Return a fixed field of the records that have it, 0 of the others."""
+        found = np.zeros(len(self), np.int64)
+        for has_it, head in layout.with_field(name):
+            if self.counts[has_it].any():
+                values = self._heads.view(head)[name]
+                np.copyto(found, values.astype(np.int64), where=has_it[self.kind])
+        return found
 
     # -- what every record has --------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class Rows:
     def job(self) -> npt.NDArray[np.uint64]:
         """Number of the job, 0 for none."""
         numbers: npt.NDArray[np.uint64] = np.where(self.is_of_job, self.of_job["job"], 0)
-        np.copyto(numbers, self.lsn.view(np.uint64), where=self.is_kind(Kind.ENQUEUED))
+        np.copyto(numbers, self.lsn.view(np.uint64), where=self.is_among(kinds.BIRTHS))
         return numbers
 
     @cached_property
@@ -128,18 +137,18 @@ class Rows:
         if not self.carries:
             return self._heads.view(layout.OF_BIRTH), self.at, whole_end
         carrying, options_size = self.is_carrying, self.of_job["options_size"]
-        at = np.where(carrying, self.at + codec.WHOLE.size + options_size, self.at)
+        at = np.where(carrying, self.at + layout.HEAD_SIZE + options_size, self.at)
         end = whole_end - np.where(carrying, CRC_SIZE, 0)
-        self._check_carried(carrying & (at + codec.BORN.size > end))
-        at = np.where(carrying & (at + codec.BORN.size > end), self.at, at)
+        self._check_carried(carrying & (at + _BORN_SIZE > end))
+        at = np.where(carrying & (at + _BORN_SIZE > end), self.at, at)
         births = heads(self.data, at).view(layout.OF_BIRTH)
         born_end = at + births["length"]
         self._check_carried(
             carrying
             & (
-                (births["length"] < codec.BORN.size)
+                (births["length"] < _BORN_SIZE)
                 | (born_end > end)
-                | (births["kind"] != Kind.ENQUEUED)
+                | (births["kind"] != kinds.BIRTH)
                 | ~_STATES[self.of_job["byte"]]
             )
         )
@@ -166,7 +175,7 @@ class Rows:
     def route(self) -> tuple[Ints, Ints, Ints]:
         """(start of the queue's name, of the task's, of the options) in ENQUEUED records."""
         birth, at, end = self._births
-        queue = at + codec.BORN.size
+        queue = at + _BORN_SIZE
         task = np.minimum(queue + birth["queue_size"], end)
         options = np.minimum(task + birth["task_size"], end)
         return queue, task, options
@@ -214,7 +223,8 @@ class Rows:
         of_job: Mask = self.is_of_job & ((self.flags & CHECKED) != 0)
         if self.carries:
             of_job &= ~self.is_carrying
-        return of_job | self.is_kind(Kind.OWNER) if self.has(Kind.OWNER) else of_job
+        others = kinds.INTRODUCTIONS
+        return of_job | self.is_among(others) if self.has(others) else of_job
 
     @cached_property
     def body(self) -> Slices:
@@ -259,18 +269,10 @@ class Rows:
     @cached_property
     def owner(self) -> Ints:
         """Return who claimed the job, or is told of; 0 for none."""
-        owner: Ints = np.where(self.is_kind(Kind.CLAIMED), self.of_job["token"], 0).view(np.int64)
-        if self.has(Kind.OWNER):
-            is_owner = self.is_kind(Kind.OWNER)
-            number = self._heads.view(layout.OF_OWNER)["number"]
-            np.copyto(owner, number.view(np.int64), where=is_owner)
+        owner = self.field("owner")
         if self.carries:
             for step in self.carried_options.each(Option.CLAIM):
                 if (step.size != _CLAIM_SIZE).any():
                     raise FormatError(f"a claim is told in {step.size[0]} bytes: use a newer taskq")
                 owner[step.row] = layout.numbers_at(self.data, step.at + 8, "<i8")
         return owner
-
-    def other(self, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
-        """Return the fixed fields as those of another layout."""
-        return self._heads.view(dtype)

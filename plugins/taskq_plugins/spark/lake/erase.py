@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
-from taskq.engine import Kind
+from taskq.engine import kinds
 from taskq_plugins.spark.lake import query
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
@@ -63,7 +63,7 @@ def chosen_jobs(
         chosen = query.rows(lake, query.Query("jobs", (_JOB_ID,), where))
         found.update(chosen[_JOB_ID].to_pylist())
     if purged:
-        is_purged = pc.field("kind") == Kind.PURGED.name.lower()
+        is_purged = pc.field("kind").isin([kinds.name_of(kind) for kind in kinds.REMOVALS])
         gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)
         there = lake.dataset("jobs").to_table(columns=[_JOB_ID])
         found.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))

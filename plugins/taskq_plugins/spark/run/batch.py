@@ -24,15 +24,15 @@ from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORD
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.source.rows import read_pieces
 from taskq_plugins.spark.tables.batches import (
-    CLOCK,
     KEYS,
     LOG,
+    STEPS,
     log_rows,
     logs_of,
     rows_of,
     touched_by,
 )
-from taskq_plugins.spark.tables.fold import CONCERNING, ENQUEUED, TOLD
+from taskq_plugins.spark.tables.fold import BIRTHS, CONCERNING, TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -215,13 +215,18 @@ class _Plan:
         full = {field.name: _column(rows, field) for field in records.schema}
         part = pa.array([LOG_PART] * rows.num_rows, pa.string())
         self.log_rows = pa.table(full, records.schema).append_column(PART_COLUMN, part)
-        stepped = told.filter(pc.equal(told["kind"], CLOCK)).group_by(LOG).aggregate([]).to_pylist()
+        stepped = (
+            told.filter(pc.is_in(told["kind"], pa.array(sorted(STEPS))))
+            .group_by(LOG)
+            .aggregate([])
+            .to_pylist()
+        )
         changed = {(one["log_id"], one["branch"]) for one in stepped}
         changed |= {(log_id, branch - 1) for log_id, branch in self._forks}
         changed |= {one for one, _ in _past_gaps(logs) - _past_gaps(before_logs)}
         self._logs = logs
         own = touched_by(told)
-        born = told.filter(pc.equal(told["kind"], ENQUEUED)).select(KEYS)
+        born = told.filter(pc.is_in(told["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
         waiting = self._waiting(logs, changed)
         self._jobs = told["job"]
         # The records of those that were born in this batch are all in it.

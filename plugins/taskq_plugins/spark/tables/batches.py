@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.engine import Flag, Kind
+from taskq.engine import Flag, kinds
 from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, PART_COLUMN, POSITION
 from taskq_plugins.spark.tables.fold import (
-    CARRIED,
+    BIRTHS,
     COLUMNS,
     CONCERNING,
-    ENQUEUED,
     LOST,
     OVER,
+    REPEATS,
     TOLD,
     Bodies,
     Event,
     Log,
     fold,
-    told,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.tables.fold import Attempt, Job
 
-CLOCK: Final = told(Kind.CLOCK)
+STEPS: Final = named(kinds.STEPS)
 #: Header that links a job to the one that it runs again.
 _REPLAY_OF: Final = "replay_of"
 _LONG: Final = pa.int64()
@@ -71,7 +71,7 @@ def log_rows(records: pa.Table) -> pa.Table:
         records: of a batch, and these rows of the batches before.
     """
     read = records.filter(pc.and_(pc.is_valid(records["segment"]), pc.is_valid(records["ts_ns"])))
-    others = records.filter(pc.is_in(records["kind"], pa.array([CLOCK, BREAK])))
+    others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
     keys = [*LOG, "segment", "lsn"]
     rows = pa.array(range(read.num_rows), _LONG)
     places = read.select(keys).append_column("row", rows).sort_by("lsn")
@@ -101,7 +101,7 @@ def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
     forks: dict[LogKey, int] = {}
     for one in rows.select(names).to_pylist():
         log = found[_log_of(one)]
-        if one["kind"] == CLOCK:
+        if one["kind"] in STEPS:
             log = log._replace(steps=sorted({*log.steps, (one["lsn"], one["step_ns"] or 0)}))
         elif one["kind"] == BREAK:
             told_break = json.loads(one["value"])
@@ -176,7 +176,7 @@ def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
             jobs.append(job)
         if job is None or job.state in OVER:
             if any(one.kind == TOLD for one in of_job) or (
-                any(one.begins() and one.kind != ENQUEUED for one in of_job)
+                any(one.begins() and one.kind not in BIRTHS for one in of_job)
                 and not log.was_read(number)
             ):
                 told_jobs.append(key)
@@ -213,7 +213,7 @@ def _needed(events: Sequence[Event], log: Log, *, is_brought: bool) -> Iterable[
     Behind a gap the last record says that the job is still told of, whatever that record is.
     """
     for one in events:
-        if one.kind == CARRIED and not (log.gaps and one is events[-1]):
+        if one.kind in REPEATS and not (log.gaps and one is events[-1]):
             if is_brought or not one.begins():
                 continue
             is_brought = True

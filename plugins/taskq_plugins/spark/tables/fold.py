@@ -22,11 +22,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.core.records import CARRYING_KINDS
-from taskq.core.transitions import after
-from taskq.engine import Cause, Kind
+from taskq.core.kinds import after
+from taskq.engine import Cause, kinds
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
-from taskq.log.state.fold import FINAL_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,45 +40,44 @@ _DUE_IS_WALL: Final = 1
 _EXPIRES_IS_WALL: Final = 2
 
 
-def told(member: Kind | State | Cause) -> str:
-    """Return a word of the log as the tables have it."""
-    return member.name.lower()
+def named(numbers: frozenset[int]) -> frozenset[str]:
+    """Return kinds of records as the tables have them."""
+    return frozenset(map(kinds.name_of, numbers))
 
 
-ENQUEUED: Final = told(Kind.ENQUEUED)
-CARRIED: Final = told(Kind.CARRIED)
-_CLAIMED: Final = told(Kind.CLAIMED)
-_REQUEUED: Final = told(Kind.REQUEUED)
-_EDITED: Final = told(Kind.EDITED)
-_PURGED: Final = told(Kind.PURGED)
-_RELEASED: Final = told(Kind.RELEASED)
-_SUCCEEDED: Final = told(Kind.SUCCEEDED)
-_LOST: Final = told(Cause.OWNER_LOST)
-_SCHEDULED: Final = told(State.SCHEDULED)
-_READY: Final = told(State.READY)
-_ABSENT: Final = told(State.ABSENT)
-_FINAL: Final = frozenset(told(Kind(kind)) for kind in FINAL_KINDS)
-_ANEW: Final = frozenset({_REQUEUED, _PURGED})
-_BACK: Final = frozenset({told(Kind.RETRIED), _RELEASED})
+BIRTHS: Final = named(kinds.BIRTHS)
+REPEATS: Final = named(kinds.REPEATS)
+_LOST: Final = Cause.OWNER_LOST.name.lower()
+_SUCCEEDED, _SCHEDULED = str(State.SUCCEEDED), str(State.SCHEDULED)
+_READY, _ABSENT = str(State.READY), str(State.ABSENT)
+_SUCCESSES: Final = named(kinds.SUCCESSES)
+_CLAIMS: Final = named(kinds.CLAIMS)
+_EDITS: Final = named(kinds.EDITS)
+_REVIVALS: Final = named(kinds.REVIVALS)
+_REMOVALS: Final = named(kinds.REMOVALS)
+_ENDS: Final = named(kinds.ENDS)
+_ANEW: Final = _REVIVALS | _REMOVALS
+_RETURNS: Final = named(kinds.RETURNS)
 #: Behind these nothing concerns the job any more.
-_FOR_GOOD: Final = _FINAL - {told(Kind.DEAD)} | {_PURGED}
-CARRYING: Final = frozenset(told(Kind(kind)) for kind in CARRYING_KINDS)
+_LAST: Final = named(kinds.LAST)
+CARRYING: Final = named(kinds.CARRYING)
 #: Kinds of records that do something to a job which an earlier one brought.
-EVENTS: Final = _FINAL | _ANEW | _BACK | {_CLAIMED, _EDITED}
+EVENTS: Final = named(kinds.OF_JOBS - kinds.BESIDE)
 #: Those that end no attempt.
-_BESIDE: Final = _ANEW | {_CLAIMED, _EDITED}
+_BESIDE: Final = _ANEW | _CLAIMS | _EDITS
 #: Those that tell all of a job as it stands.
-_WHOLE: Final = frozenset({CARRIED, _EDITED})
+_WHOLE: Final = REPEATS | _EDITS
 #: Kinds of records that concern one job.
-CONCERNING: Final = EVENTS | CARRYING | {ENQUEUED}
+CONCERNING: Final = EVENTS | CARRYING | BIRTHS
 #: State of a job that was not over where its log broke off, and that is not told of behind.
 LOST: Final = "lost"
 #: States that a job stays in.
-OVER: Final = {LOST} | {
-    told(after(State.RUNNING, Kind(kind))) for kind in FINAL_KINDS if kind != Kind.DEAD
+OVER: Final = {LOST} | {str(after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
+_STATES: Final = {
+    (row.name, waits): str(after(State.ABSENT, kind, waits=waits))
+    for kind, row in kinds.ROWS.items()
+    for waits in (False, True)
 }
-_STATES: Final = {told(kind): told(after(State.ABSENT, kind)) for kind in Kind}
-_WAITING: Final = {told(kind): told(after(State.ABSENT, kind, waits=True)) for kind in Kind}
 
 
 class Log(NamedTuple):
@@ -139,14 +136,14 @@ class Event(NamedTuple):
 
     def begins(self) -> bool:
         """Return whether a job's story may begin with it."""
-        return self.kind == ENQUEUED or (self.kind in CARRYING and self.state != _ABSENT)
+        return self.kind in BIRTHS or (self.kind in CARRYING and self.state != _ABSENT)
 
     def state_behind(self) -> str:
         """Return the job's state behind it."""
         if self.kind in _WHOLE:
             return self.state or _ABSENT
         waits = self.due_ns is not None and self.due_ns > self.ts_ns
-        return (_WAITING if waits else _STATES)[self.kind]
+        return _STATES[self.kind, waits]
 
 
 #: Columns of the records that an event has.
@@ -169,7 +166,7 @@ class Attempt:
     def end(self, event: Event, bodies: Bodies, log: Log, since_lsn: int) -> None:
         """Note what ended it."""
         self.ended_ns = event.ts_ns
-        is_lost = event.kind == _RELEASED and event.cause == _LOST
+        is_lost = event.kind in _RETURNS and event.cause == _LOST
         self.outcome = "lost" if is_lost else event.kind
         self.reason = bodies.reason(event)
         if self.started_ns is not None:
@@ -208,7 +205,7 @@ class Bodies:
 
     def reason(self, event: Event) -> str | None:
         """Return what an event says of why, if it says anything."""
-        if event.kind in {_SUCCEEDED, _REQUEUED, _EDITED}:
+        if event.kind in _SUCCESSES or event.kind in CARRYING:
             return None
         return _text(self.of("value", event.row))
 
@@ -219,7 +216,7 @@ class Bodies:
             return []
         views = decode_history(data)
         found: list[Attempt] = []
-        before_ns: int | None = born.enqueued_ns if born.kind != ENQUEUED else born.ts_ns
+        before_ns: int | None = born.enqueued_ns if born.kind not in BIRTHS else born.ts_ns
         for view in views:
             ended_ns = view.ended_ns or None
             is_known = bool(found) or (view.number == 1 and len(views) < ATTEMPTS_KEPT)
@@ -267,15 +264,15 @@ def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job 
     if any(one.kind == TOLD for one in events):
         return None
     born = next((one for one in events if one.begins()), None)
-    if born is None or (born.kind != ENQUEUED and log.was_read(number)):
+    if born is None or (born.kind not in BIRTHS and log.was_read(number)):
         return None
     behind = [one for one in events if one.kind in EVENTS and one.lsn > born.lsn]
     state = born.state_behind()
-    if state in OVER and born.kind != _REQUEUED:
+    if state in OVER and born.kind not in _REVIVALS:
         behind = []
-    ends = next((at for at, one in enumerate(behind) if one.kind in _FOR_GOOD), None)
+    ends = next((at for at, one in enumerate(behind) if one.kind in _LAST), None)
     if ends is not None:
-        if behind[ends].kind == _PURGED and state not in OVER:
+        if behind[ends].kind in _REMOVALS and state not in OVER:
             return None
         behind = behind[: ends + 1]
     return _job(born, behind, bodies, log)
@@ -286,10 +283,10 @@ def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
     is_carried = born.kind in _WHOLE
     job = Job(
         born=born,
-        placed=next((one for one in reversed(acting) if one.kind == _EDITED), born),
+        placed=next((one for one in reversed(acting) if one.kind in _EDITS), born),
         state=acting[-1].state_behind() if acting else born.state_behind(),
         attempt=(born.attempt or 0) if is_carried else 0,
-        enqueued_ns=born.ts_ns if born.kind == ENQUEUED else born.enqueued_ns,
+        enqueued_ns=born.ts_ns if born.kind in BIRTHS else born.enqueued_ns,
         settled_ns=born.ended_ns if is_carried else None,
     )
     early = bodies.early(born)
@@ -298,7 +295,7 @@ def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
     if acting:
         last = acting[-1]
         job.attempt = 0 if last.kind in _ANEW else last.attempt
-        if last.kind == _SUCCEEDED:
+        if last.kind in _SUCCESSES:
             job.result = bodies.of("value", last.row)
     if early and early[-1].ended_ns is None and acting and acting[0].kind not in _BESIDE:
         early[-1].end(acting[0], bodies, log, born.lsn)
@@ -312,7 +309,7 @@ def _tell_reason(
     """Why it failed last, unless it succeeded or began anew since; and its result as carried."""
     born = job.born
     for one in reversed(acting):
-        if one.kind == _SUCCEEDED or one.kind in _ANEW:
+        if one.kind in _SUCCESSES or one.kind in _ANEW:
             return
         if (reason := bodies.reason(one)) is not None:
             job.reason = reason
@@ -332,14 +329,14 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
     """When it is due, expires and was settled."""
     born, last = job.born, acting[-1] if acting else None
     settling = next(
-        (one for one in reversed(acting) if one.kind in _FINAL or one.kind in _ANEW), None
+        (one for one in reversed(acting) if one.kind in _ENDS or one.kind in _ANEW), None
     )
     if settling is not None:
-        job.settled_ns = settling.ts_ns if settling.kind in _FINAL else None
+        job.settled_ns = settling.ts_ns if settling.kind in _ENDS else None
     if job.state == _SCHEDULED:
         told_by = last or born
         due_ns = told_by.due_ns
-        tells = last is None or last.kind == _EDITED
+        tells = last is None or last.kind in _EDITS
         is_wall = tells and (told_by.moments or 0) & _DUE_IS_WALL
         if due_ns is not None and not is_wall:
             due_ns += log.stepped(told_by.lsn)
@@ -348,7 +345,7 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
         else:
             job.due_ns = due_ns
     # What told last when it expires: a requeue, or the birth.
-    told_by = next((one for one in reversed(acting) if one.kind == _REQUEUED), born)
+    told_by = next((one for one in reversed(acting) if one.kind in _REVIVALS), born)
     if told_by.expires_ns is None:
         return
     job.expires_ns = told_by.expires_ns
@@ -357,7 +354,7 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
         over_lsn = None
         if settling is None:
             over_lsn = born.lsn if born.state_behind() in OVER else None
-        elif settling.kind in _FINAL and settling.kind in _FOR_GOOD:
+        elif settling.kind in _ENDS and settling.kind in _LAST:
             over_lsn = settling.lsn
         job.expires_ns += log.stepped(told_by.lsn, over_lsn)
 
@@ -365,11 +362,11 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
 def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> Iterator[Attempt]:
     """Yield the attempts that records of their own tell of."""
     for at, claim in enumerate(acting):
-        if claim.kind != _CLAIMED:
+        if claim.kind not in _CLAIMS:
             continue
         found = Attempt(claim.attempt, claim.owner, claim.ts_ns)
         before = acting[at - 1] if at else job.born
-        is_placed = not at or before.kind == _EDITED
+        is_placed = not at or before.kind in _EDITS
         since_ns = _since_placed(before) if is_placed else _since(before)
         if since_ns is not None:
             since_ns += log.stepped(before.lsn, claim.lsn)
@@ -383,9 +380,9 @@ def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> It
 
 def _since(before: Event) -> int | None:
     """Since when a job could have been claimed, by the event before, as the clock stood then."""
-    if before.kind in _BACK:
+    if before.kind in _RETURNS:
         return max(before.ts_ns, before.due_ns or before.ts_ns)
-    return before.ts_ns if before.kind == _REQUEUED else None
+    return before.ts_ns if before.kind in _REVIVALS else None
 
 
 def _wall_due_ns(born: Event) -> int:
