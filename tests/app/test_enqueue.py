@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Durability, JobHandle, State, TaskQ
+from taskq import JobHandle, State, TaskQ
 from taskq.core.records import Kind
 from taskq.core.views import JobView
 from taskq.errors import (
     JobCancelled,
     JobExpired,
-    JobFailed,
     JobNotFound,
     LogClosed,
     LogError,
@@ -113,15 +112,6 @@ async def test_a_result_that_takes_too_long_can_be_asked_for_again(live: TaskQ) 
     assert await job.result(timeout=0) == 5
 
 
-async def test_a_dead_job_raises_its_reason(live: TaskQ) -> None:
-    job = await add_task(live).enqueue(1)
-    (delivery,) = await claim(live)
-    await settle(live, Settlement(Kind.DEAD, delivery, b"ValueError: too small"))
-    with pytest.raises(JobFailed, match="ValueError: too small") as raised:
-        await job.result()
-    assert raised.value.reason == "ValueError: too small"
-
-
 async def test_a_waiting_job_is_cancelled_once(live: TaskQ) -> None:
     job = await add_task(live).enqueue(1)
     assert await job.cancel() is True
@@ -150,12 +140,6 @@ async def test_a_job_that_expires_is_told_to_who_waits(live: TaskQ) -> None:
     with pytest.raises(JobExpired):
         await waiter
     claimer.cancel()
-
-
-async def test_a_delayed_job_is_scheduled_and_not_claimed(live: TaskQ) -> None:
-    job = await add_task(live).options(delay="1h").enqueue(1)
-    assert await job.status() is State.SCHEDULED
-    assert await claim(live) == []
 
 
 async def test_a_key_gives_the_first_job_until_it_is_settled(live: TaskQ) -> None:
@@ -210,13 +194,6 @@ async def test_calls_of_several_tasks_are_one_transaction(live: TaskQ) -> None:
     await run_one(live)
     await run_one(live)
     assert (await first.result(), await second.result()) == (1, "x")
-
-
-async def test_a_wrong_call_among_many_leaves_no_trace(live: TaskQ) -> None:
-    add = add_task(live)
-    with pytest.raises(UsageError):
-        await add.enqueue_many([(1,), ("x",)])
-    assert await claim(live, 10) == []
 
 
 def test_threads_without_a_loop_enqueue_and_look(tmp_path: Path) -> None:
@@ -332,13 +309,6 @@ async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
             await job.__class__(other, None, app._connection.tag, job.lsn).result()
 
 
-async def test_a_result_that_is_not_kept_is_gone(live: TaskQ) -> None:
-    job = await add_task(live, store_result=False).enqueue(1)
-    await run_one(live)
-    with pytest.raises(ResultGone):
-        await job.result()
-
-
 async def test_a_result_that_is_not_kept_is_gone_also_where_the_task_is_not_registered(
     tmp_path: Path,
 ) -> None:
@@ -378,19 +348,3 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(live: TaskQ) -> None:
     assert all(isinstance(one, asyncio.CancelledError) for one in done)
     stands = await claim(live, 10)
     assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)
-
-
-async def test_more_callers_than_the_mailbox_holds_wait_their_turn(
-    live: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("taskq.log.store.port.MAILBOX_MAX", 16)
-    add = add_task(live)
-    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(300)))
-    assert len({job.lsn for job in jobs}) == 300
-
-
-@pytest.mark.parametrize("durability", list(Durability))
-async def test_every_durability_answers(tmp_path: Path, durability: Durability) -> None:
-    async with TaskQ(tmp_path / "data", durability=durability, interval="10ms") as app:
-        job = await add_task(app).enqueue(1)
-        assert await job.status() is State.READY

@@ -33,16 +33,6 @@ async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:
     assert [one.job_id for one in await log.claim(10)] == [job]
 
 
-async def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path, durability="os") as log:
-        await log.put(b"x", queue="mail")
-        await log.pause("mail")
-    async with TaskLog.open(tmp_path, durability="os") as log:
-        assert await log.claim() == []
-        (queue,) = (await log.stats()).queues
-        assert queue.paused
-
-
 async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
     await log.pause("mail")
     job = await log.put(b"x", queue="mail")
@@ -51,21 +41,6 @@ async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
     assert not claim.done()
     await log.resume("mail")
     assert [one.job_id for one in await claim] == [job]
-
-
-async def test_a_worker_leaves_a_paused_queue_alone(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-
-    @app.task(queue="mail")
-    async def send() -> str:
-        return "sent"
-
-    async with app, app.worker():
-        await app.pause("mail")
-        job = await send.enqueue()
-        assert await job.status() is State.READY
-        await app.resume("mail")
-        assert await job.result(timeout=10) == "sent"
 
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256])

@@ -180,14 +180,6 @@ async def test_a_delivery_is_settled_once(log: TaskLog) -> None:
             await late
 
 
-async def test_a_result_over_the_limit_is_refused_and_the_delivery_goes_on(log: TaskLog) -> None:
-    await log.put(b"x")
-    (delivery,) = await log.claim(1)
-    with pytest.raises(PayloadTooLarge, match="the result"):
-        await log.ack(delivery, b"x" * (PAYLOAD_BYTES_MAX + 1))
-    await log.ack(delivery, b"x" * PAYLOAD_BYTES_MAX)
-
-
 async def test_a_key_gives_the_first_job(log: TaskLog) -> None:
     first = await log.put(b"1", key="k", window="1h")
     assert await log.put(b"2", key=b"k", window="1h") == first
@@ -278,20 +270,6 @@ async def test_tasks_and_bytes_share_a_directory(tmp_path: Path) -> None:
         (delivery,) = await log.claim(1)
         assert (delivery.job_id, delivery.task) == (job.id, "add")
         assert delivery.payload == b'{"*":[1]}'
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"durability": "maybe"}, "durability is 'maybe', it must be one of fsync, interval, os"),
-        ({"interval": 0}, "must be above 0"),
-        ({"lock_wait": "soon"}, "lock_wait is 'soon'"),
-        ({"segment_bytes": 1}, "segment_bytes is 1"),
-    ],
-)
-def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        TaskLog.open(tmp_path / "log", **options)
 
 
 async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:

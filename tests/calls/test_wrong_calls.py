@@ -40,18 +40,7 @@ def send(app: TaskQ, recorder: Recorder) -> Any:
 
 
 @pytest.mark.parametrize(("args", "kwargs", "problem"), WRONG)
-async def test_a_wrong_call_names_task_parameter_and_type_and_writes_nothing(
-    send: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(InvalidCall) as raised:
-        await send.enqueue(*args, **kwargs)
-    assert str(raised.value).startswith(f"mail.send: {problem}")
-    assert raised.value.task == "mail.send"
-    assert recorder.items == []
-
-
-@pytest.mark.parametrize(("args", "kwargs", "problem"), WRONG)
-def test_a_wrong_call_is_told_the_same_by_every_way_to_make_it(
+def test_a_wrong_call_names_task_parameter_and_type_and_writes_nothing(
     app: TaskQ, send: Any, recorder: Recorder, args: Any, kwargs: Any, problem: str
 ) -> None:
     for way in (
@@ -62,7 +51,8 @@ def test_a_wrong_call_is_told_the_same_by_every_way_to_make_it(
     ):
         with pytest.raises(InvalidCall) as raised:
             way(*args, **kwargs)
-        assert problem in str(raised.value)
+        assert str(raised.value).startswith(f"mail.send: {problem}")
+        assert raised.value.task == "mail.send"
     with pytest.raises(InvalidCall):
         app.call_by_name("mail.send", *args, **kwargs)
     assert recorder.items == []

@@ -23,6 +23,8 @@ DAY = 86_400.0
         ({"bogus": 1}, "there is no option 'bogus': the options are durability, "),
         ({"durability": "maybe"}, "durability is 'maybe', it must be one of fsync, interval, os"),
         ({"interval": "soon"}, "interval is 'soon': give seconds"),
+        ({"interval": 0}, "interval, lock_wait and segment_age must be above 0"),
+        ({"lock_wait": "soon"}, "lock_wait is 'soon': give seconds"),
         ({"keep": "soon"}, "keep is 'soon': give seconds"),
         ({"keep_dead": -1}, "keep_dead is -1: it must not be negative"),
         ({"starvation": "x"}, "starvation is 'x': give seconds"),

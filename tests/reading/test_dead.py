@@ -72,26 +72,6 @@ async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> No
         assert view.attempt == 1
 
 
-async def test_compressed_payloads_come_back_from_the_dead_as_they_were(tmp_path: Path) -> None:
-    """In the list, and in the delivery after a requeue."""
-    body = b"compress me " * 1_000
-    async with TaskLog.open(tmp_path / "log", durability="os", compress="zlib") as log:
-        (job,) = await die(log, once(body))
-        assert [view.payload for view in await log.dead.list()] == [body]
-        await log.dead.requeue(job)
-        (delivery,) = await log.claim()
-        assert (delivery.payload, delivery.payload_flags > 0) == (body, True)
-
-
-async def test_spilled_payloads_come_back_from_the_dead_as_they_were(tmp_path: Path) -> None:
-    body = bytes(range(256)) * 8_192
-    async with TaskLog.open(tmp_path / "log", durability="os", spill=True) as log:
-        (job,) = await die(log, once(body))
-        await log.dead.requeue(job)
-        (delivery,) = await log.claim()
-        assert delivery.payload == body
-
-
 async def test_many_are_requeued_by_id_and_the_others_told_why(log: TaskLog) -> None:
     dead = await die(log, once(), once(), once(key="k"))
     holder = await log.put(b"live", key="k")
