@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from typing import TYPE_CHECKING
 
@@ -65,42 +64,6 @@ async def _make_letters(path: Path) -> list[str]:
         for delivery in await log.claim(LETTERS):
             await log.nack(delivery)
     return ids
-
-
-def test_killed_requeues_leave_each_letter_dead_or_alive_and_none_twice(tmp_path: Path) -> None:
-    """Kill -9 at random moments: what was told is done, and everything runs once in the end."""
-    ids = asyncio.run(_make_letters(tmp_path))
-    chance = random.Random(7)
-    told: list[str] = []
-    rounds = 0
-    while len(told) < LETTERS:
-        rounds += 1
-        with Child("letters.py", tmp_path) as child:
-            child.expect("open")
-            lines: list[str] = []
-            for _ in range(chance.randrange(1, 9)):
-                if len(told) + len(lines) < LETTERS - rounds:
-                    lines.append(child.line())
-            if len(told) + len(lines) < LETTERS - rounds:
-                child.kill()
-            told += [*lines, *child.rest()]
-        requeued = [record.job for record in of_kind(log_records(tmp_path), Kind.REQUEUED)]
-        assert len(requeued) == len(set(requeued)), "a letter was requeued twice"
-        assert {int(one.rpartition("-")[2]) for one in told} <= set(requeued), "a requeue is lost"
-        if len(requeued) == LETTERS:
-            break
-    assert rounds > 3
-    assert asyncio.run(_run_all(tmp_path)) == sorted(ids)
-
-
-async def _run_all(path: Path) -> list[str]:
-    async with TaskLog.open(path, durability="os") as log:
-        assert await log.dead.count() == 0
-        deliveries = await log.claim(LETTERS * 2)
-        assert {one.attempt for one in deliveries} == {1}
-        for delivery in deliveries:
-            await log.ack(delivery)
-    return sorted(one.job_id for one in deliveries)
 
 
 def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path) -> None:
