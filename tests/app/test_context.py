@@ -51,8 +51,10 @@ def test_children_wait_for_the_success_and_then_have_ids(app: TaskQ, context: Jo
 
     assert context.children == []
     first, second = (context.enqueue(child.options(priority=n).call(n)) for n in (1, 2))
-    with pytest.raises(JobNotYetEnqueued):
-        _ = first.id
+    assert repr(first) == "<PendingJob child no id yet>"
+    for name in ("id", "duplicate"):
+        with pytest.raises(JobNotYetEnqueued, match="the child job has no id yet"):
+            getattr(first, name)
     assert [(spec.priority, body) for _, spec, body, _ in context.children] == [
         (1, b'{"n":1}'),
         (2, b'{"n":2}'),
