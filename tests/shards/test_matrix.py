@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from taskq import JobHandle, Shards, TaskQ, current_job, group
 from taskq.cli.main import BUILT_IN, main
-from taskq.errors import UsageError
+from taskq.errors import UsageError, WrongLog
 from taskq.flows.handle import FlowHandle
 
 if TYPE_CHECKING:
@@ -239,6 +239,10 @@ async def test_what_goes_by_an_id_finds_its_shard(tmp_path: Path) -> None:
         for number, job in enumerate(jobs):
             waiting = await double.options(delay="1h", key=f"w{number}").enqueue(1)
             await use_ids(app, job, waiting.id)
+        with pytest.raises(WrongLog, match="no shard"):
+            app.job("00000000-1")
+        with pytest.raises(UsageError, match="whole id"):
+            app.job(17)
         again = await app.flow(flow.id)
         assert await again.result(SECONDS) == [2, 4]
         await again.wait(SECONDS)

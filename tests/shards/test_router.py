@@ -127,30 +127,6 @@ async def test_a_key_is_held_over_all_shards(tmp_path: Path) -> None:
     assert len(homes) == 4
 
 
-async def test_an_id_finds_its_shard(tmp_path: Path) -> None:
-    app = sharded(tmp_path)
-
-    @app.task
-    async def double(value: int) -> int:
-        return 2 * value
-
-    jobs = [await double.options(key=f"k{number}").enqueue(number) for number in range(8)]
-    await run_all(app)
-    again = sharded(tmp_path)
-    try:
-        for number, job in enumerate(jobs):
-            assert await job.result(timeout=10) == 2 * number
-            assert await again.job(job.id).result(timeout=10) == 2 * number
-            assert (await again.job(job.id).why()).code
-        with pytest.raises(WrongLog, match="no shard"):
-            again.job("00000000-1")
-        with pytest.raises(UsageError, match="whole id"):
-            again.job(17)
-    finally:
-        await app.close()
-        await again.close()
-
-
 async def test_calls_of_several_shards_are_no_transaction(tmp_path: Path) -> None:
     app = sharded(tmp_path)
 
