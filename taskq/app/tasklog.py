@@ -16,8 +16,8 @@ from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import JobNotFound, TaskqError, UsageError
+from taskq.core.kinds import SUCCESS
 from taskq.core.parsing import check_name, checked_queues, whole
-from taskq.core.records import Kind
 from taskq.core.views import JobView, Serving
 from taskq.log.decide.cancel import is_asked
 from taskq.log.read.selection import key_holder
@@ -175,7 +175,7 @@ class TaskLog(LogHolder):
             packer = self._connection.packer
             packing = packer.config.packing(delivery.queue, compress, spill)
             result, flags = await packer.result(result, packing, "the result")
-        await self._settle(Settlement(Kind.SUCCEEDED, delivery, result, flags=flags))
+        await self._settle(Settlement(SUCCESS, delivery, result, flags=flags))
 
     ack_sync = blocking(ack)
 

@@ -21,8 +21,9 @@ from taskq.connection.handle import JobHandle, PendingJob, make_handle
 from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
+from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause
 from taskq.core.retry import DEFAULT
 from taskq.core.values import dataclass
 from taskq.log.requests import Bundle, Settlement
@@ -51,13 +52,13 @@ def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlemen
     """
     body = encode_reason(reason)
     if 0 < delivery.attempts_max <= delivery.attempt:
-        return Settlement(Kind.DEAD, delivery, body, cause=Cause.EXHAUSTED)
+        return Settlement(DEATH, delivery, body, cause=Cause.EXHAUSTED)
     if delay is None:
         draw = random.random()  # noqa: S311 - spreads retries, guards no secret
         delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)
     else:
         delay_ns = nanoseconds(delay, "delay")
-    return Settlement(Kind.RETRIED, delivery, body, delay_ns=delay_ns)
+    return Settlement(RETRY, delivery, body, delay_ns=delay_ns)
 
 
 def released(delivery: Delivery, delay: Duration) -> Settlement:
@@ -66,7 +67,7 @@ def released(delivery: Delivery, delay: Duration) -> Settlement:
     Raises:
         UsageError: the delay is no duration.
     """
-    return Settlement(Kind.RELEASED, delivery, delay_ns=nanoseconds(delay, "delay"))
+    return Settlement(RELEASE, delivery, delay_ns=nanoseconds(delay, "delay"))
 
 
 R = TypeVar("R")
@@ -228,7 +229,7 @@ class _Transaction(ABC, Generic[P]):
 
     async def _packed(self, result: _Result) -> Settlement:
         settlement = result.settlement
-        if settlement.kind is not Kind.SUCCEEDED or settlement.body is None:
+        if settlement.kind is not SUCCESS or settlement.body is None:
             return settlement
         packer = self._connection.packer
         body, flags = await packer.result(settlement.body, result.packing, "the result")
@@ -277,7 +278,7 @@ class LogTransaction(_Transaction[PendingPut]):
             packer = self._connection.packer
             packing = packer.config.packing(delivery.queue, compress, spill)
             packer.bodies.check_size(len(result), packing, "the result")
-        settlement = Settlement(Kind.SUCCEEDED, delivery, result)
+        settlement = Settlement(SUCCESS, delivery, result)
         self._grow(_PART_BYTES + len(result or b""))
         self._results.append(_Result(settlement, packing))
 

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Final
 from taskq.connection.blocking import off_loop
 from taskq.core.durations import utc_moment
 from taskq.core.errors import LogError, TaskqError, UsageError
-from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS
+from taskq.core.kinds import (
+    BEGINNINGS,
+    LAST,
+    OF_JOBS,
+    OF_LANES,
+    SUCCESSES,
+    WITH_CAUSE,
+    WITH_OWNER,
+    name_of,
+)
 from taskq.core.model import State
-from taskq.core.records import PACKED, Kind
+from taskq.core.records import PACKED, TABLE
 from taskq.core.values import dataclass
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.disk import LocalDisk
@@ -36,18 +45,7 @@ if TYPE_CHECKING:
 
 #: Jobs whose queue and task a stream remembers, so that what is said of them later can name both.
 _NAMES_MAX: Final = 16_384
-_KINDS: Final[dict[str, int]] = {kind.name.lower(): int(kind) for kind in Kind}
-_NAMES: Final[dict[int, str]] = {number: name for name, number in _KINDS.items()}
-_BIRTHS: Final = CARRYING | {int(BIRTH)}
-_WITH_CAUSE: Final = frozenset(
-    map(
-        int,
-        (Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED),
-    )
-)
-_WITH_OWNER: Final = frozenset({int(Kind.CLAIMED), int(Kind.OWNER)})
-#: After these nothing more is said of a job, as a rule.
-_LAST: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED)))
+_KINDS: Final = {row.name: kind for kind, row in TABLE.items()}
 _KIND_AT: Final = 4
 
 
@@ -151,11 +149,11 @@ class Choice:
 
     def skips(self, kind: int) -> bool:
         """Return whether a record of this kind need not even be decoded."""
-        return self._kinds is not None and kind not in self._kinds and kind not in _BIRTHS
+        return self._kinds is not None and kind not in self._kinds and kind not in BEGINNINGS
 
     def note(self, record: LogRecord) -> None:
         """Remember the job that a record brings."""
-        if record.kind in _BIRTHS:
+        if record.kind in BEGINNINGS:
             self.learn(record.job, _text(record.queue), _text(record.task))
 
     def learn(self, job: int, queue: str, task: str) -> None:
@@ -186,7 +184,7 @@ class Choice:
             known = self._known.get(record.job)
             if known is None:
                 return names
-            if record.kind in _LAST:
+            if record.kind in LAST:
                 del self._known[record.job]
             names = known
         queue, task = names
@@ -205,7 +203,7 @@ def make_record(
     What is packed and over ``limit`` bytes is left out, and ``problem`` says so; 0: no word of it.
     """
     kind, extras, carried = record.kind, record.extras, record.carried
-    is_birth = kind in _BIRTHS
+    is_birth = kind in BEGINNINGS
     what = f"what lsn {record.lsn} holds of {tag}-{record.job}"
     payload = result = None
     reason = problem = ""
@@ -216,7 +214,7 @@ def make_record(
     if is_birth:
         stored = record.body or b""
         payload, problem = _unpacked(stored, record.body_flags, bodies, what, limit)
-    elif kind == Kind.SUCCEEDED:
+    elif kind in SUCCESSES:
         result, problem = _unpacked(record.body, record.body_flags, bodies, what, limit)
     elif record.body is not None and kind in OF_JOBS:
         reason = _text(record.body)
@@ -233,15 +231,15 @@ def make_record(
         lsn=record.lsn,
         epoch=record.epoch,
         time_ns=record.time_ns,
-        kind=_NAMES.get(kind, f"type-{kind}"),
+        kind=name_of(kind),
         job_id=f"{tag}-{record.job}" if record.job else "",
         queue=names[0],
         task=names[1],
-        priority=record.priority if is_birth or kind == Kind.TALLIED else None,
+        priority=record.priority if is_birth or kind in OF_LANES else None,
         attempt=record.attempt,
         attempts_max=record.attempts_max,
-        owner=record.token if kind in _WITH_OWNER else 0,
-        cause=record.cause.name.lower() if kind in _WITH_CAUSE else "",
+        owner=record.token if kind in WITH_OWNER else 0,
+        cause=record.cause.name.lower() if kind in WITH_CAUSE else "",
         due_ns=due_ns,
         expires_ns=expires_ns,
         key=extras.key if extras is not None else None,

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import State
-from taskq.engine import LogReader
+from taskq.engine import LogReader, kinds
 from taskq.values import SECOND_NS, TIME_NS_MAX, dataclass
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ async def drain(
 def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> bool:
     """Move the clock to when the next job is due; False if none is scheduled for any time."""
     with LogReader.open(str(app.data_dir), clock) as reader:
-        views = reader.jobs({State.SCHEDULED}, None, None, DRAINED_MAX)
+        views = reader.jobs(set(kinds.BY_TIME), None, None, DRAINED_MAX)
     moments = [
         view.due_ns
         for view in views

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from taskq.engine import Kind
+from taskq.engine import Kind, kinds
 from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class JobFinished:
 Hook: TypeAlias = "Callable[[JobFinished], object]"
 
 _OUTCOMES: Final[dict[Kind, JobEnd]] = {
-    Kind.SUCCEEDED: "succeeded",
-    Kind.RETRIED: "retried",
-    Kind.DEAD: "dead",
-    Kind.RELEASED: "released",
-    Kind.CANCELLED: "cancelled",
+    kinds.SUCCESS: "succeeded",
+    kinds.RETRY: "retried",
+    kinds.DEATH: "dead",
+    kinds.RELEASE: "released",
+    kinds.CANCEL: "cancelled",
 }
-_DUE_AGAIN: Final = frozenset({Kind.RETRIED, Kind.RELEASED})
+_DUE_AGAIN: Final = frozenset({kinds.RETRY, kinds.RELEASE})
 
 
 def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
@@ -74,7 +74,7 @@ def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
         delivery.attempts_max,
         queue=delivery.queue,
     )
-    if kind is not Kind.SUCCEEDED:
+    if kind is not kinds.SUCCESS:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")
         if kind in _DUE_AGAIN:
             event.delay_seconds = settlement.delay_ns / SECOND_NS

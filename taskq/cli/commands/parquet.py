@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
-from taskq.engine import Kind, LogRecord
+from taskq.engine import LogRecord, kinds
 from taskq.extras import missing
 from taskq.reading.record import Choice
 from taskq.values import NamedTuple
@@ -158,7 +158,7 @@ _GROUP_ROWS: Final = 131_072
 #: The entry point that decodes a log, and its group.
 _DECODERS: Final = "taskq.decoders"
 _DECODER: Final = "arrow"
-_KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
+_KINDS: Final = {row.name: kind for kind, row in kinds.ROWS.items()}
 
 
 class Wanted(NamedTuple):

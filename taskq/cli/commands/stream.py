@@ -26,7 +26,7 @@ from taskq.cli.options import (
     resolve,
 )
 from taskq.cli.shards import over_shards
-from taskq.engine import Kind
+from taskq.engine import kinds
 from taskq.text import flat, printable
 from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS
 
@@ -59,7 +59,7 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([kind.name.lower() for kind in Kind]),
+    type=click.Choice([row.name for row in kinds.ROWS.values()]),
     help="Only these records.",
 )
 @click.option("-Q", "--queue", "queues", multiple=True, help="Only jobs of these queues.")

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import TaskqError, refusal
-from taskq.core.records import Kind
+from taskq.core.kinds import SUCCESS
 from taskq.log.requests import Op, Settlement
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def settlements(op: int, items: list[Any]) -> list[Settlement]:
     """Return what a request of ``SOON`` settles."""
     if op == Op.SETTLE_SOON:
         return items
-    return [Settlement(Kind.SUCCEEDED, delivery) for delivery in items]
+    return [Settlement(SUCCESS, delivery) for delivery in items]
 
 
 def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:

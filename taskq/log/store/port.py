@@ -13,7 +13,8 @@ from collections import deque
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.kinds import RELEASE
+from taskq.core.records import Cause, Flag
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
@@ -233,7 +234,7 @@ class _Port:
         """An answer for somebody who gave up: deliveries must not be lost with it."""
         if self._mailbox.usable and _are_deliveries(value):
             self.late += 1
-            given_back = [Settlement(Kind.RELEASED, one, None, 0, Cause.DRAIN) for one in value]
+            given_back = [Settlement(RELEASE, one, None, 0, Cause.DRAIN) for one in value]
             self.settle_soon(given_back, _ignore)
 
 

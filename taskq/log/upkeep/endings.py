@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.kinds import CARRYING, ENDS
+from taskq.core.kinds import CARRYING, LAST
 from taskq.core.model import PASSING_STATES, SECOND_NS
-from taskq.core.records import Kind
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT, SEGMENT_HEADER, STATE_AT
 from taskq.log.format.frames import Gap
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 #: Frames that are read in one step.
 _FRAMES: Final = 32
-_ENDS: Final = ENDS - {int(Kind.DEAD)} | {int(Kind.PURGED)}
 
 
 class _Seen:
@@ -48,7 +46,7 @@ class _Seen:
         data = frame.data
         for _, at, length in places(frame):
             kind = data[at + KIND_AT]
-            if kind in _ENDS:
+            if kind in LAST:
                 self.ended_ns = _first(self.ended_ns, frame.header.time_ns)
                 return True
             if kind in CARRYING and data[at + STATE_AT] in PASSING_STATES:

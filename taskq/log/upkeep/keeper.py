@@ -7,9 +7,19 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, ENDS, after
+from taskq.core.kinds import (
+    BIRTH,
+    CARRYING,
+    DEATH,
+    DEATHS,
+    ENDS,
+    REMOVALS,
+    REPEATS,
+    REVIVALS,
+    after,
+)
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Flag, Option
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
 from taskq.log.format.codec import FLAGS_AT
@@ -29,8 +39,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
-_DEAD: Final = after(State.RUNNING, Kind.DEAD)
-_ENDED_NO_MORE: Final = frozenset({int(Kind.REQUEUED), int(Kind.PURGED)})
+_DEAD: Final = after(State.RUNNING, DEATH)
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
@@ -170,7 +179,7 @@ class Retained:
                 job = codec.JOB.unpack_from(frame.data, at)[6]
                 offset = births.ended(job)
                 # A dead letter is known to the agenda, until it is one no more.
-                if offset and kind != Kind.DEAD and job in births.keeps:
+                if offset and kind not in DEATHS and job in births.keeps:
                     end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
                     if self._is_kept(end, births.keeps[job]):
                         births.kept[job] = (offset, end)
@@ -329,7 +338,7 @@ def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
     if end.carried is not None:
         carried = end.carried
         return carried.state, carried.body, carried.flags, carried.ended_ns
-    return after(State.RUNNING, Kind(end.kind)), end.body, end.flags, end.time_ns
+    return after(State.RUNNING, end.kind), end.body, end.flags, end.time_ns
 
 
 def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
@@ -343,7 +352,7 @@ def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecor
             return None
         if is_end(record):
             end = record
-        elif record.kind in _ENDED_NO_MORE:
+        elif record.kind in REVIVALS | REMOVALS:
             end = None
     return end
 
@@ -354,7 +363,7 @@ def _tells_all(record: LogRecord) -> bool:
 
 def is_end(record: LogRecord) -> bool:
     """Return whether the job is settled after it."""
-    if record.carried is not None and record.kind == Kind.CARRIED:
+    if record.carried is not None and record.kind in REPEATS:
         return record.carried.state not in LIVE_STATES
     return record.kind in ENDS
 

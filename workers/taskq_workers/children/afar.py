@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskq.calls.serialization import encode_reason
-from taskq.engine import Kind, Settlement
+from taskq.engine import Settlement, kinds
 from taskq.values import SECOND_NS
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
@@ -46,13 +46,13 @@ def succeeded(
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return ended(number, settle_bad_result(task, delivery, value, error), seconds)
     children = tuple(packer.loose(pending.call) for pending, *_ in job.children)
-    return ended(number, Settlement(Kind.SUCCEEDED, delivery, body), seconds, children)
+    return ended(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
 
 
 def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
     """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
     delay_ns = ELSEWHERE_SECONDS * SECOND_NS
-    return ended(number, Settlement(Kind.RELEASED, delivery, encode_reason(reason), delay_ns), 0.0)
+    return ended(number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0)
 
 
 def ended(

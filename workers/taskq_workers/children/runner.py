@@ -17,7 +17,7 @@ from anyio import move_on_after
 from taskq import telemetry
 from taskq.app.context import _current, tell
 from taskq.calls.naming import main_module_name
-from taskq.engine import Kind
+from taskq.engine import kinds
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
 from taskq_workers.children.wire import Logged, Outfit, Work
@@ -129,7 +129,7 @@ class ProcessRunner:
             child.on_told = None
             if limit is not None:
                 limit.cancel()
-        if ended.kind == Kind.RELEASED and ended.body:  # the child cannot import the task
+        if ended.kind == kinds.RELEASE and ended.body:  # the child cannot import the task
             self._warn(task.name, ended.body.decode("utf-8", "replace"))
         return ended
 

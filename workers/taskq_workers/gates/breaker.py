@@ -9,7 +9,7 @@ from anyio import sleep
 
 from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.conditions.network import is_anywhere_routed
-from taskq.engine import Cause, Kind
+from taskq.engine import Cause, kinds
 from taskq.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.runs.reasons import summary
@@ -61,7 +61,7 @@ class Breaker(Gate):
             return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
         before = (one.kind for one in outcomes if self._counts(one))
-        if next(before, None) is Kind.SUCCEEDED:
+        if next(before, None) is kinds.SUCCESS:
             self._row = 0
         if self.mode is Mode.OPEN:
             self._row += 1
@@ -76,7 +76,7 @@ class Breaker(Gate):
         """A success ends the row, unless failures came after it: these were counted already."""
         super().flushed(settlements)
         last = next((one.kind for one in reversed(settlements) if self._counts(one)), None)
-        if last is Kind.SUCCEEDED:
+        if last is kinds.SUCCESS:
             self._row = 0
 
     async def _live(self) -> None:
@@ -94,7 +94,7 @@ class Breaker(Gate):
                 self._enter(Mode.OPEN)
 
     def _counts(self, settlement: Settlement) -> bool:
-        is_ended = settlement.kind is not Kind.RELEASED
+        is_ended = settlement.kind is not kinds.RELEASE
         return is_ended and settlement.delivery.queue == self.rule.queue
 
     async def _is_passable(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import create_task_group, move_on_after
 
 from taskq.conditions.failures import is_network_failure
-from taskq.engine import Cause, Kind, Settlement
+from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
@@ -244,12 +244,12 @@ class Gates:
         That is known if its queue backs off, or if a host that its task needs is not there.
         """
         delivery = settlement.delivery
-        if settlement.kind is Kind.RELEASED:
+        if settlement.kind is kinds.RELEASE:
             return settlement
         breaker = self._breakers.get(delivery.queue)
         latest = map(settled, reversed(self._settler.outcomes))
         fails = breaker is not None and breaker.failed(error, latest)
-        if settlement.kind is not Kind.RETRIED and settlement.cause is not Cause.EXHAUSTED:
+        if settlement.kind is not kinds.RETRY and settlement.cause is not Cause.EXHAUSTED:
             return settlement  # it wants no other attempt, whatever happened
         if fails:
             return given_back(delivery, Cause.BREAKER)
@@ -347,4 +347,4 @@ class Gates:
 
 def given_back(delivery: Delivery, cause: Cause) -> Settlement:
     """Return the release of a job; burns no attempt."""
-    return Settlement(Kind.RELEASED, delivery, None, 0, cause)
+    return Settlement(kinds.RELEASE, delivery, None, 0, cause)

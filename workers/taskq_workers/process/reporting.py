@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
 from taskq.cli import silence
-from taskq.engine import Kind
+from taskq.engine import Kind, kinds
 from taskq.text import flat, hidden
 from taskq.values import dataclass
 
@@ -119,11 +119,11 @@ class Reporter:
 _TASKS_SHOWN: Final = 6
 _HELD_SHOWN: Final = 5
 _ENDED: Final = {
-    Kind.SUCCEEDED: "succeeded",
-    Kind.DEAD: "dead",
-    Kind.RETRIED: "to be retried",
-    Kind.RELEASED: "given back",
-    Kind.CANCELLED: "cancelled",
+    kinds.SUCCESS: "succeeded",
+    kinds.DEATH: "dead",
+    kinds.RETRY: "to be retried",
+    kinds.RELEASE: "given back",
+    kinds.CANCEL: "cancelled",
 }
 _REASON_CHARACTERS_MAX: Final = 160
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import sleep_forever
 
 from taskq.app.context import _current
-from taskq.engine import Cause, Kind, Settlement
+from taskq.engine import Cause, Settlement, kinds
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -70,4 +70,4 @@ class CancelListener:
 
 def cancelled(delivery: Delivery) -> Settlement:
     """Return the end of a job that was cancelled while it ran."""
-    return Settlement(Kind.CANCELLED, delivery, None, 0, Cause.ASKED)
+    return Settlement(kinds.CANCEL, delivery, None, 0, Cause.ASKED)

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
-from taskq.engine import Cause, Kind
+from taskq.engine import Cause, kinds
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import Ended, error_of
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from taskq.app.around import Around
     from taskq.calls.signature import Resources
 
-_FAILED: Final = frozenset({int(Kind.RETRIED), int(Kind.DEAD)})
+_FAILED: Final = frozenset({kinds.RETRY, kinds.DEATH})
 #: A success without a value, as if from elsewhere.
-_NONE: Final = Ended(0, int(Kind.SUCCEEDED), None, 0, int(Cause.CALLER), (), 0.0)
+_NONE: Final = Ended(0, kinds.SUCCESS, None, 0, int(Cause.CALLER), (), 0.0)
 #: What each gets to clean up after a job whose time was over; as long as a job that is cancelled.
 TIDY_SECONDS: Final = 0.5
 

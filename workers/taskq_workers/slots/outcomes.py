@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import Discard, Retry, Snooze
 from taskq.calls.serialization import encode_reason
 from taskq.core.retry import Signal
-from taskq.engine import Cause, Kind, Settlement
+from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.log.read.gauges import age_ns
 from taskq.retry import Decision, Die
@@ -57,8 +57,8 @@ def _by_policy(
     decision = _decide(task, delivery, error)
     if isinstance(decision, Die):
         cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
-        return Settlement(Kind.DEAD, delivery, body, 0, cause)
-    return Settlement(Kind.RETRIED, delivery, body, decision.delay_ns)
+        return Settlement(kinds.DEATH, delivery, body, 0, cause)
+    return Settlement(kinds.RETRY, delivery, body, decision.delay_ns)
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
@@ -69,7 +69,7 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
     """
     if isinstance(error, CompressionUnavailable):
         reason = encode_reason(reasons.summary(error))
-        return Settlement(Kind.RELEASED, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+        return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
     if isinstance(error, InvalidCall):
         return reject(delivery, reasons.describe(error))
     if isinstance(error, PayloadTooLarge | LogDamaged):
@@ -94,18 +94,18 @@ def settle_bad_result(
 
 def reject(delivery: Delivery, reason: str) -> Settlement:
     """Dead, whatever attempts are left."""
-    return Settlement(Kind.DEAD, delivery, encode_reason(reason), 0, Cause.REJECTED)
+    return Settlement(kinds.DEATH, delivery, encode_reason(reason), 0, Cause.REJECTED)
 
 
 def release(delivery: Delivery) -> Settlement:
     """Give a job back that this worker did not finish; burns no attempt."""
-    return Settlement(Kind.RELEASED, delivery, None, 0, Cause.DRAIN)
+    return Settlement(kinds.RELEASE, delivery, None, 0, Cause.DRAIN)
 
 
 def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str = "") -> Settlement:
     body = encode_reason(reason) if reason else None
     delay_ns = task.retry.bounded_ns(wish.delay_ns)
-    return Settlement(Kind.RELEASED, delivery, body, delay_ns, Cause.SNOOZE)
+    return Settlement(kinds.RELEASE, delivery, body, delay_ns, Cause.SNOOZE)
 
 
 def _wish(
@@ -161,11 +161,11 @@ async def unless_too_old(
     limit = spoken(round((task.retry.max_age_seconds or 0) * SECOND_NS))
     note = f"too old: enqueued {spoken(age)} ago, and max_age is {limit}"
     reason = with_note((settlement.body or b"").decode("utf-8", "replace"), note)
-    return Settlement(Kind.DEAD, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
+    return Settlement(kinds.DEATH, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
 
 
 def goes_on(settlement: Settlement) -> bool:
     """Return whether the job is to run again because its task said so."""
-    if settlement.kind is Kind.RELEASED:
+    if settlement.kind is kinds.RELEASE:
         return settlement.cause is Cause.SNOOZE
-    return settlement.kind is Kind.RETRIED
+    return settlement.kind is kinds.RETRY

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq import Delivery
-from taskq.engine import Kind, Settlement
+from taskq.engine import Kind, Settlement, kinds
 from taskq.errors import (
     AppendFailed,
     DuplicateKey,
@@ -37,12 +37,12 @@ _log: Final = logging.getLogger("taskq.worker")
 OUTCOMES_MAX: Final = 256
 #: Errors that pass by themselves, or once a person made room.
 PASSING: Final = (AppendFailed, LogLocked)
-_SUCCEEDED: Final = Kind.SUCCEEDED
+_SUCCESS: Final = kinds.SUCCESS
 
 
 def settled(outcome: Settlement | Delivery) -> Settlement:
     """Return the settlement that an outcome stands for."""
-    return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCEEDED, outcome)
+    return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCESS, outcome)
 
 
 class Settler:
@@ -87,7 +87,7 @@ class Settler:
         """Release deliveries that nobody has begun; burns no attempt."""
         released = [release(delivery) for delivery in deliveries]
         # Nobody heard of them, so they count for nothing.
-        self.ended[Kind.RELEASED] -= len(released)
+        self.ended[kinds.RELEASE] -= len(released)
         self.outcomes += released
         self.flush_soon()
 
@@ -117,7 +117,7 @@ class Settler:
                 else:
                     items.append(one)
         self._count(items)
-        self.ended[_SUCCEEDED] += len(successes)
+        self.ended[_SUCCESS] += len(successes)
         try:
             if successes:
                 self._port.succeed_soon(successes, self._on_error)
@@ -163,8 +163,8 @@ class Settler:
 
     def _count(self, items: list[Settlement]) -> None:
         # By exception: a counter of all would cost each job as much as its place in the list.
-        others = [item[0] for item in items if item[0] is not _SUCCEEDED]
-        self.ended[_SUCCEEDED] += len(items) - len(others)
+        others = [item[0] for item in items if item[0] is not _SUCCESS]
+        self.ended[_SUCCESS] += len(items) - len(others)
         if others:
             self.ended.update(others)
 
@@ -209,7 +209,7 @@ class Settler:
             # What it names was collected while it waited for the log for an hour: run it again.
             _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)
             self.add(release(settlement.delivery))
-        elif isinstance(error, UsageError) and settlement.kind is not Kind.DEAD:
+        elif isinstance(error, UsageError) and settlement.kind is not kinds.DEATH:
             # Its result or its children do not fit the log: no attempt would change that.
             self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
         elif isinstance(error, PASSING):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.app.context import _current
 from taskq.core.records import PACKED
-from taskq.engine import Flag, Kind, Settlement
+from taskq.engine import Flag, Settlement, kinds
 from taskq_workers.events import tell
 from taskq_workers.slots.outcomes import (
     release,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq_workers.slots.slots import Slots
 
 #: A member of an enum costs as much to look up as a call.
-_SUCCEEDED: Final = Kind.SUCCEEDED
+_SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
 _OPENED: Final = PACKED | int(Flag.FLOW)
@@ -115,7 +115,7 @@ class Slot:
             else:
                 if value is None and none_is_kept and job._children is None:
                     # For a success that concerns nobody else its delivery stands.
-                    outcome = Settlement(_SUCCEEDED, delivery) if flags & _TIED else delivery
+                    outcome = Settlement(_SUCCESS, delivery) if flags & _TIED else delivery
                 elif packs or job.packs:
                     outcome = await self._packed(task, delivery, job, value)
                 else:
@@ -162,7 +162,7 @@ class Slot:
         if not called:
             settlement = settle_unreadable(delivery, error)
             if settlement is not None:
-                if settlement.kind is Kind.RELEASED:
+                if settlement.kind is kinds.RELEASE:
                     self._slots.warn_once(str(error))
                 return settlement
         return settle_failure(task, delivery, error)
@@ -175,9 +175,9 @@ class Slot:
         except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
             return settle_bad_result(task, delivery, value, error)
         if job._children is None:
-            return Settlement(_SUCCEEDED, delivery, body)
+            return Settlement(_SUCCESS, delivery, body)
         children = tuple(child[1:] for child in job._children)
-        settlement = Settlement(_SUCCEEDED, delivery, body, children=children)
+        settlement = Settlement(_SUCCESS, delivery, body, children=children)
         self._slots.settler.parents[delivery] = job
         return settlement
 
@@ -187,7 +187,7 @@ class Slot:
         packer = job.app._connection.packer
         try:
             settlement = await settle_success(packer, task, delivery, job, value)
-            if type(value) is Ended and settlement.kind is not Kind.SUCCEEDED:
+            if type(value) is Ended and settlement.kind is not kinds.SUCCESS:
                 settlement = await self._slots.judged(task, error_of(value), settlement)
         except BaseException as error:  # noqa: BLE001 - no job may stop its worker
             return self._failed(task, delivery, error, called=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskq.engine import Kind, Settlement
+from taskq.engine import Settlement, kinds
 from taskq.errors import AppendFailed
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.outcomes import settle_bad_result
@@ -40,7 +40,7 @@ async def _settled(
     packer: Packer, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
 ) -> Settlement:
     if type(value) is Ended:
-        if value.kind != Kind.SUCCEEDED:
+        if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
         # What middleware has enqueued here comes first: it waits for the ids.
         children = [packer.loose(pending.call) for pending, *_ in job.children]
@@ -72,7 +72,7 @@ async def stored_success(
     items: list[Item] = []
     if children:
         items = await _kept(lambda: packer.items(children))
-    return Settlement(Kind.SUCCEEDED, delivery, body, children=tuple(items), flags=flags)
+    return Settlement(kinds.SUCCESS, delivery, body, children=tuple(items), flags=flags)
 
 
 async def _kept(store: Callable[[], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.engine import Kind
+from taskq.engine import kinds
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
 from taskq_plugins.spark.backlog.executing import Chunk
@@ -300,7 +300,7 @@ class SparkCrew:
     def _end(self, delivery: Delivery, ended: Ended) -> None:
         task = self._app._tasks[delivery.task]
         settlement = settlement_of(ended, delivery)
-        stores = settlement.kind is Kind.SUCCEEDED and (ended.children or task.packs_results)
+        stores = settlement.kind is kinds.SUCCESS and (ended.children or task.packs_results)
         if not stores:
             self._put(settlement, ended.seconds)
             return

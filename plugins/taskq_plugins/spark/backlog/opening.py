@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.calls.serialization import encode_reason
-from taskq.engine import Kind, Settlement
+from taskq.engine import Settlement, kinds
 from taskq.log.format.flows import is_of_flow
 from taskq.values import SECOND_NS
 from taskq_workers.slots.inputs import Inputs
@@ -68,4 +68,4 @@ def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
         f"its payload has {size_bytes} bytes, and no more than {SHIP_BYTES_MAX} go to an executor: "
         f"run a worker without --executor beside this one"
     )
-    return Settlement(Kind.RELEASED, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+    return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
