@@ -21,7 +21,7 @@ from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.core import kinds
-    from taskq.core.fingerprints import failure_of
+    from taskq.core.fingerprints import FailureKind, failure_of
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
@@ -67,6 +67,7 @@ __all__ = [
     "DurableLog",
     "EnqueueSpec",
     "Extras",
+    "FailureKind",
     "Flag",
     "Frame",
     "FrameHeader",
@@ -116,7 +117,7 @@ __all__ = [
 
 _HOMES: Final = {
     "taskq.core": "kinds",
-    "taskq.core.fingerprints": "failure_of",
+    "taskq.core.fingerprints": "FailureKind failure_of",
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",

@@ -133,6 +133,35 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
     return error.rstrip(": "), line[len(error) :], fingerprint(task, pattern_of(reason))
 
 
-def literals(pattern: str) -> list[str]:
-    """Return what all reasons of a pattern hold, in this order; they begin with the first of it."""
-    return _PLACEHOLDER.split(pattern)
+class FailureKind(NamedTuple):
+    """One kind of failure: of a task, and a reason without what differs between jobs.
+
+    Attributes:
+        task: its name, None for jobs that were put as bytes.
+        pattern: the normalised reason.
+    """
+
+    task: str | None
+    pattern: str
+
+    @staticmethod
+    def pattern_of(reason: str, *, lost: bool = False) -> str:
+        """Return the pattern of a reason; of one that is missing, whether the worker was lost."""
+        return pattern_of(reason or (LOST_REASON if lost else NO_REASON))
+
+    @property
+    def fingerprint(self) -> str:
+        """Return its short name, the same everywhere."""
+        return fingerprint(self.task, self.pattern)
+
+    @property
+    def is_loss(self) -> bool:
+        """Return whether it is that of workers that died."""
+        return self.pattern == LOST_REASON
+
+    def literals(self) -> list[str]:
+        """Return what all its reasons hold, in this order; they begin with the first of it.
+
+        Empty if they tell no reason.
+        """
+        return [] if self.pattern == NO_REASON else _PLACEHOLDER.split(self.pattern)

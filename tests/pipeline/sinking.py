@@ -39,7 +39,7 @@ def sink(
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
     found = Encoder(checked, known).all_entries([batch])
-    return upload(data_dir, checked.upload or new_upload("test"), found, adopt=checked.adopt)
+    return upload(data_dir, checked.upload or new_upload("test"), found, adopts=checked.adopt)
 
 
 def enqueued(data_dir: Path) -> list[bytes]:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from taskq.core.fingerprints import (
     NO_REASON,
     PATTERN_CHARACTERS_MAX,
+    FailureKind,
     fingerprint,
-    literals,
     pattern_of,
 )
 
@@ -76,9 +76,13 @@ def test_no_reason_takes_long_to_read(piece: str) -> None:
 
 
 def test_the_literals_are_what_stands_between_placeholders() -> None:
+    def literals(pattern: str) -> list[str]:
+        return FailureKind(None, pattern).literals()
+
     assert literals("ValueError: bad <n> of [<str>, ...]") == ["ValueError: bad ", " of [", "]"]
     assert literals("ValueError: <odd>") == ["ValueError: <odd>"]
     assert literals("<path> is gone") == ["", " is gone"]
+    assert literals(NO_REASON) == []
 
 
 def test_a_fingerprint_is_of_task_and_pattern() -> None:

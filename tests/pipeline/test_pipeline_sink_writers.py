@@ -223,7 +223,7 @@ def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
         raise LogLocked(str(path), 7, "stopped", 30.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr("taskq_plugins.spark.sink.uploads.adopt_all", busy)
+        patch.setattr("taskq_plugins.spark.sink.uploads.adopt", busy)
         writer = batch(tmp_path)
         writer.commit([writer.write(rows(1))])
     assert "1 jobs were written, and will be taken up later: " in capsys.readouterr().err
@@ -235,7 +235,7 @@ def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
 def test_what_cannot_be_published_leaves_no_files(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, "u", [Entries([b"{}"], EnqueueSpec().tail, None)])
     with pytest.raises(UsageError, match="publication name 'a/b'"):
-        finish(tmp_path, "a/b", "u", parts, adopt=True)
+        finish(tmp_path, "a/b", "u", parts, adopts=True)
     assert not files(tmp_path)
 
 

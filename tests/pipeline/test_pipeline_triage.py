@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,52 +16,48 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.triage import Finding
 
-SECOND = 1_000_000_000
-FAR_PAST = int(datetime(2020, 1, 1, tzinfo=UTC).timestamp()) * SECOND
-FAR_FUTURE = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp()) * SECOND
+FAR_PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FAR_FUTURE = datetime(2100, 1, 1, tzinfo=UTC)
 
 
-def kind(fingerprint: str, failed: int, **told: Any) -> dict[str, Any]:
-    return {"fingerprint": fingerprint, "failed_attempts": failed} | told
+def kind(fingerprint: str, failed: int, **other: Any) -> dict[str, Any]:
+    return {"fingerprint": fingerprint, "failed_attempts": failed} | other
 
 
 def names(findings: list[Finding]) -> list[str]:
-    return [one.fingerprint for one in findings]
+    return [finding.row["fingerprint"] for finding in findings]
 
 
 def test_poison_comes_first_then_what_fails_most(tmp_path: Path) -> None:
     rows = [kind("some", 5), kind("most", 50), kind("poison", 1, poison=True, poison_jobs=2)]
-    found = find(fill(tmp_path, failures=rows), FAR_FUTURE, 2)
-    assert names(found.findings) == ["poison", "most"]
-    assert (found.kinds, found.new, found.poison) == (3, 0, 1)
+    findings = find(fill(tmp_path, failures=rows), FAR_FUTURE)
+    assert names(findings) == ["poison", "most", "some"]
+    assert not any(finding.is_new for finding in findings)
 
 
 def test_new_is_what_the_lake_did_not_know_then(tmp_path: Path) -> None:
     """A device's wrong clock, or a log that comes late, makes nothing old or new."""
     fill(tmp_path, failures=[kind("old", 90), kind("grows", 10)])
-    then_ns = time.time_ns()
+    then = datetime.now(UTC)
     rows = [kind("old", 90), kind("grows", 13), kind("new", 1)]
-    found = find(fill(tmp_path, failures=rows), then_ns, 10)
-    told = [(one.fingerprint, one.is_new, one.grown) for one in found.findings]
-    assert told == [("new", True, 1), ("grows", False, 3), ("old", False, 0)]
-    assert found.new == 1
+    findings = find(fill(tmp_path, failures=rows), then)
+    assert names(findings) == ["new", "grows", "old"]
+    assert [finding[1:] for finding in findings] == [(True, 1), (False, 3), (False, 0)]
 
 
 @pytest.mark.parametrize("vacuumed", [False, True])
 def test_without_an_older_version_the_devices_clocks_tell_what_is_new(
     tmp_path: Path, *, vacuumed: bool
 ) -> None:
-    since_ns = int(datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp()) * SECOND
+    since = datetime(2024, 5, 1, 12, tzinfo=UTC)
     rows = [kind("old", 9), kind("new", 1, first_seen=datetime(2024, 5, 2, tzinfo=UTC))]
     if vacuumed:
         lake = fill(tmp_path, failures=[kind("old", 9)])
         for path in lake.paths("failures"):
             (tmp_path / path).unlink()
-    found = find(fill(tmp_path, failures=rows), since_ns, 10)
-    assert [(one.fingerprint, one.grown) for one in found.findings] == [
-        ("new", None),
-        ("old", None),
-    ]
+    findings = find(fill(tmp_path, failures=rows), since)
+    assert names(findings) == ["new", "old"]
+    assert [finding.grown for finding in findings] == [None, None]
 
 
 REASONS = {
@@ -82,11 +77,11 @@ def test_the_commands_can_be_typed_and_find_what_they_are_about(tmp_path: Path, 
         {"job_id": "a-4", "task": "it's.task", "reason": reason, "state": "ready"},
         {"job_id": "a-5", "task": "it's.task", "reason": reason},
     ]
-    told = {"task": "it's.task", "pattern": NO_REASON if reason is None else pattern_of(reason)}
+    about = {"task": "it's.task", "pattern": NO_REASON if reason is None else pattern_of(reason)}
     poison = {"dead_jobs": 2, "poison": True, "poison_jobs": 1, "poison_job_ids": ["a-5"]}
-    lake = fill(tmp_path / "a lake", jobs=rows, failures=[kind("f", 1, **told, **poison)])
-    (one,) = find(lake, FAR_PAST, 1).findings
-    actions = {action.what: shlex.split(action.command) for action in one.actions(lake.path)}
+    lake = fill(tmp_path / "a lake", jobs=rows, failures=[kind("f", 1, **about, **poison)])
+    (finding,) = find(lake, FAR_PAST)
+    actions = {action.what: shlex.split(action.command) for action in finding.actions(lake.path)}
     assert list(actions) == ["poison", "look", "replay"]
     assert [row["job_id"] for row in taskq_json(*actions["poison"][1:])] == ["a-5"]
     replay = actions["replay"]
@@ -99,8 +94,8 @@ def test_the_commands_can_be_typed_and_find_what_they_are_about(tmp_path: Path, 
 
 def test_lost_workers_are_looked_up_by_their_outcome(tmp_path: Path) -> None:
     lake = fill(tmp_path, failures=[kind("f", 1, pattern=LOST_REASON, dead_jobs=0, task=None)])
-    (one,) = find(lake, FAR_PAST, 1).findings
-    (action,) = one.actions(tmp_path)
+    (finding,) = find(lake, FAR_PAST)
+    (action,) = finding.actions(tmp_path)
     assert action.command.endswith("--where \"outcome = 'lost' AND task IS NULL\"")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import time
-from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from taskq import views as documents
 from taskq.cli import count_of, json_option, moment_of, render
-from taskq.core.fingerprints import LOST_REASON, NO_REASON, literals
+from taskq.engine import FailureKind
 from taskq.text import flat, printable
 from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
@@ -20,14 +19,13 @@ from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
 _LIMIT_DEFAULT: Final = 10
 _SINCE_DEFAULT: Final = "1d"
 _REASON_CHARACTERS_MAX: Final = 160
 #: What a document has of a kind of failure as the table has it.
-_TOLD: Final = (
+_SHOWN: Final = (
     "fingerprint", "task", "pattern", "failed_attempts", "jobs", "dead_jobs", "poison_jobs",
     "poison_job_ids", "devices", "workers",
 )  # fmt: skip
@@ -45,30 +43,30 @@ class Action(NamedTuple):
     command: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One kind of failure: a row of the table ``failures``, and what is new about it."""
+class Finding(NamedTuple):
+    """One kind of failure, and what is new about it.
 
-    fingerprint: str
-    #: None: jobs that were put as bytes
-    task: str | None
-    pattern: str
-    failed_attempts: int
-    jobs: int
-    dead_jobs: int
-    devices: int
-    workers: int
-    first_seen_ns: int
-    last_seen_ns: int
-    example_device: str
-    example_job_id: str
-    example_reason: str
-    poison_jobs: int
-    poison_job_ids: list[str]
-    #: whether it is not in the table as it was then
+    Attributes:
+        row: of the table ``failures``.
+        is_new: whether it is not in the table as it was then.
+        grown: failed attempts since then; None if the lake does not know any more how many there
+            were.
+    """
+
+    row: dict[str, Any]
     is_new: bool
-    #: failed attempts since then; None if the lake does not know any more how many there were
     grown: int | None
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Return what orders findings: poison first, then new ones, then what fails most now."""
+        row = self.row
+        failed = row["failed_attempts"]
+        grown = failed if self.grown is None else self.grown
+        return (
+            not row["poison_jobs"], not self.is_new, -grown, -row["dead_jobs"], -failed,
+            row["fingerprint"],
+        )  # fmt: skip
 
     def actions(self, lake: Path) -> list[Action]:
         """Return what to type about it: first to look, then to act.
@@ -76,36 +74,28 @@ class Finding:
         A poisonous job is not offered for replay, as it would be exhausted once more; where there
         are more of them than the table names, none of the kind is.
         """
-        own = f"{_equals('task', self.task)} AND {_matches(self.pattern)}"
+        row = self.row
+        kind = FailureKind(row["task"], row["pattern"])
+        own = f"{_equals('task', kind.task)} AND {_matches(kind)}"
         dead = f"state = 'dead' AND {own}"
         actions = []
-        if self.poison_jobs:
-            ids = [_literal(job_id) for job_id in self.poison_job_ids]
+        if row["poison_jobs"]:
+            ids = [_literal(job_id) for job_id in row["poison_job_ids"]]
             some = ", ".join(ids[:_POISON_SHOWN])
             actions.append(Action("poison", _show(lake, "jobs", f"job_id IN ({some})")))
             dead += f" AND job_id NOT IN ({', '.join(ids)})"
-        if self.failed_attempts:
+        if row["failed_attempts"]:
             failed = f"outcome IN ('retried', 'dead') AND {own}"
-            if self.pattern == LOST_REASON:
-                failed = f"outcome = 'lost' AND {_equals('task', self.task)}"
+            if kind.is_loss:
+                failed = f"outcome = 'lost' AND {_equals('task', kind.task)}"
             actions.append(Action("look", _show(lake, "attempts", failed)))
-        if self.dead_jobs > self.poison_jobs == len(self.poison_job_ids):
+        if row["dead_jobs"] > row["poison_jobs"] == len(row["poison_job_ids"]):
             words = f"taskq pipeline replay --lake {_quoted(str(lake))} --where {_quoted(dead)}"
             actions.append(Action("replay", f"{words} --to DIR"))
         return actions
 
 
-class Found(NamedTuple):
-    """What triage tells: the first findings, and how many there are of all kinds."""
-
-    findings: list[Finding]
-    kinds: int
-    new: int
-    poison: int
-    since_ns: int
-
-
-def find(lake: Lake, since_ns: int, limit: int) -> Found:
+def find(lake: Lake, since: datetime) -> list[Finding]:
     """Return the kinds of failure: poison first, then new ones, then by failed attempts since then.
 
     New is what the lake did not know at that moment, as told by its older version. If that is not
@@ -115,29 +105,22 @@ def find(lake: Lake, since_ns: int, limit: int) -> Found:
     Raises:
         LakeError: there is no table of failures, or a file of it is damaged.
     """
-    rows = lake.dataset(_TABLE).to_table().to_pylist()
-    before = _known_before(lake, since_ns)
-    findings = sorted((_finding(row, before, since_ns) for row in rows), key=_rank)
-    return Found(
-        findings[:limit],
-        len(findings),
-        sum(one.is_new for one in findings),
-        sum(one.poison_jobs > 0 for one in findings),
-        since_ns,
-    )
+    before = _known_before(lake, since)
+    findings = []
+    for row in lake.dataset(_TABLE).to_table().to_pylist():
+        if before is None:
+            findings.append(Finding(row, row["first_seen"] >= since, None))
+        else:
+            known = before.get(row["fingerprint"])
+            grown = max(row["failed_attempts"] - (known or 0), 0)
+            findings.append(Finding(row, known is None, grown))
+    return sorted(findings, key=lambda finding: finding.rank)
 
 
-def moment_ns(since: str | datetime, now_ns: int) -> int:
-    """Return a moment, or a span back from now, in nanoseconds since 1970."""
-    if isinstance(since, str):
-        return now_ns - nanoseconds(since)
-    return int(since.timestamp() * 1_000_000) * 1_000
-
-
-def _known_before(lake: Lake, since_ns: int) -> dict[str, int] | None:
-    """Failed attempts by fingerprint as the lake knew them then; None if it cannot be told."""
+def _known_before(lake: Lake, since: datetime) -> dict[str, int] | None:
+    """Return failed attempts by fingerprint as the lake knew them then; None if nobody can tell."""
     try:
-        older = lake.as_of(_TABLE, since_ns)
+        older = lake.as_of(_TABLE, int(since.timestamp() * 1_000) * 1_000_000)
         if older is None:
             return None
         columns = ["fingerprint", "failed_attempts"]
@@ -147,48 +130,21 @@ def _known_before(lake: Lake, since_ns: int) -> dict[str, int] | None:
     return dict(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
 
 
-def _finding(row: dict[str, Any], before: dict[str, int] | None, since_ns: int) -> Finding:
-    fingerprint, failed = row["fingerprint"], row["failed_attempts"]
-    told = {one.name: row[one.name] for one in fields(Finding) if one.name in row}
-    seen: dict[str, Any] = {
-        f"{name}_ns": moment_ns(row[name], 0) for name in ("first_seen", "last_seen")
-    }
-    first_seen_ns = seen["first_seen_ns"]
-    told["example_reason"] = row["example_reason"] or ""
-    return Finding(
-        **told,
-        **seen,
-        is_new=first_seen_ns >= since_ns if before is None else fingerprint not in before,
-        grown=None if before is None else max(failed - before.get(fingerprint, 0), 0),
-    )
-
-
-def _rank(one: Finding) -> tuple[bool, bool, int, int, int, str]:
-    grown = one.failed_attempts if one.grown is None else one.grown
-    return (
-        not one.poison_jobs,
-        not one.is_new,
-        -grown,
-        -one.dead_jobs,
-        -one.failed_attempts,
-        one.fingerprint,
-    )
-
-
 def _show(lake: Path, table: str, where: str) -> str:
     return f"taskq pipeline show {table} --lake {_quoted(str(lake))} --where {_quoted(where)}"
 
 
 def _quoted(text: str) -> str:
-    """For a shell: in double quotes where that does, since SQL is full of single ones."""
+    """Return a word for a shell: in double quotes where that does, as SQL has single ones."""
     return f'"{text}"' if "'" in text and not _SHELL_READS & set(text) else shlex.quote(text)
 
 
-def _matches(pattern: str) -> str:
-    """Return a condition that holds for all reasons of a pattern, and hardly for others."""
-    if pattern == NO_REASON:
+def _matches(kind: FailureKind) -> str:
+    """Return a condition that holds for all reasons of a kind, and hardly for others."""
+    literals = kind.literals()
+    if not literals:
         return "reason IS NULL"
-    text = "%".join(literals(pattern)).rstrip("%")
+    text = "%".join(literals).rstrip("%")
     return f"reason LIKE {_literal(f'{text}%')}"
 
 
@@ -224,76 +180,96 @@ def triage(lake_path: Path, limit: int, since: str, as_json: bool) -> None:
     Poison comes first: calls that were exhausted in two places, which no other worker will help.
     Then what is new, then what fails most now.
     """
-    now_ns = time.time_ns()
-    lake = Lake.open(lake_path)
-    found = find(lake, moment_ns(moment_of("--since", since) or _SINCE_DEFAULT, now_ns), limit)
+    now = datetime.now(UTC)
+    moment = moment_of("--since", since) or _SINCE_DEFAULT
+    if isinstance(moment, str):
+        moment = now - timedelta(microseconds=nanoseconds(moment) // 1_000)
+    findings = find(Lake.open(lake_path), moment)
     if as_json:
-        render.print_json(_document(found, lake_path))
-        return
-    _tell(found, lake_path, now_ns)
+        render.print_json(_document(findings, limit, moment, lake_path))
+    else:
+        _print(findings, limit, _ns(moment), lake_path, _ns(now))
 
 
-def _tell(found: Found, lake: Path, now_ns: int) -> None:
-    if not found.kinds:
+def _ns(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000_000) * 1_000
+
+
+def _print(findings: list[Finding], limit: int, since_ns: int, lake: Path, now_ns: int) -> None:
+    if not findings:
         render.echo("Nothing fails: no attempt failed, and no job is dead.")
         return
-    since = render.when(found.since_ns, now_ns)
-    counts = [f"{count_of(found.kinds, 'kind')} of failure"]
-    if found.new:
-        counts.append(f"{found.new} new since {since}")
-    if found.poison:
-        counts.append(f"{found.poison} with poison")
+    new, poison = _counts(findings)
+    counts = [f"{count_of(len(findings), 'kind')} of failure"]
+    if new:
+        counts.append(f"{new} new since {render.when(since_ns, now_ns)}")
+    if poison:
+        counts.append(f"{poison} with poison")
     render.echo(", ".join(counts))
-    for rank, one in enumerate(found.findings, start=1):
+    for rank, finding in enumerate(findings[:limit], start=1):
         render.echo()
-        _tell_one(one, rank, lake, now_ns)
-    if found.kinds > len(found.findings):
-        more = count_of(found.kinds - len(found.findings), "more kind")
+        _print_finding(finding, rank, lake, now_ns)
+    if len(findings) > limit:
+        more = count_of(len(findings) - limit, "more kind")
         render.echo(f"\nand {more}; --limit shows more")
 
 
-def _tell_one(one: Finding, rank: int, lake: Path, now_ns: int) -> None:
+def _counts(findings: list[Finding]) -> tuple[int, int]:
+    """Return how many kinds are new, and how many have poison."""
+    poison = sum(finding.row["poison_jobs"] > 0 for finding in findings)
+    return sum(finding.is_new for finding in findings), poison
+
+
+def _print_finding(finding: Finding, rank: int, lake: Path, now_ns: int) -> None:
+    row = finding.row
     marks = ""
-    if one.is_new:
+    if finding.is_new:
         marks += click.style(" NEW", fg="yellow", bold=True)
-    if one.poison_jobs:
+    if row["poison_jobs"]:
         marks += click.style(" POISON", fg="red", bold=True)
-    title = click.style(flat(f"{one.task or '-'}: {one.pattern}"), bold=True)
+    title = click.style(flat(f"{row['task'] or '-'}: {row['pattern']}"), bold=True)
     click.echo(f"{rank}.{marks} {title}")
-    grown = f" (+{one.grown:,})" if one.grown else ""
+    grown = f" (+{finding.grown:,})" if finding.grown else ""
+    seen = render.when(_ns(row["last_seen"]), now_ns)
     render.echo(
-        f"   {count_of(one.failed_attempts, 'failed attempt')}{grown}, {one.dead_jobs:,} dead of "
-        f"{count_of(one.jobs, 'job')}, on {count_of(one.devices, 'device')}, last "
-        f"{render.when(one.last_seen_ns, now_ns)}"
+        f"   {count_of(row['failed_attempts'], 'failed attempt')}{grown}, "
+        f"{row['dead_jobs']:,} dead of {count_of(row['jobs'], 'job')}, "
+        f"on {count_of(row['devices'], 'device')}, last {seen}"
     )
-    if one.poison_jobs:
-        render.echo(f"   {one.poison_jobs:,} of the dead died in two places: no other worker helps")
-    reason = printable(one.example_reason.strip().partition("\n")[0])
-    example = f"{one.example_job_id} of {one.example_device}: {reason[:_REASON_CHARACTERS_MAX]}"
-    render.echo(f"   for example {flat(example)}")
-    for action in one.actions(lake):
+    if row["poison_jobs"]:
+        dead = f"{row['poison_jobs']:,} of the dead"
+        render.echo(f"   {dead} died in two places: no other worker helps")
+    reason = printable((row["example_reason"] or "").strip().partition("\n")[0])
+    whose = f"{row['example_job_id']} of {row['example_device']}"
+    render.echo(f"   for example {flat(f'{whose}: {reason[:_REASON_CHARACTERS_MAX]}')}")
+    for action in finding.actions(lake):
         render.echo(f"   {action.what + ':':8} {flat(action.command)}")
 
 
-def _document(found: Found, lake: Path) -> dict[str, object]:
+def _document(
+    findings: list[Finding], limit: int, since: datetime, lake: Path
+) -> dict[str, object]:
+    new, poison = _counts(findings)
     return {
-        "since": documents.moment(found.since_ns),
-        "kinds": found.kinds,
-        "new": found.new,
-        "poison": found.poison,
+        "since": documents.moment(_ns(since)),
+        "kinds": len(findings),
+        "new": new,
+        "poison": poison,
         "failures": [
-            {name: getattr(one, name) for name in _TOLD}
+            {name: finding.row[name] for name in _SHOWN}
             | {
-                "new": one.is_new,
-                "poison": one.poison_jobs > 0,
-                "failed_attempts_since": one.grown,
-                "first_seen": documents.moment(one.first_seen_ns),
-                "last_seen": documents.moment(one.last_seen_ns),
+                "new": finding.is_new,
+                "poison": finding.row["poison_jobs"] > 0,
+                "failed_attempts_since": finding.grown,
+                "first_seen": documents.moment(_ns(finding.row["first_seen"])),
+                "last_seen": documents.moment(_ns(finding.row["last_seen"])),
                 "example": {
-                    name: getattr(one, f"example_{name}") for name in ("device", "job_id", "reason")
+                    "device": finding.row["example_device"],
+                    "job_id": finding.row["example_job_id"],
+                    "reason": finding.row["example_reason"] or "",
                 },
-                "next": [action._asdict() for action in one.actions(lake)],
+                "next": [action._asdict() for action in finding.actions(lake)],
             }
-            for one in found.findings
+            for finding in findings[:limit]
         ],
     }

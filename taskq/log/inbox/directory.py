@@ -268,6 +268,18 @@ class Inbox:
         except TaskqError as error:
             return str(error)
 
+    def ended(self, name: str) -> Ended | None:
+        """Return what became of an upload; None: it waits still, or was forgotten.
+
+        Raises:
+            LogError: what was noted does not read.
+        """
+        for folder in (DONE, REFUSED):
+            data = self._read(f"{folder}/{name}{MANIFEST}")
+            if data is not None:
+                return decode_ended(data, f"{self.path}/{folder}/{name}{MANIFEST}")
+        return None
+
     # -- the end of an upload ---------------------------------------------------------------------
 
     def finish(self, upload: Upload, ended: Ended) -> None:

@@ -43,6 +43,7 @@ from taskq.log.state.uploads import INBOX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskq.log.inbox.manifest import Ended
     from taskq.log.machine.ports import Clock, Disk
 
 #: After so many bytes of a part its writer looks whether the disk has room for more.
@@ -244,6 +245,17 @@ def publish_with(disk: Disk, clock: Clock, path: str, name: str, parts: Sequence
         return inbox.publish(name, parts)
     except OSError as error:
         raise AppendFailed(path, error) from error
+
+
+def outcome(data_dir: Path, name: str) -> Ended | None:
+    """Return what became of what was published under a name: adopted, or refused for a reason.
+
+    None: it waits still, or was forgotten.
+
+    Raises:
+        LogError: what was noted does not read.
+    """
+    return Inbox(PatientDisk(), SystemClock(), os.path.realpath(data_dir)).ended(name)
 
 
 def discard(data_dir: Path, upload: str) -> int:

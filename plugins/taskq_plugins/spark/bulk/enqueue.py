@@ -141,7 +141,7 @@ def _enqueue(
     found = Encoder(sink, app=app, place=file.name).all_entries(rows.batches)
     with progress(rows.total, "reading rows") as advance:
         return upload(
-            sink.data_dir, sink.upload, found, adopt=sink.adopt, on_rows=advance, check=check
+            sink.data_dir, sink.upload, found, adopts=sink.adopt, on_rows=advance, check=check
         )
 
 

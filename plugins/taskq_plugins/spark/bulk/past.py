@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.calls.call import spec_of
+from taskq.connection.uploads import encode_tail
 from taskq.engine import Extras, Flag
 from taskq.errors import TaskqError, UsageError
-from taskq.log.inbox.parts import encode_tail
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq.views import SETTLED_STATES

@@ -46,7 +46,7 @@ def replay(
     the condition unless --run gives another. The old jobs stay as they are. For example
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
-    from taskq.log.inbox.manifest import check_upload_name  # noqa: PLC0415
+    from taskq.connection.uploads import check_upload_name  # noqa: PLC0415 - help needs no log
     from taskq_plugins.spark.bulk.past import past_jobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
@@ -58,8 +58,8 @@ def replay(
             _tell_plan(found, _command(lake, where, data_dir, run), run, as_json=as_json)
             return
         with progress(found.jobs, "reading jobs") as advance:
-            name, adopt = f"replay-{run}", not no_adopt
-            done = upload(data_dir, name, past.entries(), adopt=adopt, on_rows=advance)
+            name, adopts = f"replay-{run}", not no_adopt
+            done = upload(data_dir, name, past.entries(), adopts=adopts, on_rows=advance)
     _tell(found, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)

@@ -7,7 +7,6 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from taskq.log.journal.lock import flock_holders, process_state
 from taskq_plugins.spark.lake.errors import LakeBusy
 
 if TYPE_CHECKING:
@@ -57,16 +56,10 @@ def writer_lock(lake: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            pid = flock_holders(path)[0] or _noted(descriptor)
-            raise LakeBusy(lake, pid, process_state(pid)) from error
+            noted = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
+            raise LakeBusy(lake, int(noted) if noted.isdigit() else 0) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-def _noted(descriptor: int) -> int:
-    """Return the process that the file names: where the system does not tell who holds a lock."""
-    text = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
-    return int(text) if text.isdigit() else 0

@@ -69,8 +69,8 @@ class LakeBusy(LakeError):
         holder_pid: its process id, 0 if unknown.
     """
 
-    def __init__(self, path: Path, holder_pid: int, holder_state: str) -> None:
-        holder = f"process {holder_pid} ({holder_state})" if holder_pid else "another process"
+    def __init__(self, path: Path, holder_pid: int) -> None:
+        holder = f"process {holder_pid}" if holder_pid else "another process"
         super().__init__(
             f"{path}: {holder} writes to this lake: wait until it has ended, or stop it"
         )

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskq.calls.call import OptionChanges, Options, Until
+from taskq.connection.uploads import check_upload_name
 from taskq.engine import Compression, Flag
 from taskq.errors import UsageError
-from taskq.log.inbox.manifest import check_upload_name
 from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.calls.call import Options, key_bytes
+from taskq.connection.uploads import compress, encode_tail
 from taskq.engine import Flag
 from taskq.errors import PayloadTooLarge, UnknownTask
-from taskq.log.format.bodies import compress
-from taskq.log.inbox.parts import encode_tail
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_plugins.spark.sink.options import KEY_OPTIONS
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq import TaskLog
-from taskq.engine import PartWriter, read_file
+from taskq.connection.uploads import PartWriter, adopt, discard, outcome, publish
 from taskq.errors import LogError, TaskqError
-from taskq.log.inbox.manifest import DONE, MANIFEST_BYTES_MAX, REFUSED, Part, decode_ended
-from taskq.log.inbox.writer import discard, publish
-from taskq.log.state.uploads import INBOX, MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from taskq.log.inbox.manifest import Ended
+    from taskq.connection.uploads import Part
     from taskq_plugins.spark.sink.encoding import Entries
 
 #: A part is closed when it has so many jobs, and the next begun.
@@ -92,7 +89,7 @@ def upload(
     name: str,
     found: Iterable[Entries],
     *,
-    adopt: bool,
+    adopts: bool,
     on_rows: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Published:
@@ -102,7 +99,7 @@ def upload(
         data_dir: of the task log.
         name: by which a second one of the same is known.
         found: the entries, some at a time.
-        adopt: whether they are adopted.
+        adopts: whether they are adopted.
         on_rows: told how many were written since it was last told.
         check: called before they are published; if it raises, nothing is left of them.
 
@@ -116,11 +113,11 @@ def upload(
     except BaseException:
         discard(data_dir, own)
         raise
-    return finish(data_dir, name, own, parts, adopt=adopt)
+    return finish(data_dir, name, own, parts, adopts=adopts)
 
 
 def finish(
-    data_dir: Path, name: str, upload: str, parts: Sequence[Part], *, adopt: bool
+    data_dir: Path, name: str, upload: str, parts: Sequence[Part], *, adopts: bool
 ) -> Published:
     """Publish the parts under a name, which is when their jobs exist, and adopt them.
 
@@ -137,38 +134,17 @@ def finish(
         # What is not published: the parts of second attempts, or all of them if the name was used
         # or refused.
         discard(data_dir, upload)
-    if not (adopt and parts):
+    if not (adopts and parts):
         return Published(jobs, is_new)
     problem = ""
+    ended = None
     try:
-        adopt_all(data_dir)
+        adopt(data_dir)
     except TaskqError as error:
-        if (data_dir / INBOX / REFUSED / f"{name}{MANIFEST}").exists():
-            raise
         problem = str(error)
-    ended = _ended(data_dir, name)
+        refused = outcome(data_dir, name)
+        if refused is not None and refused.problem:
+            raise
+    with suppress(LogError):
+        ended = outcome(data_dir, name)
     return Published(jobs, is_new, ended.duplicates if ended else 0, problem)
-
-
-def adopt_all(data_dir: Path) -> int:
-    """Enqueue the jobs of all uploads that were published; returns how many they were.
-
-    Raises:
-        LogError: an upload does not read back, or the log could not be written.
-    """
-    # In a notebook an event loop runs in this thread, where what blocks refuses to; a data frame's
-    # writer blocks there anyway.
-    log = TaskLog.open(data_dir, upkeep=False)
-    try:
-        jobs: int = log._connection.store().thread_port.adopt().result()
-        return jobs
-    finally:
-        log._connection.close()
-
-
-def _ended(data_dir: Path, name: str) -> Ended | None:
-    path = data_dir / INBOX / DONE / f"{name}{MANIFEST}"
-    try:
-        return decode_ended(read_file(path, MANIFEST_BYTES_MAX), str(path))
-    except (OSError, LogError):  # it waits still, or somebody forgot it already
-        return None

@@ -14,9 +14,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from taskq.connection.uploads import Part, discard
 from taskq.errors import UsageError
-from taskq.log.inbox.manifest import Part
-from taskq.log.inbox.writer import discard
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import SinkOptions, parse_options
 from taskq_plugins.spark.sink.schema import shape_of
@@ -106,7 +105,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._name,
             self._upload,
             _parts(messages),
-            adopt=self._options.adopt,
+            adopts=self._options.adopt,
         )
         if not done.is_new and done.jobs:
             _say(
@@ -145,8 +144,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         streams = {one.stream for one in messages if isinstance(one, Written)}
         for stream in streams:
             name = f"{stream}@{batchId}"
-            adopt = self._options.adopt
-            done = finish(self._options.data_dir, name, name, _parts(messages), adopt=adopt)
+            adopts = self._options.adopt
+            done = finish(self._options.data_dir, name, name, _parts(messages), adopts=adopts)
             if not done.is_new and done.jobs:
                 _say(
                     f"batch {batchId} of stream {stream} was written before, so its {done.jobs} "

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from taskq.core.fingerprints import LOST_REASON, fingerprint, pattern_of
+from taskq.engine import FailureKind
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES
 
 if TYPE_CHECKING:
@@ -130,24 +130,15 @@ def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     Args:
         duck: with the tables ``jobs`` and ``attempts``.
     """
-    duck.execute(_SEEN, {"lost": LOST_REASON})
+    duck.execute(_SEEN, {"lost": FailureKind.pattern_of("", lost=True)})
     try:
-        told = duck.sql("SELECT DISTINCT coalesce(reason, '') AS reason FROM seen")
-        reasons = told.to_arrow_table()["reason"].to_pylist()
-        patterns = [pattern_of(reason) for reason in reasons]
-        known = {
-            "reason": pa.array(reasons, pa.string()),
-            "pattern": pa.array(patterns, pa.string()),
-        }
-        duck.register("patterns", pa.table(known))
-        found = duck.sql(_KINDS).to_arrow_table()
+        told = duck.sql("SELECT DISTINCT coalesce(reason, '') AS reason FROM seen").to_arrow_table()
+        patterns = map(FailureKind.pattern_of, told["reason"].to_pylist())
+        duck.register("patterns", told.append_column("pattern", pa.array(patterns, pa.string())))
+        kinds = duck.sql(_KINDS).to_arrow_table()
     finally:
         duck.execute("DROP TABLE seen")
         duck.unregister("patterns")
-    names = [
-        fingerprint(task, pattern)
-        for task, pattern in zip(
-            found["task"].to_pylist(), found["pattern"].to_pylist(), strict=True
-        )
-    ]
-    return found.add_column(0, "fingerprint", pa.array(names, pa.string()))
+    names = map(FailureKind, kinds["task"].to_pylist(), kinds["pattern"].to_pylist())
+    fingerprints = pa.array((kind.fingerprint for kind in names), pa.string())
+    return kinds.add_column(0, "fingerprint", fingerprints)
