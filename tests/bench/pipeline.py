@@ -25,7 +25,7 @@ from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.lake import Lake
-from taskq_plugins.spark.session import jvm_pid, open_session
+from taskq_plugins.spark.session import open_session
 from tests.bench.harness import (
     MIB,
     ROOT,
@@ -273,15 +273,17 @@ def read(given: Any) -> None:
     with scratch(given.dir) as place:
         fill(place, jobs)
         spark = open_session("bench", master=given.master)
+        gateway: Any = spark.sparkContext._gateway
+        java = gateway.proc.pid
         for _ in range(1 + ROUNDS):
             for columns, figures in taken.items():
                 reader = spark.read.format("taskq").option("targetPartitionBytes", "32m")
                 if columns == TWO_COLUMNS:
                     reader = reader.schema(columns)
-                cpu, began = cpu_below(jvm_pid(spark)), time.perf_counter()
+                cpu, began = cpu_below(java), time.perf_counter()
                 frame = reader.load(str(place))
                 frame.write.format("noop").mode("overwrite").save()
-                wall, cpu = time.perf_counter() - began, cpu_below(jvm_pid(spark)) - cpu
+                wall, cpu = time.perf_counter() - began, cpu_below(java) - cpu
                 figures.append((wall, cpu))
         assert frame.where("kind = 'enqueued'").count() == jobs
         spark.stop()

