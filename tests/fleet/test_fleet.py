@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.arrow.problems import SegmentUnreadable
 from taskq.core.errors import FormatError, LogError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
@@ -17,7 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins import fleet
-from taskq_plugins.fleet import FleetError, LogTwice, Mark, SegmentUnreadable
+from taskq_plugins.fleet import FleetError, LogTwice, Mark
 from taskq_plugins.fleet.segmentfile import SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from taskq.arrow import Corrupt, decode
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.spark.decode import Corrupt, decode
 from taskq_plugins.spark.tables.batches import log_rows, logs_of, rows_of
+from tests.arrow.rows_of_log import pieces, save
 from tests.pipeline.rowmaking import COLUMNS
-from tests.pipeline.rows_of_log import pieces, save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

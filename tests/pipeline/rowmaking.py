@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from taskq import Put, TaskLog
+from taskq.arrow import DETAILS, Corrupt, Piece, as_bytes, decode
 from taskq_plugins.fleet import durable_mark, find_logs, segments
-from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, as_bytes, decode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from pyspark_taskq import DefaultSource
-from taskq_plugins.spark.decode import DETAILS, SCHEMA
+from taskq.arrow import DETAILS, SCHEMA
 from taskq_plugins.spark.source.stream import StreamReader
 from tests.fleet.made_logs import MadeLog
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 
-from taskq_plugins.spark.decode import DETAILS
-from taskq_plugins.spark.decode.schema import as_bytes
+from taskq.arrow import DETAILS
+from taskq.arrow.schema import as_bytes
 from taskq_plugins.spark.tables.batches import rows_of
 from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS
 

@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark.lake import Lake, LakeWriter
+from tests.arrow.rows_of_log import save
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.jobstories import world_of
 from tests.pipeline.rowmaking import live
-from tests.pipeline.rows_of_log import save
 
 if TYPE_CHECKING:
     from pathlib import Path

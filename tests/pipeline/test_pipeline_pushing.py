@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from taskq_plugins.spark.decode import DETAILS
+from taskq.arrow import DETAILS
 from taskq_plugins.spark.source.pushing import PushingReader
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, claimed, damage
 from tests.pipeline.source_tools import read_batch, rows_of, source, spark_schema

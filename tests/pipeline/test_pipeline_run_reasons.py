@@ -7,7 +7,7 @@ from taskq_plugins.spark.run.reasons import failure
 DAMAGED = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted
 Traceback (most recent call last):
   File "/x/decoder.py", line 1, in decode
-taskq_plugins.fleet.problems.SegmentDamaged: /1.log: no frame, corruptMode=skip reads on
+taskq.arrow.problems.SegmentDamaged: /1.log: no frame, corruptMode=skip reads on
 
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException
 """

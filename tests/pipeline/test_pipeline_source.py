@@ -17,9 +17,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from taskq.arrow import SCHEMA
 from taskq.core.errors import LogDamaged, LogError, UsageError
 from taskq_plugins.fleet import FleetError, LogTwice
-from taskq_plugins.spark.decode import SCHEMA
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.batch import Pieces
 from taskq_plugins.spark.source.problems import DataLoss, OptionError, Unreadable

@@ -7,7 +7,7 @@ from taskq_plugins.fleet.inventory import SegmentRow, inventory
 from taskq_plugins.fleet.listing import segments
 from taskq_plugins.fleet.marks import durable_mark
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
-from taskq_plugins.fleet.problems import FleetError, LogTwice, SegmentUnreadable, log_problem
+from taskq_plugins.fleet.problems import FleetError, LogTwice, log_problem
 
 __all__ = [
     "Break",
@@ -17,7 +17,6 @@ __all__ = [
     "Mark",
     "SegmentPlace",
     "SegmentRow",
-    "SegmentUnreadable",
     "breaks",
     "durable_mark",
     "find_logs",

@@ -51,13 +51,6 @@ class Break(NamedTuple):
         return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
-def home_of(segment_path: str) -> str:
-    """The directory of the log that a segment's file is of, be it set aside; bodies are there."""
-    directory = segment_path.rpartition("/log/")[0]
-    home, old, _ = directory.rpartition("/old/")
-    return home if old else directory
-
-
 def breaks(log: LogPlace) -> list[Break]:
     """Return those of a log, oldest first; what does not read ends the list."""
     try:

@@ -6,11 +6,12 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from taskq.arrow.problems import shown
 from taskq.engine import segment_lsn
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.places import LogPlace, SegmentPlace
-from taskq_plugins.fleet.problems import FleetError, shown, tell
+from taskq_plugins.fleet.problems import FleetError, tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.arrow.problems import shown
 from taskq.engine import LocalDisk, read_identity
 from taskq.errors import LogError
 from taskq.log.segments.identity import FILE
-from taskq_plugins.fleet.problems import FleetError, LogTwice, shown, tell
+from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

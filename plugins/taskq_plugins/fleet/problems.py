@@ -3,13 +3,8 @@
 ::
 
     LogError
-    ├── FleetError            a place where logs are looked for cannot be used as asked
-    │   ├── SegmentUnreadable a segment's file cannot be opened or read
-    │   └── LogTwice          two directories hold the same log
-    ├── SegmentMissing        there is no such file
-    ├── WrongSegment          a whole segment of another log, or another one of this log
-    └── LogDamaged
-        └── SegmentDamaged    bytes that are no whole frame, or no segment at all
+    └── FleetError            a place where logs are looked for cannot be used as asked
+        └── LogTwice          two directories hold the same log
 """
 
 from __future__ import annotations
@@ -17,7 +12,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskq.errors import LogDamaged, LogError
+from taskq.arrow.problems import shown
+from taskq.errors import LogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,26 +23,6 @@ _log: Final = logging.getLogger("taskq")
 
 class FleetError(LogError):
     """A directory of logs, or one of them, cannot be used as asked; the message says which."""
-
-
-class SegmentUnreadable(FleetError):
-    """A segment's file is there, but it cannot be opened or read.
-
-    Attributes:
-        path: of the file.
-        reason: what the system says.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return (
-            f"{shown(self.path)}: the segment cannot be read ({self.reason}): check the file's "
-            f"rights and the disk"
-        )
 
 
 class LogTwice(FleetError):
@@ -66,11 +42,6 @@ class LogTwice(FleetError):
         self.paths = (first, second)
 
 
-def shown(name: str) -> str:
-    r"""Return a file's name as text: bytes of it that are no UTF-8 as ``\xff``."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None:
     """Hand a problem to whoever asked for it, or raise it."""
     if on_problem is None:
@@ -81,46 +52,3 @@ def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None
 def log_problem(error: LogError) -> None:
     """An ``on_problem`` that goes on and says in the process's log what was left out."""
     _log.warning("left out: %s", error)
-
-
-class SegmentMissing(LogError):
-    """The file is not there (any more).
-
-    Attributes:
-        path: of the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{shown(path)}: the segment is missing: compaction took it, or it was not copied; "
-            f"with failOnDataLoss=false it is passed over"
-        )
-        self.path = path
-
-
-class WrongSegment(LogError):
-    """The file is another segment than its place says; its records must not be taken for ours."""
-
-    def __init__(self, path: str, found: str, wanted: str) -> None:
-        super().__init__(
-            f"{shown(path)}: this is {found}, where {wanted} should be: "
-            f"put each log into a directory of its own"
-        )
-
-
-class SegmentDamaged(LogDamaged):
-    """Bytes that are no whole frame.
-
-    Attributes:
-        path: of the file.
-        offset, resume: from the first bad byte to where a frame may start again.
-        lsn: of the first record that is concerned.
-    """
-
-    def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
-        super().__init__(
-            f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on: "
-            f"corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of kind "
-            f'"damaged"'
-        )
-        self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn

@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
+from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.engine import Replica, Scanner, open_file
-from taskq_plugins.fleet.problems import SegmentUnreadable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

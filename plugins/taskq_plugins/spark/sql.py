@@ -54,7 +54,7 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     try:
         import duckdb  # noqa: PLC0415 - an extra that help need not load
 
-        from taskq_plugins.spark.decode import export  # noqa: F401, PLC0415 - likewise: pyarrow
+        from taskq.arrow import export  # noqa: F401, PLC0415 - likewise: pyarrow
     except ImportError as error:
         raise Failure(missing("taskq sql", error.name, "sql")) from error
     with open_reader(data_dir) as reader:
@@ -84,8 +84,8 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     """
     import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
 
-    from taskq_plugins.spark.decode.export import batches_of  # noqa: PLC0415 - as above
-    from taskq_plugins.spark.decode.schema import SCHEMA  # noqa: PLC0415 - as above
+    from taskq.arrow.export import batches_of  # noqa: PLC0415 - as above
+    from taskq.arrow.schema import SCHEMA  # noqa: PLC0415 - as above
 
     schema, batches = batches_of(reader)
     details = pa.Table.from_batches(batches, schema)

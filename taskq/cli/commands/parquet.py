@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
@@ -13,7 +11,7 @@ from taskq.reading.record import Choice
 from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from taskq.engine import LogReader
@@ -148,16 +146,10 @@ def _time(moment_ns: int) -> int | None:
     return moment_ns // 1_000 if moment_ns else None
 
 
-# Records as Parquet, with the columns of the Spark source, through the decoder of the pipeline.
-
-if TYPE_CHECKING:
-    Decoder = Callable[[LogReader], tuple[Any, Iterator[Any]]]
+# Records as Parquet, with the columns of the Spark source.
 
 #: Rows of one group of a file, or fewer, when they come to BATCH_BYTES_MAX.
 _GROUP_ROWS: Final = 131_072
-#: The entry point that decodes a log, and its group.
-_DECODERS: Final = "taskq.decoders"
-_DECODER: Final = "arrow"
 _KINDS: Final = {row.name: kind for kind, row in kinds.ROWS.items()}
 
 
@@ -177,22 +169,18 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
         Failure: what decodes them is not installed.
         LogError: a segment cannot be read.
     """
-    schema, batches = _decoder()(reader)
+    try:
+        from taskq.arrow.export import batches_of  # noqa: PLC0415 - records are seldom asked for
+    except ImportError as error:
+        told = missing("Parquet of records", error.name, "parquet")
+        raise Failure(f"{told}, or export --format jsonl") from error
+    schema, batches = batches_of(reader)
     count = 0
     with parquet.ParquetWriter(path, schema, compression=COMPRESSION) as writer:
         for group in _groups(_chosen(reader, batches, wanted)):
             writer.write_table(pa.Table.from_batches(group, schema))
             count += sum(batch.num_rows for batch in group)
     return count
-
-
-def _decoder() -> Decoder:
-    for point in entry_points(group=_DECODERS, name=_DECODER):
-        with suppress(ImportError):
-            decoder: Decoder = point.load()
-            return decoder
-    told = missing("Parquet of records", "numpy", "parquet")
-    raise Failure(f"{told}, or export --format jsonl")
 
 
 def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:

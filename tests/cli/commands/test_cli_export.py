@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from taskq import TaskLog
+from taskq.arrow import DETAILS
 from taskq.extras import install_line
-from taskq_plugins.spark.decode import DETAILS
 from tests.cli.helpers import Sample, taskq, taskq_json
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_records_are_chosen_alike_in_every_format(
 def test_records_without_what_decodes_them_say_what_to_install(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq.cli.commands.parquet.entry_points", lambda **_: ())
+    monkeypatch.setitem(sys.modules, "taskq.arrow.export", None)
     result = taskq("export", "-d", sample.path, "--records", "-o", tmp_path / "records.parquet")
     assert result.exit_code == 1
     assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr

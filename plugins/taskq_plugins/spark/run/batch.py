@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
-from taskq_plugins.spark.decode import BREAK
+from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from taskq_plugins.spark.decode import Piece
+    from taskq.arrow import Piece
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile, Staged
     from taskq_plugins.spark.source.rows import Reading

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
+from taskq.arrow import BREAK
 from taskq_plugins.fleet import find_logs, inventory, log_problem
-from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.lake import Change
 from taskq_plugins.spark.lake.files import write_rows
 from taskq_plugins.spark.lake.progress import positions

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from taskq.arrow import DETAILS, Corrupt, as_bytes
 from taskq.errors import TaskqError
-from taskq_plugins.spark.decode import DETAILS, Corrupt, as_bytes
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.store import (

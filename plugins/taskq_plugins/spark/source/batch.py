@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from taskq.arrow import Piece
     from taskq.errors import LogError
-    from taskq_plugins.spark.decode import Piece
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Position
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from taskq.arrow import Break
 from taskq.engine import segment_name
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
@@ -11,7 +12,6 @@ from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
 from taskq_plugins.fleet.places import Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
-from taskq_plugins.spark.decode import Break
 from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import at_lsn, at_time

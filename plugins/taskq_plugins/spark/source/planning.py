@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from taskq.arrow import Piece
 from taskq_plugins.fleet.problems import FleetError
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
-from taskq_plugins.spark.decode import Piece
 from taskq_plugins.spark.source.allotting import Backlog, Limits, allot, left
 from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.problems import (

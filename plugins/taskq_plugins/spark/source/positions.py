@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from taskq.errors import UsageError
-from taskq.log.format.codec import LSN_MAX
 from taskq.values import parse_json
 from taskq_plugins.fleet.segmentfile import START
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet.marks import End
 
 _U64: Final = 2**64
+_LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000
 _BRANCHES_MAX: Final = 2**31
 
@@ -111,7 +111,7 @@ def _given(value: object) -> Given:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r} is no place")
     if set(value) == {"lsn"}:
-        return Lsn(_number(value, "lsn", LSN_MAX))
+        return Lsn(_number(value, "lsn", _LSN_MAX))
     return _position(value)
 
 
@@ -124,13 +124,13 @@ def _position(value: dict[str, Any]) -> Position:
         raise TypeError("time_ns is no number")
     return Position(
         str(value.get("device", "")),
-        _number(value, "segment", LSN_MAX),
+        _number(value, "segment", _LSN_MAX),
         max(_number(value, "offset", 2**32), START),
-        _number(value, "lsn", LSN_MAX, 0),
+        _number(value, "lsn", _LSN_MAX, 0),
         _number(value, "epoch", _U64, 0),
         _number(value, "frame", 2**32, 0),
         time_ns,
-        _number(value, "from_segment", LSN_MAX, 0),
+        _number(value, "from_segment", _LSN_MAX, 0),
         _number(value, "from_offset", 2**32, 0),
         _number(value, "branch", _BRANCHES_MAX, 0),
         str(value.get("held", "")),

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from taskq_plugins.fleet.problems import SegmentUnreadable
+from taskq.arrow import DETAILS, Piece
+from taskq.arrow.problems import SegmentUnreadable
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
-from taskq_plugins.spark.decode import DETAILS, Piece
 from taskq_plugins.spark.source.batch import BatchReader, read_partition
 
 if TYPE_CHECKING:

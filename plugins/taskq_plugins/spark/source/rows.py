@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.engine import LogReader
-from taskq.errors import FormatError, LogError
-from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.marks import durable_end
-from taskq_plugins.fleet.places import LogPlace
-from taskq_plugins.fleet.problems import SegmentUnreadable, shown
-from taskq_plugins.spark.decode import (
+from taskq.arrow import (
     BREAK,
     DETAILS,
     ROWS_MAX,
@@ -27,6 +21,12 @@ from taskq_plugins.spark.decode import (
     SegmentMissing,
     decode,
 )
+from taskq.arrow.problems import SegmentUnreadable, shown
+from taskq.engine import LogReader
+from taskq.errors import FormatError, LogError
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.standing import Standing, at_lsn
 

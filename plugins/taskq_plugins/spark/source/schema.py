@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from taskq.arrow import AS_BYTES, DETAILS, SCHEMA, as_bytes
 from taskq.errors import UsageError
-from taskq_plugins.spark.decode import AS_BYTES, DETAILS, SCHEMA, as_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -65,7 +65,7 @@ class TaskqSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, Reading]:
-        from taskq_plugins.spark.decode import Corrupt  # noqa: PLC0415
+        from taskq.arrow import Corrupt  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.rows import Reading  # noqa: PLC0415
         from taskq_plugins.spark.source.schema import arrow_schema  # noqa: PLC0415

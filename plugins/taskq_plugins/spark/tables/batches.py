@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from taskq.arrow import BREAK
 from taskq.engine import Flag, kinds
-from taskq_plugins.spark.decode import BREAK
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, PART_COLUMN, POSITION
 from taskq_plugins.spark.tables.fold import (
     BIRTHS,

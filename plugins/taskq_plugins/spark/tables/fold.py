@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.core.kinds import after
 from taskq.engine import Cause, kinds
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
 
@@ -72,9 +71,9 @@ CONCERNING: Final = EVENTS | CARRYING | BIRTHS
 #: State of a job that was not over where its log broke off, and that is not told of behind.
 LOST: Final = "lost"
 #: States that a job stays in.
-OVER: Final = {LOST} | {str(after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
+OVER: Final = {LOST} | {str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
 _STATES: Final = {
-    (row.name, waits): str(after(State.ABSENT, kind, waits=waits))
+    (row.name, waits): str(kinds.after(State.ABSENT, kind, waits=waits))
     for kind, row in kinds.ROWS.items()
     for waits in (False, True)
 }

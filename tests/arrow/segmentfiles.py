@@ -6,11 +6,11 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from taskq.arrow import Piece
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import EnqueueSpec
-from taskq_plugins.spark.decode import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

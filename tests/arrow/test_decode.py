@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
+from taskq.arrow import (
+    DETAILS,
+    SCHEMA,
+    as_bytes,
+    decode,
+)
+from taskq.arrow.layout import HEAD_SIZE, PAD_SIZE
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.folds.lanes import Lane
 from taskq.core.model import Extras, State
@@ -27,15 +34,8 @@ from taskq.log.format.carried import (
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.segments.spill import Spill
-from taskq_plugins.spark.decode import (
-    DETAILS,
-    SCHEMA,
-    as_bytes,
-    decode,
-)
-from taskq_plugins.spark.decode.layout import HEAD_SIZE, PAD_SIZE
-from tests.pipeline.rows_of_log import decoded_rows
-from tests.pipeline.segmentfiles import (
+from tests.arrow.rows_of_log import decoded_rows
+from tests.arrow.segmentfiles import (
     EPOCH,
     LOG_ID,
     START_NS,
@@ -48,7 +48,7 @@ from tests.pipeline.segmentfiles import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.pipeline.rows_of_log import Row
+    from tests.arrow.rows_of_log import Row
 
 _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
 _RICH: Final = Extras(
@@ -307,7 +307,7 @@ def test_numbers_without_sign_are_sixteen_digits(tmp_path: Path) -> None:
 def test_large_unpacked_bodies_come_in_batches_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq_plugins.spark.decode.decoder.UNPACKED_BYTES_MAX", 10_000)
+    monkeypatch.setattr("taskq.arrow.decoder.UNPACKED_BYTES_MAX", 10_000)
     segments = Segments(tmp_path)
     packed, flag = compress(b"x" * 6_000, "zlib")
     segments.frame(*(enqueued(packed, flags=flag) for _ in range(3)), enqueued(b"small"))

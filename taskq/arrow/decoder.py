@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from taskq.errors import FormatError, UsageError
-from taskq_plugins.fleet.problems import shown
-from taskq_plugins.spark.decode import arrays
-from taskq_plugins.spark.decode.columns import BUILDERS, CONSTANTS
-from taskq_plugins.spark.decode.frames import Damage, PieceReader
-from taskq_plugins.spark.decode.rows import Rows
-from taskq_plugins.spark.decode.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt
-from taskq_plugins.spark.decode.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
+from taskq.arrow import arrays
+from taskq.arrow.columns import BUILDERS, CONSTANTS
+from taskq.arrow.frames import Damage, PieceReader
+from taskq.arrow.problems import shown
+from taskq.arrow.rows import Rows
+from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt
+from taskq.arrow.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
+from taskq.core.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq_plugins.spark.decode.frames import Found
-    from taskq_plugins.spark.decode.layout import Ints
-    from taskq_plugins.spark.decode.schema import Piece
+    from taskq.arrow.frames import Found
+    from taskq.arrow.layout import Ints
+    from taskq.arrow.schema import Piece
 
 #: Of a longer gap only the beginning is kept as a row; a damaged frame is never as long.
 QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024

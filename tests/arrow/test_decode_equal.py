@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taskq.arrow import DETAILS, Corrupt, SegmentDamaged
+from taskq.arrow.export import batches_of
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
@@ -22,13 +24,7 @@ from taskq.log.format.notes import encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.requests import EnqueueSpec
-from taskq_plugins.spark.decode import DETAILS, Corrupt, SegmentDamaged
-from taskq_plugins.spark.decode.export import batches_of
-from tests.effort import grows, some
-from tests.log.acts import History
-from tests.log.mix import CONFIGS, Mix
-from tests.log.simulation import Simulation
-from tests.pipeline.rows_of_log import (
+from tests.arrow.rows_of_log import (
     Row,
     decoded_rows,
     expected_rows,
@@ -37,7 +33,11 @@ from tests.pipeline.rows_of_log import (
     rows_of_world,
     save,
 )
-from tests.pipeline.segmentfiles import Segments, claimed, enqueued, succeeded
+from tests.arrow.segmentfiles import Segments, claimed, enqueued, succeeded
+from tests.effort import grows, some
+from tests.log.acts import History
+from tests.log.mix import CONFIGS, Mix
+from tests.log.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

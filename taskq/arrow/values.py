@@ -9,21 +9,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from taskq.arrow import arrays
+from taskq.arrow.problems import shown
+from taskq.core.errors import TaskqError
 from taskq.engine import Flag, LogConfig
-from taskq.errors import TaskqError
 from taskq.log.format.bodies import original_size
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.fleet.breaks import home_of
-from taskq_plugins.fleet.problems import shown
-from taskq_plugins.spark.decode import arrays
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.decode.layout import Ints
-    from taskq_plugins.spark.decode.rows import Rows, Slices
+    from taskq.arrow.layout import Ints
+    from taskq.arrow.rows import Rows, Slices
 
 #: A batch is ended before its compressed and spilled bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 _CONFIG: Final = LogConfig()
+
+
+def home_of(segment_path: str) -> str:
+    """Return the directory of a segment's log, be it set aside by a hub; its bodies are there."""
+    directory = segment_path.rpartition("/log/")[0]
+    home, old, _ = directory.rpartition("/old/")
+    return home if old else directory
 
 
 class Bodies:

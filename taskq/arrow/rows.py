@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from taskq import State
+from taskq.arrow import layout
+from taskq.arrow.layout import CHECKED, CRC_SIZE, heads
+from taskq.arrow.options import Options
+from taskq.core.errors import FormatError
+from taskq.core.model import State
 from taskq.core.records import PACKED
 from taskq.engine import Flag, Option, kinds
-from taskq.errors import FormatError
-from taskq_plugins.spark.decode import layout
-from taskq_plugins.spark.decode.layout import CHECKED, CRC_SIZE, heads
-from taskq_plugins.spark.decode.options import Options
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from taskq_plugins.spark.decode.frames import Found
-    from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
-    from taskq_plugins.spark.decode.schema import Piece
+    from taskq.arrow.frames import Found
+    from taskq.arrow.layout import Bytes, Ints, Mask
+    from taskq.arrow.schema import Piece
 
 _BORN_SIZE: Final = kinds.ROWS[kinds.BIRTH].layout.struct.size
 _STATES: Final = np.isin(np.arange(256), [int(state) for state in State])

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from taskq import State
+from taskq.arrow import arrays, layout
+from taskq.arrow.options import headers_of
+from taskq.arrow.schema import DETAILS, UNKNOWN
+from taskq.core.model import State
 from taskq.engine import Cause, Option, kinds
-from taskq_plugins.spark.decode import arrays, layout
-from taskq_plugins.spark.decode.options import headers_of
-from taskq_plugins.spark.decode.schema import DETAILS, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq_plugins.spark.decode.layout import Ints, Mask
-    from taskq_plugins.spark.decode.options import Options
-    from taskq_plugins.spark.decode.rows import Rows
-    from taskq_plugins.spark.decode.schema import Piece
+    from taskq.arrow.layout import Ints, Mask
+    from taskq.arrow.options import Options
+    from taskq.arrow.rows import Rows
+    from taskq.arrow.schema import Piece
 
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()

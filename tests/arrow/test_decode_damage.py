@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskq.core.errors import FormatError
-from taskq.core.records import Flag
-from taskq.log.format import codec
-from taskq_plugins.fleet.problems import SegmentUnreadable
-from taskq_plugins.spark.decode import (
+from taskq.arrow import (
     DETAILS,
     Corrupt,
     SegmentDamaged,
@@ -23,8 +19,12 @@ from taskq_plugins.spark.decode import (
     WrongSegment,
     decode,
 )
-from tests.pipeline.rows_of_log import Row, decoded_rows, rows_of_directory
-from tests.pipeline.segmentfiles import EPOCH, Segments, claimed, enqueued
+from taskq.arrow.problems import SegmentUnreadable
+from taskq.core.errors import FormatError
+from taskq.core.records import Flag
+from taskq.log.format import codec
+from tests.arrow.rows_of_log import Row, decoded_rows, rows_of_directory
+from tests.arrow.segmentfiles import EPOCH, Segments, claimed, enqueued
 
 
 def _three_frames(tmp_path: Path) -> tuple[Segments, Path, list[int]]:
@@ -107,7 +107,7 @@ def test_a_piece_that_starts_with_damage_finds_out_its_lsns(tmp_path: Path) -> N
 
 
 def test_long_gaps_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskq_plugins.spark.decode.decoder.QUARANTINED_BYTES_MAX", 100)
+    monkeypatch.setattr("taskq.arrow.decoder.QUARANTINED_BYTES_MAX", 100)
     segments, path, (_, second, third) = _three_frames(tmp_path)
     _flip(path, second + 9)
     damaged = decoded_rows([segments.piece()], Corrupt.QUARANTINE)[2]

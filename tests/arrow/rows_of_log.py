@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from taskq.arrow import DETAILS, Corrupt, Piece, decode
 from taskq.core.errors import TaskqError
 from taskq.core.kinds import CARRYING, OF_JOBS
 from taskq.core.records import PACKED, Kind, Option
@@ -20,7 +21,6 @@ from taskq.log.format.options import each_option
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import entries
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.spark.decode import DETAILS, Corrupt, Piece, decode
 from tests.log.world import PATH
 
 if TYPE_CHECKING:

@@ -19,9 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from taskq.errors import FormatError
-from taskq.log.format import codec
-from taskq_plugins.spark.decode.layout import (
+from taskq.arrow.layout import (
     FIXED_SIZES,
     IS_KNOWN,
     PAD_SIZE,
@@ -31,6 +29,8 @@ from taskq_plugins.spark.decode.layout import (
     heads,
     numbers_at,
 )
+from taskq.core.errors import FormatError
+from taskq.log.format import codec
 
 #: Records of a stretch, about.
 _STRETCH_RECORDS: Final = 32

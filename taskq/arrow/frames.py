@@ -13,27 +13,27 @@ from uuid import UUID
 
 import numpy as np
 
-from taskq.engine import Gap, Scanner, open_file
-from taskq.log.format import codec
-from taskq.log.format.salvage import salvage
-from taskq.values import TIME_NS_MAX
-from taskq_plugins.fleet.problems import (
+from taskq.arrow import layout
+from taskq.arrow.layout import PAD_SIZE, Bytes, Ints
+from taskq.arrow.places import places
+from taskq.arrow.problems import (
     SegmentDamaged,
     SegmentMissing,
     SegmentUnreadable,
     WrongSegment,
     shown,
 )
-from taskq_plugins.spark.decode import layout
-from taskq_plugins.spark.decode.layout import PAD_SIZE, Bytes, Ints
-from taskq_plugins.spark.decode.places import places
+from taskq.core.model import TIME_NS_MAX
+from taskq.engine import Gap, Scanner, open_file
+from taskq.log.format import codec
+from taskq.log.format.salvage import salvage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from taskq_plugins.spark.decode.schema import Piece
+    from taskq.arrow.schema import Piece
 
 #: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
 CHUNK_BYTES: Final = 2 * 1024 * 1024

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
+    from taskq.arrow.layout import Bytes, Ints, Mask
 
 _TEXT: Final = pa.string()
 _BYTES: Final = pa.binary()

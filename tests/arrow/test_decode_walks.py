@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskq.arrow.frames import place_seeds
+from taskq.arrow.layout import PAD_SIZE
+from taskq.arrow.places import RECORDS_MIN, places, walk_in_stretches
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
-from taskq_plugins.spark.decode.frames import place_seeds
-from taskq_plugins.spark.decode.layout import PAD_SIZE
-from taskq_plugins.spark.decode.places import RECORDS_MIN, places, walk_in_stretches
-from tests.pipeline.segmentfiles import claimed, enqueued
+from tests.arrow.segmentfiles import claimed, enqueued
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.decode.layout import Bytes, Ints
+    from taskq.arrow.layout import Bytes, Ints
 
 #: A payload that looks like records, in front of what is none.
 _DECOY: Final = claimed(1) + claimed(2) + claimed(3) + claimed(4) + b"\xff" * 9

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from taskq.arrow import arrays
+from taskq.arrow.layout import numbers_at
+from taskq.arrow.schema import DETAILS
+from taskq.core.errors import FormatError
 from taskq.engine import Option
-from taskq.errors import FormatError
 from taskq.log.format.options import decode_extras
-from taskq_plugins.spark.decode import arrays
-from taskq_plugins.spark.decode.layout import numbers_at
-from taskq_plugins.spark.decode.schema import DETAILS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq_plugins.spark.decode.layout import Bytes, Ints, Mask
+    from taskq.arrow.layout import Bytes, Ints, Mask
 
 #: Tag and length; ``taskq.log.format.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")

@@ -1,13 +1,13 @@
-"""A whole log as batches, for ``taskq export``: the entry point ``arrow`` of ``taskq.decoders``."""
+"""A whole log as batches, for ``taskq export`` and ``taskq sql``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taskq.arrow.decoder import decode
+from taskq.arrow.schema import DETAILS, Corrupt, Piece
 from taskq.log.format import codec
-from taskq_plugins.spark.decode.decoder import decode
-from taskq_plugins.spark.decode.schema import DETAILS, Corrupt, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def batches_of(reader: LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """(schema, batches) of every record up to the reader's known end, as it reads them.
+    """Return (schema, batches) of every record up to the reader's known end, as it reads them.
 
     The device is called what the directory is.
 

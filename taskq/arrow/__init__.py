@@ -1,0 +1,52 @@
+"""A log's records many at a time, as Arrow batches: with numpy and pyarrow, which an extra brings.
+
+Begin with ``decoder``; ``schema`` has the columns, and what is decoded: pieces of segment files.
+``frames`` and ``places`` find records, ``rows`` and ``options`` gather what they say, ``columns``
+and ``values`` build arrays of it. May import the log and what stands below it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.arrow.decoder import decode
+    from taskq.arrow.problems import SegmentDamaged, SegmentMissing, WrongSegment
+    from taskq.arrow.schema import (
+        AS_BYTES,
+        BREAK,
+        DETAILS,
+        ROWS_MAX,
+        SCHEMA,
+        Break,
+        Corrupt,
+        Piece,
+        as_bytes,
+    )
+
+__all__ = [
+    "AS_BYTES",
+    "BREAK",
+    "DETAILS",
+    "ROWS_MAX",
+    "SCHEMA",
+    "Break",
+    "Corrupt",
+    "Piece",
+    "SegmentDamaged",
+    "SegmentMissing",
+    "WrongSegment",
+    "as_bytes",
+    "decode",
+]
+
+_HOMES: Final = {
+    "taskq.arrow.decoder": "decode",
+    "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
+    "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
