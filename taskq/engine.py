@@ -6,9 +6,10 @@ deprecated; the rooms behind it, ``taskq.log`` and ``taskq.core``, may change on
 - open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
   ``Sight`` and ``Moment`` are what a look may see
-- read what stands there: ``LogRecord`` and ``decode_record``, ``kinds`` (what records do),
-  ``Frame``, ``Gap``, ``Scanner``
-- files: ``SegmentFiles``, ``Identity``, ``Disk`` and ``Clock`` as the machine has them
+- read what stands there: ``LogRecord``, ``kinds`` (what records do), ``Gap``, ``Scanner``; under a
+  name that is kept, ``NamedReader``
+- copy it as it stands: ``DurableLog`` to send, ``Replica`` to keep, ``Border`` to compare
+- files: ``Identity``, ``Disk`` and ``Clock`` as the machine has them
 - care: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
   ``excerpt``; bulk: ``PartWriter``
 """
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from taskq.log.format.bodies import Compression
     from taskq.log.format.codec import FrameHeader
     from taskq.log.format.flows import Takes
-    from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
-    from taskq.log.format.record import LogRecord, decode_record, places
+    from taskq.log.format.frames import Cursor, Gap, Scanner, segment_lsn, segment_name
+    from taskq.log.format.record import LogRecord, places
     from taskq.log.inbox.writer import PartWriter
     from taskq.log.journal.durable import DurableLog
     from taskq.log.journal.replica import Replica
@@ -42,9 +43,18 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
     from taskq.log.read.timetravel import Moment
-    from taskq.log.requests import Ask, ClaimRequest, Duplicate, EnqueueSpec, Item, Settlement, Turn
+    from taskq.log.requests import (
+        Ask,
+        ClaimRequest,
+        Duplicate,
+        Ended,
+        EnqueueSpec,
+        Item,
+        Settlement,
+        Turn,
+    )
     from taskq.log.segments.borders import Border
-    from taskq.log.segments.identity import Identity, read_identity
+    from taskq.log.segments.identity import Identity
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
@@ -65,11 +75,11 @@ __all__ = [
     "Disk",
     "Duplicate",
     "DurableLog",
+    "Ended",
     "EnqueueSpec",
     "Extras",
     "FailureKind",
     "Flag",
-    "Frame",
     "FrameHeader",
     "Gap",
     "Identity",
@@ -97,14 +107,12 @@ __all__ = [
     "back_up",
     "check_health",
     "check_start",
-    "decode_record",
     "excerpt",
     "failure_of",
     "kinds",
     "open_file",
     "places",
     "read_file",
-    "read_identity",
     "read_private",
     "repair_directory",
     "replace_file",
@@ -126,8 +134,8 @@ _HOMES: Final = {
     "taskq.log.format.bodies": "Compression",
     "taskq.log.format.codec": "FrameHeader",
     "taskq.log.format.flows": "Takes",
-    "taskq.log.format.frames": "Cursor Frame Gap Scanner segment_lsn segment_name",
-    "taskq.log.format.record": "LogRecord decode_record places",
+    "taskq.log.format.frames": "Cursor Gap Scanner segment_lsn segment_name",
+    "taskq.log.format.record": "LogRecord places",
     "taskq.log.inbox.writer": "PartWriter",
     "taskq.log.journal.durable": "DurableLog",
     "taskq.log.journal.replica": "Replica",
@@ -138,9 +146,9 @@ _HOMES: Final = {
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timetravel": "Moment",
-    "taskq.log.requests": "Ask ClaimRequest Duplicate EnqueueSpec Item Settlement Turn",
+    "taskq.log.requests": "Ask ClaimRequest Duplicate Ended EnqueueSpec Item Settlement Turn",
     "taskq.log.segments.borders": "Border",
-    "taskq.log.segments.identity": "Identity read_identity",
+    "taskq.log.segments.identity": "Identity",
     "taskq.log.state.facets": "Sight",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",

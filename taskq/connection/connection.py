@@ -173,7 +173,7 @@ class Connection:
 
     def send_sync(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
         """Enqueue one job from a thread, blocking until the answer is durable."""
-        return self._thread_port().enqueue(spec, body, extras).result()
+        return self.thread_port().enqueue(spec, body, extras).result()
 
     async def pack(self, given: Loose) -> Item:
         """Return the job as the ports take it, its payload packed.
@@ -220,7 +220,7 @@ class Connection:
         _check_size(items)
         if not items:
             return []
-        answers: list[int | Duplicate] = self._thread_port().enqueue_many(items).result()
+        answers: list[int | Duplicate] = self.thread_port().enqueue_many(items).result()
         return answers
 
     async def transact(self, bundle: Bundle) -> Done:
@@ -236,10 +236,15 @@ class Connection:
         """Do as ``transact``, blocking this thread."""
         if not (bundle.settlements or bundle.cancels):
             return Done([], self.send_many_sync(list(bundle.items)))
-        done: Done = self._thread_port().transact(bundle).result()
+        done: Done = self.thread_port().transact(bundle).result()
         return done
 
-    def _thread_port(self) -> ThreadPort:
+    def thread_port(self) -> ThreadPort:
+        """Return the port for threads, once there is room in it.
+
+        Raises:
+            LogError: the log cannot be opened.
+        """
         port = self.store().thread_port
         if port.full:
             port.room()

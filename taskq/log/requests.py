@@ -394,12 +394,12 @@ class Settlement(NamedTuple):
 class Ended(NamedTuple):
     """How a job ended on another machine, which ran it from a copy of its record.
 
-    ``kind`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is the one that it ended in. The
+    ``state`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is the one that it ended in. The
     rest is as of ``Settlement``.
     """
 
     job: int
-    kind: Kind
+    state: State
     attempt: int
     body: bytes | None = None
     cause: Cause = Cause.CALLER

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from taskq.engine import DurableLog
     from taskq.log.format.record import LogRecord
+    from taskq.log.requests import Ended, Letter
+    from taskq.log.state.facets import Sight
     from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.messages import Answer, Request
     from taskq_plugins.hub.outbox.lines import Given
@@ -59,6 +61,28 @@ _ENDS: Final = frozenset(
 )
 #: More rounds than it takes until all is over.
 _ROUNDS: Final = 40
+
+
+class Port:
+    """A port of a process in whose simulation nobody waits."""
+
+    def __init__(self, process: Process) -> None:
+        self._ask = process.ask
+
+    def look(self, function: Callable[[Sight], object], *, needs_agenda: bool = True) -> object:
+        return self._ask(Op.LOOK, (function, Trait.AGENDA if needs_agenda else Trait(0)))
+
+    def skip(self, lsn: int) -> object:
+        return self._ask(Op.SKIP, lsn)
+
+    def settle_for(self, ends: list[Ended]) -> object:
+        return self._ask(Op.SETTLE_FOR, ends)
+
+    def letters(self, jobs: list[int]) -> Any:
+        return self.look(lambda sight: letters(sight, jobs).items)
+
+    def requeue(self, dead: list[Letter]) -> object:
+        return self._ask(Op.REQUEUE, dead)
 
 
 class OutboxSimulation(Simulation):
@@ -114,7 +138,8 @@ class OutboxSimulation(Simulation):
         keeper = self._outbox()
         if self._handing is None:
             disk = self._hub_disk
-            self._handing = Handing(lambda: disk, HUB, self.out.clock, keeper.ask)
+            port = Port(keeper)
+            self._handing = Handing(lambda: disk, HUB, self.out.clock, lambda what: what(port))
         return self._handing
 
     def _drop_keeper(self) -> None:
@@ -183,8 +208,8 @@ class OutboxSimulation(Simulation):
                 view = self.out.view(job)
                 assert view is not None
                 self.again[view.headers[NONCE]] += 1
-                found = keeper.ask(Op.LOOK, (lambda one: letters(one, [job]).items, Trait.AGENDA))
-                keeper.ask(Op.REQUEUE, found)
+                port = Port(keeper)
+                port.requeue(port.letters([job]))
 
         self._on_hub(act)
 

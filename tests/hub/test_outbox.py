@@ -20,7 +20,6 @@ from taskq import State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.core.model import SECOND_NS, Extras
-from taskq.core.records import Kind
 from taskq.core.why import Why
 from taskq.errors import JobCancelled, JobExpired, JobFailed, UploadDamaged, UsageError
 from taskq.log.machine.disk import SystemClock
@@ -613,7 +612,7 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
     process.ask(Op.CANCEL, job)
     reading.read()
     assert not reading.live
-    assert reading.ends[there].kind is Kind.CANCELLED
+    assert reading.ends[there].state is State.CANCELLED
 
 
 async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_alone(

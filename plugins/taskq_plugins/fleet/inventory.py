@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskq.engine import Replica
 from taskq.errors import LogError
-from taskq.log.config import LSN_SKIP
-from taskq.log.format.codec import PREFIX
 from taskq_plugins.fleet.listing import Memory, segments
 from taskq_plugins.fleet.marks import durable_end
 from taskq_plugins.fleet.problems import tell
@@ -96,7 +95,7 @@ def _look(file: SegmentFile, place: SegmentPlace) -> Edges:
 
 
 def _bound(next_lsn: int, size_bytes: int) -> int:
-    return next_lsn + max(size_bytes, 0) // PREFIX.size
+    return next_lsn + max(size_bytes, 0) // Replica.RECORD_BYTES_MIN
 
 
 def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
@@ -105,7 +104,7 @@ def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
         return True
     if before.lsn_bound == before.next_lsn:
         return False
-    is_epoch = place.epoch != before.epoch and place.first_lsn - before.next_lsn >= LSN_SKIP
+    is_epoch = place.epoch != before.epoch and place.first_lsn - before.next_lsn >= Replica.LSN_SKIP
     return is_epoch or place.first_lsn <= before.lsn_bound
 
 

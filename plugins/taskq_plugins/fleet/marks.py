@@ -8,12 +8,9 @@ moved.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.engine import Gap, read_file
-from taskq.log.journal.recovery import FAILED_FILE
-from taskq.values import parse_json
+from taskq.engine import Gap, LocalDisk, Replica
 from taskq_plugins.fleet.listing import Memory, segments
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
@@ -21,7 +18,6 @@ from taskq_plugins.fleet.segmentfile import START, SegmentFile
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
 
-_MARKER_BYTES_MAX: Final = 4_096
 #: Frames that are stepped back over for one that is declared synced, before the segment is read
 #: from its start.
 _STEPS_BACK: Final = 64
@@ -64,8 +60,9 @@ def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
     usable = [place for place in places if place.epoch]
     if not usable:
         return NOWHERE
-    if _is_failed(log):
-        return _declared_end(log, usable)
+    failed_lsn = Replica.failed_lsn(LocalDisk(), log.path)
+    if failed_lsn is not None:
+        return _declared_end(log, usable, failed_lsn)
     try:
         return _end_of(log, usable[-1])
     except FileNotFoundError:
@@ -81,7 +78,9 @@ def _end_of(log: LogPlace, place: SegmentPlace) -> End:
         declared, _ = _declared(file, begin, 0)
         end = _whole(file, declared)
         # Whoever finds that an fsync failed says so in the marker, perhaps just now.
-        if end != declared and (not file.sync() or _is_failed(log)):
+        if end != declared and (
+            not file.sync() or Replica.failed_lsn(LocalDisk(), log.path) is not None
+        ):
             return declared
         _known[place.path] = _Known(*_facts(file), end)
         return end
@@ -154,13 +153,9 @@ def _whole(file: SegmentFile, begin: End) -> End:
 # -- after a failed fsync -------------------------------------------------------------------------
 
 
-def _is_failed(log: LogPlace) -> bool:
-    return os.path.lexists(f"{log.path}/{FAILED_FILE}")
-
-
-def _declared_end(log: LogPlace, usable: list[SegmentPlace]) -> End:
-    """Behind the last frame that is declared synced: those behind it will be written elsewhere."""
-    durable, end = _marker_lsn(log), NOWHERE
+def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> End:
+    """Return the end of what is declared synced: frames behind it will be written elsewhere."""
+    end = NOWHERE
     for place in reversed(usable):
         try:
             with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
@@ -170,11 +165,3 @@ def _declared_end(log: LogPlace, usable: list[SegmentPlace]) -> End:
         if end.frame:
             break
     return end
-
-
-def _marker_lsn(log: LogPlace) -> int:
-    try:
-        values = parse_json(read_file(f"{log.path}/{FAILED_FILE}", _MARKER_BYTES_MAX))
-        return int(values["durable_lsn"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.arrow.problems import shown
-from taskq.engine import LocalDisk, read_identity
+from taskq.engine import Identity, LocalDisk, Replica
 from taskq.errors import LogError
-from taskq.log.segments.identity import FILE
 from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _candidates(
 
 
 def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
-    identity = read_identity(disk, path)
+    identity = Identity.read(disk, path)
     if identity is None:
         return None
     return LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
@@ -142,7 +141,7 @@ def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
 def _has_identity(path: str) -> bool:
     """Return whether there is a file of that name; a pipe would hold up whoever opens it."""
     try:
-        mode = os.stat(f"{path}/{FILE}").st_mode  # noqa: PTH116 - text, maybe no UTF-8
+        mode = os.stat(f"{path}/{Replica.IDENTITY}").st_mode  # noqa: PTH116 - text, maybe no UTF-8
     except OSError:
         return False
     return stat.S_ISREG(mode)

@@ -22,9 +22,7 @@ from taskq.engine import (
     segment_name,
 )
 from taskq.errors import LogError
-from taskq.log.read.verify import verify
-from taskq.log.segments.identity import FILE
-from taskq_plugins.hub.aside import SEALS, high_lsn, noted
+from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
@@ -108,7 +106,7 @@ def newest_copy(hub: Path, device: str) -> Path:
         LogError: there is none.
     """
     known(hub, device)
-    found = [one.parent for one in (hub / "devices" / device).glob(f"*-*/{FILE}")]
+    found = [one.parent for one in (hub / "devices" / device).glob(f"*-*/{IDENTITY}")]
     if not found:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
     return max(found, key=lambda one: (one / "log").stat().st_mtime_ns)
@@ -135,7 +133,7 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     part = target.with_name(f"{target.name}.part") / log_id
     for folder in ("log", "spill"):
         (part / folder).mkdir(parents=True, exist_ok=True)
-    async with aiofiles.open(part / FILE, "wb") as opened:
+    async with aiofiles.open(part / IDENTITY, "wb") as opened:
         await opened.write((await _get(line, f"/{log_id}/identity")).content)
     wanted = [
         (f"segments/{int(lsn):020d}", part / "log" / segment_name(int(lsn)), size, digest)
@@ -203,4 +201,4 @@ def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
                 yield path, f"{file.name} is not what was sealed"
         if deep:
             with LogReader.open(str(path)) as reader:
-                yield from ((path, str(one)) for one in verify(reader.journal).damage)
+                yield from ((path, str(damage)) for damage in reader.verify().damage)

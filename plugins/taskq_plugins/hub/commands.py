@@ -157,9 +157,8 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
     from taskq.engine import PatientDisk  # noqa: PLC0415 - help must not import the log
-    from taskq.log.segments.identity import FILE  # noqa: PLC0415 - likewise
     from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
-    from taskq_plugins.hub.aside import noted  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.aside import IDENTITY, noted  # noqa: PLC0415 - likewise
 
     for name in names or devices.devices(directory):
         for file in sorted((directory / "devices" / name).glob(f"*/{BREAKS}")):
@@ -167,7 +166,7 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
                 if line["step"] == "begun":
                     at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
                     left = file.parent / "old" / str(line["n"])
-                    rest = f"; what was left: {left}" if (left / FILE).exists() else ""
+                    rest = f"; what was left: {left}" if (left / IDENTITY).exists() else ""
                     told = f"{name}: {line['kind']} {at}: {line['cause']}{rest}"
                     render.echo(flat(told))
 

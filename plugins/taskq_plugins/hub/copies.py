@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from taskq.engine import Identity
-from taskq.log.segments.identity import FILE, REPLICA, write_identity
 from taskq.values import SECOND_NS
+from taskq_plugins.hub.aside import IDENTITY
 from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
@@ -197,7 +197,7 @@ class Copies:
         if copy is None:
             path = self._path_of(device, log_id)
             disk = self._make_disk()
-            if disk.status(f"{path}/{FILE}") is None:
+            if disk.status(f"{path}/{IDENTITY}") is None:
                 return None
             copy = self._copies[key] = Copy(disk, path, log_id, self._mark_bytes)
         return copy
@@ -212,9 +212,7 @@ class Copies:
             disk.sync_directory(above)
             above = above.rpartition("/")[0]
         # Where the identity stands the directories are on disk; who opens the copy keeps itself.
-        only_read = frozenset({REPLICA})
-        identity = Identity(asked.log_id, asked.created_ns, asked.incompat, only_read)
-        write_identity(disk, path, identity)
+        Identity.of_replica(asked.log_id, asked.created_ns, asked.incompat).write(disk, path)
         copy = self._copy(device, asked.log_id)
         assert copy is not None
         return copy

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import FileResponse, Response
 
 from taskq.engine import PatientDisk, segment_lsn
-from taskq.log.segments.identity import FILE
-from taskq_plugins.hub.aside import SEALS, high_lsn, noted
+from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
 from taskq_plugins.hub.copy import NAME
 from taskq_plugins.hub.wire import JSON, NOT_THERE
 
@@ -54,7 +53,7 @@ def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str
         return _json({"logs": [_about(one) for one in logs]})
     log, (kind, _, name) = place / log_id, what.partition("/")
     if kind == "identity":
-        return _file(log / FILE, "", headers, JSON)
+        return _file(log / IDENTITY, "", headers, JSON)
     if not name:
         return _json(_listing(log))
     file = log / "log" / f"{name}.log" if kind == "segments" else log / "spill" / name

@@ -24,9 +24,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskq.engine import PatientDisk
+from taskq.engine import PatientDisk, Replica
 from taskq.errors import LogError, TaskqError
-from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 #: A part, or one frame that is larger.
-PART_BYTES_MAX: Final = FRAME_BODY_MAX + 64 * 1024
+PART_BYTES_MAX: Final = Replica.BODY_BYTES_MAX + 64 * 1024
 #: What a device may have on the hub's disk.
 DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.

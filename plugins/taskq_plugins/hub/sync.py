@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
 from taskq.connection.settings import HubSettings, load_settings
-from taskq.engine import DurableLog, LocalDisk, NamedReader, SystemClock, read_identity
+from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import LogError, ReaderBusy
 from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.compare import Verdict, compare
@@ -78,7 +78,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         LogError: the log cannot be read, or its inbox not be written.
     """
     disk = LocalDisk()
-    identity = read_identity(disk, path)
+    identity = Identity.read(disk, path)
     if identity is None:
         raise LogError(f"{path} is not a task log")
     # Of two at a time each would end the other's session.

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from taskq import State
 from taskq.cli import render
-from taskq.engine import Moment, PatientDisk, read_identity
+from taskq.engine import Identity, Moment, PatientDisk
 from taskq.errors import TaskqError
 from taskq.reading.looking import look as records_of
 from taskq.reading.named import look_at_readers
@@ -318,7 +318,7 @@ class Pages:
         if not self._shared_key:
             identity = None
             with contextlib.suppress(TaskqError, OSError):
-                identity = read_identity(PatientDisk(), self._looks.path)
+                identity = Identity.read(PatientDisk(), self._looks.path)
             if identity is None:
                 return self._keys.form
             key = identity.log_id.bytes

@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
-from taskq.core.kinds import CANCEL, DEATH, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
+from taskq.core.kinds import CANCEL, DEATH, ENDING, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
 from taskq.core.records import Cause, Flag
 from taskq.log.decide.ends import check_claim
@@ -164,18 +164,18 @@ class Elsewhere:
         """
         agenda = self._context.agenda
         for item in items:
-            if item.kind not in ENDS or agenda.flows.remaining(item.job) is not None:
+            if item.state not in ENDING or agenda.flows.remaining(item.job) is not None:
                 raise UsageError(f"job {self._context.tag}-{item.job} cannot end elsewhere: {item}")
         return [self._settle(batch, item) for item in items]
 
     def _settle(self, batch: Batch, item: Ended) -> bool:
-        agenda = self._context.agenda
+        agenda, kind = self._context.agenda, ENDING[item.state]
         state = agenda.table.state(item.job)
         if state not in WAITING_STATES:
             return False
-        if item.kind not in ENDS_OF_CLAIMS:  # nobody ran it
+        if kind not in ENDS_OF_CLAIMS:  # nobody ran it
             attempt = agenda.attempt(item.job)
-            self._ends.end(batch, item.kind, item.cause, item.job, 0, attempt, None)
+            self._ends.end(batch, kind, item.cause, item.job, 0, attempt, None)
             return True
         try:
             record = self._context.recent.record(item.job, agenda.location(item.job))
@@ -185,7 +185,7 @@ class Elsewhere:
             attempt = agenda.attempt(item.job)
             self._ends.back(batch, RELEASE, Cause.CALLER, item.job, 0, attempt, 0, None)
         delivery = self._claims.claim_for(batch, item.job, item.attempt, record)
-        ended = Settlement(item.kind, delivery, item.body, cause=item.cause, flags=item.flags)
+        ended = Settlement(kind, delivery, item.body, cause=item.cause, flags=item.flags)
         self._settles.settle(batch, ended)
         return True
 

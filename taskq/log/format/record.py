@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.kinds import (
     ADOPTIONS,
+    BEGINNINGS,
     BIRTHS,
     CARRYING,
     ENDS,
@@ -17,7 +19,7 @@ from taskq.core.kinds import (
     REVIVALS,
     after,
 )
-from taskq.core.model import Extras, State
+from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
@@ -27,7 +29,7 @@ from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated,
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from taskq.core.schedules import Ticked
     from taskq.log.format.carried import Carried
@@ -88,6 +90,36 @@ class LogRecord(NamedTuple):
     def stores_result(self) -> bool:
         """Of a record that brings a job: whether the job's result is to be kept."""
         return not self._born_flags & Flag.DROP_RESULT
+
+    @property
+    def end(self) -> State | None:
+        """Return the state in which its job has ended; None: it goes on, or there is none."""
+        state = State(ENDINGS.get(self.kind, BORN))
+        if self.carried is not None:
+            state = self.carried.state
+        return state if state in SETTLED_STATES else None
+
+    @classmethod
+    def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[LogRecord]:
+        """Yield the records that bring a job with these bytes in it, or end one of these jobs.
+
+        What does not read is passed over.
+
+        Raises:
+            FormatError: the lengths of the records do not fit.
+        """
+        data = frame.data
+        for lsn, at, length in places(frame):
+            kind = data[at + KIND_AT]
+            if kind in BEGINNINGS:
+                is_wanted = data.find(mark, at, at + length) >= 0
+            else:
+                is_wanted = (
+                    kind in ENDS and _JOB_FIELDS.unpack_from(data, at + _JOB_FIELDS_AT)[1] in jobs
+                )
+            if is_wanted:
+                with contextlib.suppress(FormatError):
+                    yield decode_record(data[at : at + length], lsn, 0, frame.header.time_ns)
 
     @property
     def _born_flags(self) -> int:

@@ -22,6 +22,7 @@ import contextlib
 import errno
 import hashlib
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -30,21 +31,29 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.format.codec import pack_length
 from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import PART, TEMPORARY, Part, check_upload_name
-from taskq.log.inbox.parts import CHUNK_BYTES, CHUNK_JOBS_MAX, decode_tail, encode_chunk
+from taskq.log.inbox.manifest import DONE, PART, REFUSED, TEMPORARY, Part, check_upload_name
+from taskq.log.inbox.parts import (
+    CHUNK_BYTES,
+    CHUNK_JOBS_MAX,
+    decode_tail,
+    encode_chunk,
+    encode_tail,
+)
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import PatientDisk, SystemClock
 from taskq.log.machine.peers import poke_owners
 from taskq.log.machine.ports import write_all
 from taskq.log.segments.identity import read_identity
-from taskq.log.state.uploads import INBOX
+from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskq.core.model import Extras
     from taskq.log.inbox.manifest import Ended
     from taskq.log.machine.ports import Clock, Disk
+    from taskq.log.requests import EnqueueSpec
 
 #: After so many bytes of a part its writer looks whether the disk has room for more.
 _LOOK_BYTES: Final = 8 * 1024 * 1024
@@ -68,12 +77,19 @@ class PartWriter:
     """
 
     def __init__(
-        self, data_dir: Path, upload: str, *, trusted: bool = False, disk: Disk | None = None
+        self,
+        data_dir: Path,
+        upload: str,
+        *,
+        trusted: bool = False,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
     ) -> None:
         check_upload_name(upload)
         self._log_path = os.path.realpath(data_dir)
         self._disk = disk or PatientDisk()
-        self._inbox = Inbox(self._disk, SystemClock(), self._log_path)
+        self._clock = clock or SystemClock()
+        self._inbox = Inbox(self._disk, self._clock, self._log_path)
         #: of the file that it becomes
         self.name = f"{upload}.{os.urandom(8).hex()}{PART}"
         self._path = f"{self._log_path}/{INBOX}/{self.name}"
@@ -89,6 +105,35 @@ class PartWriter:
             self._descriptor = self._disk.open(f"{self._path}{TEMPORARY}", create=True)
         except OSError as error:
             raise AppendFailed(self._log_path, error) from error
+
+    @staticmethod
+    def tail(spec: EnqueueSpec, extras: Extras) -> bytes:
+        """Return what ``add`` takes of a job beside its payload, as ``encode_tail``.
+
+        Raises:
+            UsageError: there can be no such job.
+        """
+        return encode_tail(spec, extras)
+
+    @staticmethod
+    def published(disk: Disk, path: str) -> dict[str, bool]:
+        """Return the names that were published to a log, and whether each may wait still."""
+        names = dict.fromkeys(waiting_uploads(disk, path), True)
+        over = (disk.names(f"{path}/{INBOX}/{folder}") for folder in (DONE, REFUSED))
+        ended = (name.removesuffix(MANIFEST) for name in chain(*over) if name.endswith(MANIFEST))
+        return dict.fromkeys(ended, False) | names
+
+    def publish(self, name: str) -> bool:
+        """Close the part, and publish it alone, as ``publish``; whoever adopts is woken.
+
+        Raises:
+            LogError: as ``publish``.
+        """
+        part = self.close()
+        published = publish_with(self._disk, self._clock, self._log_path, name, [part])
+        if published:
+            poke_owners(Path(self._log_path) / "owners")
+        return published
 
     def add(self, tail: bytes, payload: bytes) -> None:
         """Add one job: what ``encode_tail`` says of it, and the bytes that it is called with.

@@ -99,6 +99,17 @@ def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
         write_all(disk, descriptor, disk.read(descriptor, min(_COPY_BYTES, end - at), at), at)
 
 
+def failed_lsn(disk: Disk, path: str) -> int | None:
+    """Return what was on disk for sure when an fsync failed; None: ``is_marked_failed`` is not so.
+
+    0: nothing is known to have been.
+    """
+    if not is_marked_failed(disk, path):
+        return None
+    durable = _read_marker(disk, path).get("durable_lsn")
+    return durable if isinstance(durable, int) else 0
+
+
 def is_marked_failed(disk: Disk, path: str) -> bool:
     """Return whether an fsync failed, and the log was not opened since."""
     return FAILED_FILE in disk.names(path)

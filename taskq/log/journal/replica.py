@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import FormatError
 from taskq.core.kinds import CARRYING
 from taskq.core.records import Flag
+from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.record import decode_record, places
 from taskq.log.journal.chain import compactions
-from taskq.log.journal.recovery import write_once_more
+from taskq.log.journal.recovery import failed_lsn, write_once_more
 from taskq.log.machine.ports import replace_file, write_all
 from taskq.log.segments.borders import Border
 from taskq.log.segments.identity import FILE
@@ -54,6 +55,9 @@ class Replica(SegmentFiles):
     #: bytes before the first frame of a segment, and of the largest body of one
     START = _START
     BODY_BYTES_MAX = codec.FRAME_BODY_MAX
+    #: bytes of the smallest record, and lsns that a new epoch leaves out
+    RECORD_BYTES_MIN = codec.PREFIX.size
+    LSN_SKIP = LSN_SKIP
 
     def __init__(self, disk: Disk, path: str, log_id: UUID, *, writable: bool = False) -> None:
         super().__init__(disk, path, writable=writable)
@@ -96,6 +100,23 @@ class Replica(SegmentFiles):
         for at in range(0, size, _PIECE_BYTES):
             digest.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
         return digest.hexdigest()
+
+    @staticmethod
+    def failed_lsn(disk: Disk, path: str) -> int | None:
+        """Return what was on disk for sure when an fsync failed; None: it is not marked so.
+
+        Frames that nothing declares synced are about to be moved then.
+        """
+        return failed_lsn(disk, path)
+
+    @staticmethod
+    def body_file(stored: bytes, what: str) -> str:
+        """Return the name of the file in SPILL that a record names; ``what`` errors call its body.
+
+        Raises:
+            LogDamaged: it names none.
+        """
+        return decode_reference(stored, what).name
 
     def compacted_below(self, segment: int) -> int:
         """Return what the newest COMPACTED record of a segment says, 0 if it has none."""

@@ -44,6 +44,20 @@ class Identity(NamedTuple):
     #: features that who does not know them may only read the log with
     read_only: frozenset[str] = frozenset()
 
+    @staticmethod
+    def read(disk: Disk, path: str) -> Identity | None:
+        """Return the identity of the log in a directory, as ``read_identity``."""
+        return read_identity(disk, path)
+
+    @classmethod
+    def of_replica(cls, log_id: uuid.UUID, created_ns: int, incompat: frozenset[str]) -> Identity:
+        """Return the identity of a log's copy, which only the hub that copies it writes to."""
+        return cls(log_id, created_ns, incompat, frozenset({REPLICA}))
+
+    def write(self, disk: Disk, path: str) -> None:
+        """Write the file anew, as ``write_identity``."""
+        write_identity(disk, path, self)
+
     @property
     def tag(self) -> str:
         """Return what every job id of this log starts with."""

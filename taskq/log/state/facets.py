@@ -17,24 +17,27 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
-from taskq.core.model import SECOND_NS
+from taskq.core.model import SECOND_NS, WAITING_STATES
 from taskq.core.values import NamedTuple
 from taskq.core.views import Damage, OwnerView
 from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.record import decode_record
 from taskq.log.machine.owners import owner_views
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps
 from taskq.log.state.fold_rare import Watch
 from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
-from taskq.log.state.story import find_end, is_job
+from taskq.log.state.story import find_end, is_job, tell
 from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from taskq.core.views import JobView
     from taskq.log.format import codec
     from taskq.log.format.frames import Cursor, Frame
     from taskq.log.format.notes import UploadProgress
+    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
 _log: Final = logging.getLogger("taskq")
@@ -442,6 +445,23 @@ class Sight(NamedTuple):
 
     journal: Journal
     facets: Facets
+
+    def view(self, job: int) -> JobView | None:
+        """Return everything the log says of a job, None if there is no such job."""
+        return tell(self.journal, job, self.journal.clock.wall_ns())
+
+    def waits(self, job: int) -> bool:
+        """Return whether a job waits to be taken."""
+        return self.facets.need_agenda().table.state(job) in WAITING_STATES
+
+    def brought(self, job: int) -> LogRecord:
+        """Return the record that brought a job which waits, with its payload.
+
+        Raises:
+            LogDamaged: it does not read back.
+        """
+        location = self.facets.need_agenda().location(job)
+        return decode_record(self.journal.files.record(location, job), job, 0, 0)
 
     def owners(self) -> list[OwnerView]:
         """Return the processes that have the log open, and dead ones that still hold jobs."""

@@ -17,6 +17,7 @@ from taskq.core.kinds import RELEASE
 from taskq.core.records import Cause, Flag
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
+from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.runs import LINE_WIDTH, answer
 from taskq.log.state.story import tell
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Delivery,
         Duplicate,
         Edit,
+        Ended,
         EnqueueSpec,
         Enrolment,
         Letter,
@@ -138,7 +140,7 @@ class _Port:
 
     def view(self, lsn: int) -> Any:
         """Return everything the log says of a job, None if there is no such job."""
-        return self._send(Op.LOOK, (lambda one: _view(one, lsn), False))
+        return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
 
     def stats(self) -> Any:
         """Counts per queue."""
@@ -162,6 +164,14 @@ class _Port:
     def skip(self, lsn: int) -> Any:
         """Go on above an lsn that somebody has seen, in another epoch; the first lsn there."""
         return self._send(Op.SKIP, lsn)
+
+    def settle_for(self, ends: list[Ended]) -> Any:
+        """End waiting jobs that another machine ran: for each whether it waited."""
+        return self._send(Op.SETTLE_FOR, ends)
+
+    def letters(self, jobs: list[int]) -> Any:
+        """Return those of these jobs that are dead letters, as ``requeue`` takes them."""
+        return self._send(Op.LOOK, (lambda sight: letters(sight, jobs).items, Trait.AGENDA))
 
     def requeue(self, letters: list[Letter]) -> Any:
         """Make dead letters ready again: for each None, or why it was not done."""
@@ -438,10 +448,6 @@ def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> 
         on_error(item, error)
     except Exception:  # noqa: BLE001 - a callback's error stops nothing
         _log.exception("a settlement's error callback raised")
-
-
-def _view(sight: Sight, lsn: int) -> JobView | None:
-    return tell(sight.journal, lsn, sight.journal.clock.wall_ns())
 
 
 def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:

@@ -51,7 +51,7 @@ def of_its_task(world: World, process: Process, job: int) -> None:
 
 
 def of_its_task_elsewhere(world: World, process: Process, job: int) -> None:
-    process.ask(Op.SETTLE_FOR, [Ended(job, Kind.DEAD, 1, b"no")])
+    process.ask(Op.SETTLE_FOR, [Ended(job, State.DEAD, 1, b"no")])
 
 
 def of_its_worker(world: World, process: Process, job: int) -> None:

@@ -14,26 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.core.records import PACKED
-from taskq.engine import Border, Flag, Frame, decode_record, kinds, places, replace_file
-from taskq.errors import JobNotFound
-from taskq.log.format.carried import born_in
-from taskq.log.format.codec import KIND_AT
-from taskq.log.format.options import enqueue_extras, queue_of
-from taskq.log.read.selection import letters
-from taskq.log.requests import Ended, Op, Trait
-from taskq.log.segments.segments import SegmentGone
-from taskq.log.segments.spill import DIRECTORY, decode_reference
-from taskq.log.state.story import tell
-from taskq.views import WAITING_STATES
-from taskq_plugins.hub.aside import content
+from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds, replace_file
+from taskq.errors import JobNotFound, LogError
+from taskq_plugins.hub.aside import SPILL, content
 from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskq.core.folds.agenda import Agenda
     from taskq.engine import Clock, Cursor, Disk, Sight
     from taskq_plugins.hub.outbox.lines import Question
     from taskq_plugins.hub.outbox.reading import Reading, There
@@ -49,7 +38,7 @@ _PARTS_MAX: Final = 32
 _ENDS_BYTES_MAX: Final = 1024 * 1024
 _SPILLED: Final = int(Flag.SPILLED)
 _OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
-_KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM) | PACKED
+_KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 _TO: Final = TO.encode()
 
 
@@ -103,7 +92,7 @@ class Handing:
         make_disk: makes the machine's disk.
         path: of the hub's directory.
         clock: of the machine.
-        ask: has the log of the outbox decide something, and waits for the answer.
+        ask: sends something by a port of the outbox's log, and waits for the answer.
     """
 
     def __init__(
@@ -111,7 +100,7 @@ class Handing:
         make_disk: Callable[[], Disk],
         path: str,
         clock: Clock,
-        ask: Callable[[Op, Any], Any],
+        ask: Callable[[Callable[[Any], Any]], Any],
     ) -> None:
         self._disk = make_disk()
         self._path = path
@@ -175,14 +164,14 @@ class Handing:
         return waiting
 
     def _fetched(self, path: str, body: bytes) -> bool:
-        """Whether the file of a result is here by now: as the outbox's own, under the same name."""
-        disk, name = self._disk, decode_reference(body, f"a result in {path}").name
-        folder = f"{self._path}/{OUTBOX}/{DIRECTORY}"
+        """Return whether the file of a result is here: as the outbox's own, of the same name."""
+        disk, name = self._disk, Replica.body_file(body, f"a result in {path}")
+        folder = f"{self._path}/{OUTBOX}/{SPILL}"
         if disk.status(f"{folder}/{name}") is None:
-            if disk.status(f"{path}/{DIRECTORY}/{name}") is None:
+            if disk.status(f"{path}/{SPILL}/{name}") is None:
                 return False
             disk.make_directory(folder)
-            disk.link(f"{path}/{DIRECTORY}/{name}", f"{folder}/{name}")
+            disk.link(f"{path}/{SPILL}/{name}", f"{folder}/{name}")
             disk.sync_directory(folder)
             disk.sync_directory(folder.rpartition("/")[0])
         return True
@@ -194,10 +183,13 @@ class Handing:
             batch.append(end)
             size += len(end.body or b"")
             if size >= _ENDS_BYTES_MAX or len(batch) == JOBS_MAX:
-                self._ask(Op.SETTLE_FOR, batch)
+                self._settle_for(batch)
                 batch, size = [], 0
         if batch:
-            self._ask(Op.SETTLE_FOR, batch)
+            self._settle_for(batch)
+
+    def _settle_for(self, ends: list[Ended]) -> None:
+        self._ask(lambda port: port.settle_for(ends))
 
     def expire(self) -> None:
         """End what was not taken in time; what was taken is the device's to judge.
@@ -220,7 +212,7 @@ class Handing:
     def _expire(self, waiting: Iterable[Waiting]) -> set[int]:
         now_ns = self._clock.wall_ns()
         late = [one.identified.job for one in waiting if 0 < one.expires_ns <= now_ns]
-        self._end(Ended(job, kinds.EXPIRY, 0) for job in late)
+        self._end(Ended(job, State.EXPIRED, 0) for job in late)
         return set(late)
 
     # -- handing over -----------------------------------------------------------------------------
@@ -231,10 +223,10 @@ class Handing:
         Raises:
             OSError, TaskqError: as ``arrived``.
         """
-        tag, next_lsn = self._ask(Op.LOOK, (_end_of, Trait.AGENDA))
+        tag, next_lsn = self._ask(lambda port: port.look(_end_of, needs_agenda=False))
         after, log = asked.after.get(tag, 0), str(asked.log_id)
         if after >= next_lsn:  # the outbox was set back: no number is given twice
-            self._ask(Op.SKIP, after)
+            self._ask(lambda port: port.skip(after))
         waiting = self.settle(device)
         readings = self._readings[device]
         if readings.names()[-1:] != [log]:
@@ -254,7 +246,7 @@ class Handing:
         jobs: list[Handed] = []
         if new:
             look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
-            jobs = self._ask(Op.LOOK, (look, Trait.AGENDA))
+            jobs = self._ask(lambda port: port.look(look))
         over = {
             number: one.identified
             for number, one in reading.live.items()
@@ -262,9 +254,8 @@ class Handing:
         }
         cancels: list[tuple[str, int]] = []
         if over:
-            cancels = self._ask(
-                Op.LOOK, (lambda sight: _cancelled(sight, over, device), Trait.AGENDA)
-            )
+            gone = partial(_cancelled, jobs=over, device=device)
+            cancels = self._ask(lambda port: port.look(gone))
         if jobs:
             self._arm(device, readings)
         elif not reading.live and not waiting:
@@ -280,7 +271,7 @@ class Handing:
     ) -> dict[int, Waiting]:
         reasons = dict(refused)
         self._end(
-            Ended(job, kinds.DEATH, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
+            Ended(job, State.DEAD, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
             for job in waiting
             if f"{tag}-{job}" in reasons
         )
@@ -299,102 +290,93 @@ class Handing:
         if not missing:
             return waiting
         reason = f"{device} took it, and its log does not tell what became of it"
-        self._end(Ended(job, kinds.DEATH, 0, reason.encode()) for job in missing)
+        self._end(Ended(job, State.DEAD, 0, reason.encode()) for job in missing)
         if not readings.has_gap(log):  # it never came so far
-            look = (lambda sight: letters(sight, missing).items, Trait.AGENDA)
-            self._ask(Op.REQUEUE, self._ask(Op.LOOK, look))
+            letters = self._ask(lambda port: port.letters(missing))
+            self._ask(lambda port: port.requeue(letters))
         return self._look(device)
 
     def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
         """Return the first of these as they go over the line."""
-        journal, agenda = sight.journal, sight.facets.need_agenda()
         jobs: list[Handed] = []
         size = 0
-        for one in waiting[:JOBS_MAX]:
-            job = one.identified.job
-            if agenda.table.state(job) not in WAITING_STATES:
+        for due in waiting[:JOBS_MAX]:
+            if not sight.waits(due.identified.job):
                 continue
-            born = journal.files.record(agenda.location(job), job)
-            made = self._made(sight, one, born)
+            made = self._made(sight, due)
             size += len(made.payload)
             if size > min(bytes_max, BYTES_MAX) and (jobs or bytes_max < BYTES_MAX):
                 break
             jobs.append(made)
         return jobs
 
-    def _made(self, sight: Sight, one: Waiting, born: bytes) -> Handed:
-        now_ns = self._clock.wall_ns()
-        record, job = decode_record(born, one.identified.job, 0, 0), one.identified.job
+    def _made(self, sight: Sight, due: Waiting) -> Handed:
+        now_ns, job = self._clock.wall_ns(), due.identified.job
+        record = sight.brought(job)
         extras = record.extras
         assert extras is not None
         due_ns = extras.due_ns
         if due_ns and not extras.due_is_wall:
-            view = tell(sight.journal, job, now_ns)
+            view = sight.view(job)
             due_ns = max(view.due_ns - now_ns, 0) if view is not None else 0
-        job_id = f"{one.identified.tag}-{job}"
+        job_id = f"{due.identified.tag}-{job}"
         headers = {name: value for name, value in extras.headers.items() if name not in _OWN}
-        headers |= {JOB: job_id, NUMBER: str(one.number)}
+        headers |= {JOB: job_id, NUMBER: str(due.number)}
         return Handed(
-            one.number, job_id, one.identified.key, extras.headers.get(QUEUE, "default"),
+            due.number, job_id, due.identified.key, extras.headers.get(QUEUE, "default"),
             record.task.decode("utf-8", "surrogatepass"), record.priority, record.attempts_max,
-            record.flags & _KEPT_FLAGS, headers, due_ns, extras.due_is_wall,
-            max(one.expires_ns - now_ns, 1) if one.expires_ns else 0, record.body or b"",
+            record.flags & _KEPT_FLAGS | record.body_flags, headers, due_ns, extras.due_is_wall,
+            max(due.expires_ns - now_ns, 1) if due.expires_ns else 0, record.body or b"",
         )  # fmt: skip
 
     # -- what waits -------------------------------------------------------------------------------
 
     def _look(self, device: str) -> dict[int, Waiting]:
-        found: dict[int, Waiting] = self._ask(
-            Op.LOOK, (lambda sight: self._seen(sight, device), Trait.AGENDA)
+        waiting: dict[int, Waiting] = self._ask(
+            lambda port: port.look(partial(self._seen, device=device))
         )
-        return found
+        return waiting
 
     def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:
         """Return what waits for a device now."""
-        agenda = sight.facets.need_agenda()
         with self._lock:
             try:
-                self._catch_up(sight, agenda)
-            except SegmentGone:  # what is needed of it was written again
+                self._catch_up(sight)
+            except LogError:  # compaction took what comes next: it was written again
                 self._cursor = None
-                self._catch_up(sight, agenda)
+                self._catch_up(sight)
             known = self._waiting.get(device, {})
-            for job in [job for job in known if agenda.table.state(job) not in WAITING_STATES]:
+            for job in [job for job in known if not sight.waits(job)]:
                 del known[job]
             return dict(known)
 
-    def _catch_up(self, sight: Sight, agenda: Agenda) -> None:
+    def _catch_up(self, sight: Sight) -> None:
         journal = sight.journal
         if self._cursor is None:
             self._waiting.clear()
             self._cursor = journal.start()
         for _, item in journal.frames(self._cursor):
-            if not isinstance(item, Frame) or _TO not in item.data:
-                continue
-            for lsn, at, length in places(item):
-                if item.data[at + KIND_AT] in kinds.BEGINNINGS:
-                    self._add(agenda, journal.tag, lsn, bytes(item.data[at : at + length]))
+            if not isinstance(item, Gap) and _TO in item.data:
+                for record in LogRecord.tracing(item, _TO):
+                    self._add(sight, record)
 
-    def _add(self, agenda: Agenda, tag: str, lsn: int, record: bytes) -> None:
-        is_carried = record[KIND_AT] in kinds.CARRYING
-        born = born_in(record) if is_carried else record
-        queue = queue_of(born)
-        if not queue.startswith(_TO):
+    def _add(self, sight: Sight, record: LogRecord) -> None:
+        if not record.queue.startswith(_TO) or record.extras is None:
             return
-        job = lsn if not is_carried else decode_record(record, lsn, 0, 0).job
-        nonce = enqueue_extras(born).headers.get(NONCE, "")
-        if record[KIND_AT] in kinds.EDITS:  # it may have been another device's
+        job, lsn, headers = record.job, record.lsn, record.extras.headers
+        nonce, expires = headers.get(NONCE, ""), headers.get(EXPIRES, "")
+        if record.kind in kinds.EDITS:  # it may have been another device's
             for others in self._waiting.values():
                 others.pop(job, None)
-        known = self._waiting.setdefault(queue[len(_TO) :].decode("utf-8", "replace"), {})
-        if agenda.table.state(job) not in WAITING_STATES or not nonce:
+        known = self._waiting.setdefault(record.queue[len(_TO) :].decode("utf-8", "replace"), {})
+        if not nonce or not sight.waits(job):
             return
-        number, since = lsn, lsn if record[KIND_AT] in kinds.REVIVALS else 0
-        if record[KIND_AT] in kinds.REPEATS and job in known:
+        number, since = lsn, lsn if record.kind in kinds.REVIVALS else 0
+        if record.kind in kinds.REPEATS and job in known:
             number, since = known[job][:2]
-        expires = enqueue_extras(born).headers.get(EXPIRES, "")
         expires_ns = int(expires) if expires.isdecimal() else 0
-        known[job] = Waiting(number, since, expires_ns, Identified(tag, job, nonce))
+        identified = Identified(sight.journal.tag, job, nonce)
+        known[job] = Waiting(number, since, expires_ns, identified)
 
     # -- what is noted ----------------------------------------------------------------------------
 
@@ -436,16 +418,13 @@ def _end_of(sight: Sight) -> tuple[str, int]:
 
 
 def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[tuple[str, int]]:
-    """(id, number there) of those of these jobs that were cancelled here, or are another's now."""
-    journal = sight.journal
-    now_ns = journal.clock.wall_ns()
-    found: list[tuple[str, int]] = []
-    for number, one in jobs.items():
+    """Return (id, number there) of the jobs that were cancelled here, or are another's now."""
+    cancelled: list[tuple[str, int]] = []
+    for number, identified in jobs.items():
         with contextlib.suppress(JobNotFound):
-            view = tell(journal, one.job, now_ns)
-            is_same = view is not None and view.headers.get(NONCE) == one.nonce
-            if view is None or not is_same:
+            view = sight.view(identified.job)
+            if view is None or view.headers.get(NONCE) != identified.nonce:
                 continue
             if view.state is State.CANCELLED or view.queue != f"{TO}{device}":
-                found.append((f"{journal.tag}-{one.job}", number))
-    return found
+                cancelled.append((f"{sight.journal.tag}-{identified.job}", number))
+    return cancelled

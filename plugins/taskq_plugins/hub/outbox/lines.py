@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from taskq.engine import Border
-from taskq.log.inbox.manifest import stream_batch
 
 DOWN: Final = "/v1/down"
 #: Header of a job on a device: its id in the outbox.
@@ -29,11 +28,12 @@ JOBS_MAX: Final = 256
 BYTES_MAX: Final = 1024 * 1024
 REASON_CHARACTERS_MAX: Final = 500
 _TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
+_UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
 _NUMBER_MAX: Final = 2**62
 
 
 class Question(NamedTuple):
-    """What is there for a device?
+    """Ask what is there for a device.
 
     Attributes:
         session: of the sync before it.
@@ -102,10 +102,9 @@ def upload_name(tag: str, end: int) -> str:
 
 
 def upload_number(name: str) -> tuple[str, int] | None:
-    """(tag, end) of such a name; None for any other."""
-    stream, batch = stream_batch(name) or ("", 0)
-    tag = stream.removeprefix("hub.")
-    return (tag, batch) if tag != stream and _TAG.match(tag) else None
+    """Return (tag, end) of such a name; None for any other."""
+    upload = _UPLOAD.match(name)
+    return (upload[1], int(upload[2])) if upload is not None else None
 
 
 def encode_question(asked: Question) -> bytes:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.engine import (
-    Border,
-    Frame,
-    Kind,
-    LogRecord,
-    Replica,
-    decode_record,
-    kinds,
-    places,
-    read_identity,
-)
-from taskq.errors import FormatError, LogError
-from taskq.log.format.carried import born_in
-from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.options import enqueue_extras
-from taskq.log.requests import Ended
-from taskq.views import LIVE_STATES
+from taskq.engine import Border, Ended, Identity, LogRecord, Replica
+from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.aside import IDENTITY, content
 from taskq_plugins.hub.messages import NOWHERE
@@ -38,7 +22,6 @@ _KEY: Final = re.compile(r"hub:([0-9a-f]{8})-([1-9][0-9]{0,18}):([0-9a-f]{12})\Z
 _LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Stands in each record that brings such a job.
 _MARK: Final = NUMBER.encode()
-_JOB_BYTES: Final = 8
 
 
 class Identified(NamedTuple):
@@ -65,6 +48,15 @@ class There(NamedTuple):
 
     identified: Identified
     number: int
+
+    @classmethod
+    def of(cls, record: LogRecord) -> There | None:
+        """Return what a record that brings a job tells; None of any other job."""
+        extras = record.extras
+        if extras is None:
+            return None
+        identified, number = Identified.of(extras.key), extras.headers.get(NUMBER, "")
+        return cls(identified, int(number)) if identified and number.isdecimal() else None
 
 
 class Reading:
@@ -97,44 +89,29 @@ class Reading:
                 self.live.clear()
             for at, frame in files.frames_behind(self.at):
                 if self.live or _MARK in frame.data:
-                    self._take(frame)
+                    for record in LogRecord.tracing(frame, _MARK, self.live):
+                        self._take(record)
                 self.at = at
         finally:
             files.forget()
 
-    def _take(self, frame: Frame) -> None:
-        data, live = frame.data, self.live
-        for lsn, at, length in places(frame):
-            kind = data[at + KIND_AT]
-            if kind in kinds.BEGINNINGS:
-                if data.find(_MARK, at, at + length) >= 0:
-                    with contextlib.suppress(FormatError):
-                        self._bring(kind, bytes(data[at : at + length]), lsn)
-            elif kind in kinds.ENDS and live:
-                start = at + JOB_AT
-                job = int.from_bytes(data[start : start + _JOB_BYTES], "little")
-                if job in live:
-                    record = decode_record(bytes(data[at : at + length]), lsn, 0, 0)
-                    self.ends[live.pop(job)] = _ended(record, Kind(kind))
-
-    def _bring(self, kind: int, record: bytes, lsn: int) -> None:
-        born = born_in(record) if kind in kinds.CARRYING else record
-        extras = enqueue_extras(born)
-        identified, number = Identified.of(extras.key), extras.headers.get(NUMBER, "")
-        if identified is None or not number.isdecimal():
+    def _take(self, record: LogRecord) -> None:
+        """Take up a record that brings such a job, or ends one."""
+        carried, state = record.carried, record.end
+        there = self.live.pop(record.job, None) or There.of(record)
+        if there is None:
             return
-        told, there = decode_record(record, lsn, 0, 0), There(identified, int(number))
-        carried = told.carried
-        if kind not in kinds.REPEATS or carried is None or carried.state in LIVE_STATES:
-            self.live[told.job] = there
-        else:
-            self.live.pop(told.job, None)
-            end = Ended(told.job, kinds.ENDING[carried.state], carried.attempt, carried.body)
-            self.ends.setdefault(there, end._replace(flags=carried.flags))
-
-
-def _ended(record: LogRecord, kind: Kind) -> Ended:
-    return Ended(record.job, kind, record.attempt, record.body, record.cause, record.body_flags)
+        if state is None:
+            self.live[record.job] = There.of(record) or there
+            return
+        body, flags = record.body, record.body_flags
+        if carried is not None:
+            body, flags = carried.body, carried.flags
+        end = Ended(record.job, state, record.attempt, body, record.cause, flags)
+        if carried is None:
+            self.ends[there] = end
+        else:  # its own end may be known
+            self.ends.setdefault(there, end)
 
 
 class Readings:
@@ -207,7 +184,7 @@ class Readings:
 
     def _opened(self, path: str, at: Border) -> Reading | None:
         try:
-            identity = read_identity(self._disk, path)
+            identity = Identity.read(self._disk, path)
         except LogError:
             return None
         return None if identity is None else Reading(self._disk, path, identity.log_id, at)

@@ -6,18 +6,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.engine import PatientDisk, SystemClock
+from taskq.connection.connection import Connection
+from taskq.engine import LogConfig, PatientDisk, SystemClock
 from taskq.errors import TaskqError
-from taskq.log.segments.identity import FILE
+from taskq_plugins.hub.aside import IDENTITY
 from taskq_plugins.hub.outbox.handing import OUTBOX, Handing
-from taskq_plugins.hub.outbox.sending import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from taskq.engine import LoopPort
-    from taskq.log.requests import Op
 
 _log: Final = logging.getLogger("taskq")
 _EXPIRE_SECONDS: Final = 30.0
@@ -34,12 +33,12 @@ class Serving:
     """
 
     def __init__(self, path: Path) -> None:
-        self._identity = path / OUTBOX / FILE
-        self._connection = Outbox(path)._connection
+        self._identity: Path = path / OUTBOX / IDENTITY
+        self._connection = Connection(str(path / OUTBOX), LogConfig())
         self.handing = Handing(PatientDisk, str(path), SystemClock(), self._ask)
 
-    def _ask(self, op: Op, operand: Any) -> Any:
-        return self._connection._thread_port()._send(op, operand).result()
+    def _ask(self, what: Callable[[Any], Any]) -> Any:
+        return what(self._connection.thread_port()).result()
 
     async def close(self) -> None:
         """Close it."""
@@ -48,7 +47,7 @@ class Serving:
     @property
     def is_there(self) -> bool:
         """Return whether anything was ever enqueued."""
-        return self._identity.exists()
+        return self._identity.is_file()
 
     def arrived(self, device: str) -> None:
         """Something of a device has come; what is wrong with its jobs is not wrong with that."""
@@ -61,7 +60,7 @@ class Serving:
     async def end(self) -> tuple[LoopPort, int]:
         """Return where it ends, and what tells once it has grown."""
         port = await self._connection.port()
-        return port, await port.look(lambda one: one.journal.next_lsn, needs_agenda=False)
+        return port, await port.look(lambda sight: sight.journal.next_lsn, needs_agenda=False)
 
     async def expire(self, on_thread: Callable[..., Awaitable[Any]]) -> None:
         """End jobs that no device took in time, for ever."""

@@ -15,10 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
 from taskq.errors import JobNotFound, TaskqError
-from taskq.log.inbox.parts import encode_tail
-from taskq.log.inbox.writer import publish_with
-from taskq.log.machine.peers import poke_owners
-from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 from taskq_plugins.hub.outbox.lines import (
     DOWN,
     JOB,
@@ -79,12 +75,13 @@ class Cancelled(NamedTuple):
 def look(disk: Disk, path: str) -> Held:
     """Return what the inbox of a log says."""
     after: dict[str, int] = {}
-    for folder in ("", "/done", "/refused"):
-        for name in disk.names(f"{path}/{INBOX}{folder}"):
-            found = upload_number(name.removesuffix(MANIFEST)) if name.endswith(MANIFEST) else None
-            if found is not None:
-                after[found[0]] = max(after.get(found[0], 0), found[1])
-    waiting = sum(upload_number(name) is not None for name in waiting_uploads(disk, path))
+    waiting = 0
+    for name, may_wait in PartWriter.published(disk, path).items():
+        upload = upload_number(name)
+        if upload is not None:
+            tag, number = upload
+            after[tag] = max(after.get(tag, 0), number)
+            waiting += may_wait
     return Held(after, waiting)
 
 
@@ -165,18 +162,17 @@ class Taking:
                 due_ns=one.due_ns, due_is_wall=one.due_is_wall, expires_ns=one.expires_ns,
                 key=one.key.encode(), headers=one.headers,
             )  # fmt: skip
-            return encode_tail(spec, extras), ""
+            return PartWriter.tail(spec, extras), ""
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
             return b"", f"it cannot be read there: {error}"
 
     def _publish(self, given: Given, jobs: list[tuple[Handed, bytes]]) -> None:
         name = upload_name(given.tag, given.end)
-        with PartWriter(Path(self._path), f"hub.{given.tag}", disk=self._disk) as writer:
-            for one, tail in jobs:
-                writer.add(tail, one.payload)
-            part = writer.close()
-        if publish_with(self._disk, self._clock, self._path, name, [part]):
-            poke_owners(Path(self._path) / "owners")
+        upload, disk, clock = f"hub.{given.tag}", self._disk, self._clock
+        with PartWriter(Path(self._path), upload, disk=disk, clock=clock) as writer:
+            for handed, tail in jobs:
+                writer.add(tail, handed.payload)
+            writer.publish(name)
 
 
 # -- over a line ---------------------------------------------------------------------------------
@@ -215,9 +211,10 @@ async def take(
             if taken.jobs:
                 await _adopt(path, line.config)
             return taken
-        answer = await (
-            _ask(line, asked) if isinstance(asked, Question) else _cancel(path, line.config, asked)
-        )
+        if isinstance(asked, Question):
+            answer = await _ask(line, asked)
+        else:
+            answer = await _cancel(path, line.config, log.identity.tag, asked)
 
 
 async def _ask(line: Line, asked: Question) -> Given | None:
@@ -245,11 +242,11 @@ async def _adopt(path: str, config: LogConfig) -> None:
         _log.warning("%s: what the hub had waits in the inbox for a worker: %s", path, error)
 
 
-async def _cancel(path: str, config: LogConfig, asked: Cancelled) -> bool:
+async def _cancel(path: str, config: LogConfig, tag: str, asked: Cancelled) -> bool:
     """Cancel a job, if it is that one."""
     async with _opened(path, config) as log:
         with contextlib.suppress(JobNotFound):
-            job = f"{log._connection.tag}-{asked.job}"
+            job = f"{tag}-{asked.job}"
             if (await log.get(job)).headers.get(JOB) == asked.id:
                 return await log.cancel(job)
     return False
