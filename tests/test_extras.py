@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 
 from taskq_plugins.spark import errors
+from tests.programs import run_python
 
 ROOT: Final = Path(__file__).parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -67,9 +68,7 @@ def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
 )
 def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
     """Tables are made of the log there, too, and never written."""
-    done = subprocess.run(
-        [sys.executable, "-c", ABSENT + code], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", ABSENT + code)
     assert not done.returncode, done.stderr
 
 

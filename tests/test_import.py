@@ -16,6 +16,7 @@ import pytest
 import taskq
 import taskq.errors
 import taskq.views
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +45,7 @@ print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)
 
 def probe() -> dict[str, Any]:
     """What a fresh interpreter tells after ``import taskq``, without its byte code cached."""
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", PROBE], capture_output=True, text=True, check=True
-    )
+    done = run_python("-B", "-c", PROBE, check=True)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -119,9 +118,7 @@ def loaded(program: str) -> tuple[set[str], set[str]]:
 
     Those of the standard library among them that are slow.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED + program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", LOADED + program, check=True)
     modules = set(json.loads(done.stdout.splitlines()[-1]))
     others = {name.partition(".")[0] for name in modules} - (sys.stdlib_module_names - SLOW)
     return {name for name in modules if name.partition(".")[0] == "taskq"}, {
@@ -150,9 +147,7 @@ def test_an_app_is_declared_while_hardly_a_class_writes_its_methods() -> None:
         "from taskq import TaskQ\n"
         "print(sorted(written))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     assert done.stdout.strip() == "['Link', 'Options', 'RetryPolicy']"
 
 
@@ -196,12 +191,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 def test_task_stays_a_decorator_whatever_is_imported() -> None:
     """A module taskq/task.py would replace it on the package, as soon as anything imported it."""
     code = "import taskq.app.tasks, taskq.retry, taskq; from taskq import task; task(print)"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "; print(callable(task))"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", code + "; print(callable(task))")
     assert done.stdout.strip() == "True", done.stderr
 
 
@@ -226,12 +216,7 @@ asyncio.run(main())
 
 def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: Path) -> None:
     """Slow imports fall on the opening, which a server does before its first user comes."""
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_ENQUEUE, str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", FIRST_ENQUEUE, tmp_path / "data", check=True)
     late = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not late & {
         "taskq",
@@ -296,7 +281,5 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
         "    if not child: __import__(name); os._exit(0)\n"
         "    if os.waitpid(child, 0)[1]: sys.exit(name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", program, cwd=tmp_path)
     assert not done.returncode, done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from pydantic import BaseModel, Field
 from taskq import TaskQ, chain, telemetry
 from taskq.errors import InvalidCall, UsageError
 from taskq.testing import assert_enqueued, assert_not_enqueued
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,10 +302,7 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(line=line))
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "data")],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHON_COLORS": "0"},
-    )  # fmt: skip
+    done = run_python(script, tmp_path / "data", env={**os.environ, "PYTHON_COLORS": "0"})
     assert done.returncode == 1
     lines = [one for one in done.stderr.splitlines() if set(one.strip()) - set("^~")]
     assert lines[-1].startswith("AttributeError:" if ".delay" in line else "taskq."), done.stderr
@@ -318,6 +314,6 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
 
 def test_on_windows_the_first_import_says_what_to_use() -> None:
     code = "import sys; sys.platform = 'win32'; import taskq"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     wanted = "ImportError: taskq runs on Linux and macOS; on Windows use WSL2"
     assert done.stderr.splitlines()[-1] == wanted

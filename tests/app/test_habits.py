@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +13,7 @@ from taskq.calls import habits
 from taskq.calls.call import OptionChanges
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.testing import Sandbox
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,7 +172,7 @@ def test_an_import_of_another_library_is_answered_where_it_stands() -> None:
         f"try:\n    from taskq import {name}\nexcept ImportError as error:\n    print(error)"
         for name in ("shared_task", "crontab", "signals", "Reject", "JobFailed", "nonsense")
     )
-    done = subprocess.run([sys.executable, "-c", tries], capture_output=True, text=True, check=True)
+    done = run_python("-c", tries, check=True)
     told = done.stdout.splitlines()
     assert told[:2] == [
         "taskq has no 'shared_task': write from taskq import task: it is of the default app",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,21 +20,15 @@ SAMPLES = ("typed_app", "typed_flows")
 @pytest.fixture(scope="module")
 def told() -> list[str]:
     """Return what one run of mypy says of all samples: its start costs more than they do."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            f"--config-file={ROOT / 'pyproject.toml'}",
-            f"--cache-dir={ROOT / '.mypy_cache'}",
-            "--no-error-summary",
-            "--no-pretty",
-            *(str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES),
-        ],
+    done = run_python(
+        "-m",
+        "mypy",
+        f"--config-file={ROOT / 'pyproject.toml'}",
+        f"--cache-dir={ROOT / '.mypy_cache'}",
+        "--no-error-summary",
+        "--no-pretty",
+        *(str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES),
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.stdout.splitlines()
 

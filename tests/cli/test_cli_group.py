@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from taskq.cli.errors import Failure
 from taskq.cli.main import BUILT_IN, SECTIONS, Commands, main
 from taskq.core.errors import JobNotFound, UsageError
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,9 +55,7 @@ def test_help_lists_every_command_without_importing_one() -> None:
         "heavy = {'taskq.cli.commands.jobs', 'taskq_workers', 'rich', 'pydantic'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     assert set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE)) >= {*BUILT_IN, "worker"}
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from taskq.connection.blocking import blocking
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 from taskq.reading.dead import DeadLetters
 from taskq.schedules.view import LogSchedules
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,11 +209,5 @@ print("fine")
 
 def test_a_forked_child_has_a_loop_of_its_own(tmp_path: Path) -> None:
     """As under gunicorn or uwsgi, which fork their workers after the app was loaded and used."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    done = run_python("-W", "ignore::DeprecationWarning", "-c", FORK, tmp_path / "data")
     assert done.stdout.strip() == "fine", done.stderr

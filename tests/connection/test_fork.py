@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,21 +63,7 @@ app.close_sync()
 def test_an_app_used_before_a_fork_serves_parent_and_children(
     tmp_path: Path, options: list[str]
 ) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            *options,
-            "-W",
-            "ignore::DeprecationWarning",
-            "-c",
-            SCRIPT,
-            str(tmp_path / "data"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    done = run_python(*options, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, tmp_path / "data")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "8"
     assert done.stderr == ""

@@ -7,8 +7,6 @@ import dataclasses
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 import pytest
 
 from taskq.core import values
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,9 +229,7 @@ def test_views_are_loaded_without_a_method_of_theirs_being_written() -> None:
         "views.Spread.__init__\n"
         "print(len(written))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", program)
     assert done.stdout.split() == ["0", "1"], done.stderr
 
 

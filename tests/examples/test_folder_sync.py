@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +18,7 @@ from taskq.cli.main import main
 from taskq.core.model import State
 from taskq.extras import missing
 from taskq.log.read.reader import LogReader
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,13 +49,14 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
 ) -> None:
     """By the command, as a user has it."""
     tree, queue = make_tree(tmp_path / "tree"), tmp_path / "queue"
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "demo", "--directory", str(tree), "-d", str(queue)],
-        capture_output=True,
-        text=True,
+    done = run_taskq(
+        "demo",
+        "--directory",
+        tree,
+        "-d",
+        queue,
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout

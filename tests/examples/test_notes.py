@@ -19,6 +19,7 @@ import pytest
 from examples.hub.line import HubProcess, free_port
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.devices import enrol
+from tests.programs import run_python
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -38,10 +39,7 @@ class Device:
 
     def run(self, *words: str, **environment: str) -> str:
         """Return what a command prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", *words], capture_output=True, text=True, check=False,
-            env=self.environment | environment, cwd=self.path,
-        )  # fmt: skip
+        done = run_python("-m", *words, env=self.environment | environment, cwd=self.path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 DJANGO = ROOT / "examples" / "django_app"
@@ -33,15 +33,7 @@ for method, path, data in json.loads(sys.argv[1]):
 
 
 def run(folder: Path, environment: dict[str, str], *command: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(*command, cwd=folder, env={**os.environ, **environment})
     assert not done.returncode, done.stderr
     return done.stdout
 

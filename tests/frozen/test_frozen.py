@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.programs import run_python
+
 ROOT: Final = Path(__file__).parents[2]
 PROGRAM: Final = ROOT / "tests/samples/frozen_program.py"
 SPEC: Final = Path(__file__).parent / "both.spec"
@@ -85,10 +87,7 @@ def test_several_workers_are_started_by_their_command(stand_in: Path, tmp_path: 
 def test_a_task_of_a_program_that_is_no_file_is_refused(options: list[str], tmp_path: Path) -> None:
     text = 'from taskq import TaskQ\n@TaskQ("data").task(runs_in="process")\ndef work(): ...\n'
     given = [*options, text] if options == ["-c"] else options
-    done = subprocess.run(
-        [sys.executable, *given], check=False, input=text, text=True, capture_output=True,
-        cwd=tmp_path, timeout=50,
-    )  # fmt: skip
+    done = run_python(*given, input=text, cwd=tmp_path)
     assert "cannot import work, which stands in no file" in done.stderr
 
 
@@ -160,11 +159,13 @@ def test_the_frozen_example_works_and_reads_nothing_where_it_is_started(
 
 
 def test_the_example_works_unfrozen(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.desktop.program"], cwd=ROOT, text=True,
-        capture_output=True, check=True, timeout=50,
+    done = run_python(
+        "-m",
+        "examples.desktop.program",
+        cwd=ROOT,
+        check=True,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.stdout.splitlines() == [
         "6 words",
         "shrunk to 50, frozen: False, elsewhere: True",

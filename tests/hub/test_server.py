@@ -35,6 +35,7 @@ from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError, HubStops
 from tests.hub.carrier import Direct
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -342,10 +343,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path:
     environment = os.environ | {"TASKQ_HUB_URL": f"http://127.0.0.1:{port}"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "taskq", *words],
-            capture_output=True, check=False, text=True, env=environment, cwd=tmp_path,
-        )  # fmt: skip
+        return run_taskq(*words, env=environment, cwd=tmp_path)
 
     run("put", "one", "-d", str(log))
     (tmp_path / "token").write_text(run("hub", "enrol", str(hub), "edge-7").stdout)

@@ -13,6 +13,7 @@ import pytest
 
 from taskq import State, TaskQ
 from taskq_workers.process.elsewhere import Order, find_executor
+from tests.programs import run_taskq
 from tests.samples import backlog_jobs as jobs
 
 if TYPE_CHECKING:
@@ -125,10 +126,7 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
         os.close(writer)
     assert done.returncode == 0, done.stderr
     assert "recovered" in done.stdout
-    successes = subprocess.run(
-        [sys.executable, "-m", "taskq", "export", "-d", "data", "--records"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    successes = run_taskq("export", "-d", "data", "--records", cwd=tmp_path, check=True).stdout
     records = [json.loads(line) for line in successes.splitlines()]
     succeeded = [one["id"] for one in records if one["kind"] == "succeeded"]
     assert len(succeeded) == len(set(succeeded)) == 200
@@ -137,26 +135,17 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
 def test_an_unknown_executor_is_wrong_usage_and_the_known_are_listed(tmp_path: Path) -> None:
     text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef work() -> None: ...\n"
     (tmp_path / "shop.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "worker", "shop:app", "--executor", "sprak"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_taskq("worker", "shop:app", "--executor", "sprak", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "taskq: there is no executor 'sprak'; known are: spark\n"
 
 
 def test_a_master_without_an_executor_is_wrong_usage(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "worker", "shop:app", "--master", "local[2]"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_taskq("worker", "shop:app", "--master", "local[2]", cwd=tmp_path)
     assert done.returncode == 2
     assert "--executor spark" in done.stderr
 
 
 def test_help_says_that_jobs_run_at_least_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "worker", "--help"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = run_taskq("worker", "--help", check=True)
     assert "at least once" in " ".join(done.stdout.split())

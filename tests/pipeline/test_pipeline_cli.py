@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +14,7 @@ from taskq.cli.main import main
 from taskq.extras import missing
 from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
 from taskq_plugins.spark.errors import missing_package
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +31,7 @@ def help_of(*arguments: str) -> tuple[str, set[str]]:
         "except SystemExit: pass\n"
         f"print('heavy:', *(set({HEAVY!r}) & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     text, _, modules = done.stdout.rpartition("heavy:")
     return text, set(modules.split())
 
@@ -64,10 +61,7 @@ def test_a_run_has_arrow_take_memory_that_it_can_give_back(chosen: str) -> None:
         "print(pyarrow.default_memory_pool().backend_name, told, file=sys.stderr)"
     )
     told = {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
-        env={**os.environ, **told},
-    )  # fmt: skip
+    done = run_python("-c", program, check=True, env={**os.environ, **told})
     assert done.stderr.split() == ([chosen, chosen] if chosen else ["system", "None"])
 
 
@@ -87,9 +81,7 @@ def test_without_pyspark_a_command_says_in_one_line_what_to_install(arguments: l
         "from taskq.cli.main import main\n"
         f"main(['pipeline', *{arguments!r}])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", program)
     assert done.returncode in {1, 2}
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2

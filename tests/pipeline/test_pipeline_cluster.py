@@ -18,6 +18,7 @@ from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.report import Lines
 from tests.pipeline.twolakes import rows_of_equal_tables
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,9 +142,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def run(home: Path, *arguments: str) -> str:
     """Run a program of ours in the driver's directory, and hand back what it printed."""
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=home, capture_output=True, text=True, check=False
-    )
+    done = run_python(*arguments, cwd=home)
     assert done.returncode == 0, done.stderr[-4_000:]
     return done.stdout
 

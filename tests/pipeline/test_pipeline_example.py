@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from examples.fleet.__main__ import main
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,12 +48,6 @@ def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(
 )
 def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.fleet", *WORDS, work],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_python("-m", "examples.fleet", *WORDS, work, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     check(work, run.stdout)

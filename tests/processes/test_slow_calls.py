@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +52,13 @@ def test_behind_a_slow_call_the_event_loop_stands_still_no_more(
     rounds = 3 if milliseconds > 100 else 10
     for _ in range(_TRIES):
         how = (tmp_path, call, str(milliseconds), str(rounds))
-        done = subprocess.run(
-            [sys.executable, SCRIPTS / "stand_still.py", *how],
+        done = run_python(
+            SCRIPTS / "stand_still.py",
+            *how,
             env={**os.environ, "LD_PRELOAD": str(slow)},
-            capture_output=True, text=True, check=True, timeout=STEP_SECONDS,
-        )  # fmt: skip
+            check=True,
+            timeout=STEP_SECONDS,
+        )
         first, after, count = map(float, done.stdout.split())
         print(f"{call} {milliseconds} ms: {first} ms, then {after} ms, {count:.0f} slow calls")  # noqa: T201 - a figure
         assert count >= rounds

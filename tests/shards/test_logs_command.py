@@ -16,6 +16,7 @@ import pytest
 from taskq import TaskQ
 from taskq.app.logs import over
 from tests.processes.harness import eventually
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,13 +67,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taskq(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    done = run_taskq(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

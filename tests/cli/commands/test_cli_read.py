@@ -16,6 +16,7 @@ import pytest
 from taskq import TaskLog
 from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,12 +203,8 @@ def test_the_directory_comes_from_the_environment_too(
 
 
 def test_a_piped_listing_has_no_colours_and_whole_ids(sample: Sample) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "ls", "-d", str(sample.path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "20", "FORCE_COLOR": "1"},
+    done = run_taskq(
+        "ls", "-d", sample.path, check=True, env={**os.environ, "COLUMNS": "20", "FORCE_COLOR": "1"}
     )
     assert "\x1b" not in done.stdout
     assert all(job_id in done.stdout for job_id in sample.ids.values())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +15,7 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import UsageError
 from taskq_workers.services import draining
+from tests.programs import run_python, run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +51,7 @@ time.sleep(10)
 
 
 def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", INTERRUPTED)
     assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
 
 
@@ -78,10 +75,7 @@ def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, bro
     )
     with TaskQ(tmp_path / "data") as app:
         app.enqueue_by_name_sync("shop.work")
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "worker", "shop:app", "--burst"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = run_taskq("worker", "shop:app", "--burst", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
@@ -115,9 +109,7 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
 
 
 def test_process_1_reaps_what_tasks_leave_behind_and_hands_signals_on() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST], capture_output=True, text=True, check=False, timeout=50
-    )
+    done = run_python("-c", FIRST)
     assert done.stdout.splitlines()[-1] == "reaped True", done.stderr
     assert done.returncode == 7
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import TaskQ
+from tests.programs import run_python
 from tests.workers.runs import forking_jobs
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path, task: s
     with TaskQ(tmp_path, durability="os") as app:
         job = app.enqueue_by_name_sync(name)
         after = app.enqueue_by_name_sync(f"{forking_jobs.__name__}.plain")
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", forking_jobs.__name__, tmp_path],
-            capture_output=True, text=True, check=False, timeout=40,
-        )  # fmt: skip
+        done = run_python("-W", "ignore", "-m", forking_jobs.__name__, tmp_path)
         assert done.returncode == 0, done.stderr
         assert (job.result_sync(1), after.result_sync(1)) == (1, 0)
     assert f"taskq: job {job.id} ({name}) forked, and its child came back" in done.stderr

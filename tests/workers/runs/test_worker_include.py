@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,10 @@ from taskq import TaskQ
 from taskq.errors import UsageError
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.tasksearch import modules_with_tasks
+from tests.programs import run_python
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 _APP = "from taskq import TaskQ\napp = TaskQ('data', include=['proj.tasks'])\n"
@@ -55,9 +56,7 @@ def write(tmp_path: Path) -> Callable[..., None]:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=30, check=False
-    )
+    return run_python(*words)
 
 
 def test_modules_that_import_their_app_are_imported_once_that_is_whole(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from taskq import TaskQ
 from taskq.errors import UsageError
 from taskq_workers.runs.guards import importing
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,14 +41,7 @@ def test_a_script_without_a_main_guard_is_told_so_and_starts_no_workers_in_its_c
     tmp_path: Path,
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
-    )
+    ended = run_python("script.py", cwd=tmp_path, timeout=SECONDS, check=True)
     told = [line for line in ended.stdout.splitlines() if line.startswith("a child process cannot")]
     assert len(told) == 1
     assert "a child process cannot import script: UsageError: a worker is started" in told[0]

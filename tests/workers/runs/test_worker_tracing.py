@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +16,7 @@ from taskq import Discard, Snooze, TaskQ, current_job, retry, telemetry
 from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import JobFailed, UsageError
+from tests.programs import run_python
 from tests.workers import traced_jobs
 
 if TYPE_CHECKING:
@@ -375,13 +374,7 @@ print(asyncio.run(main()))
 
 
 def run(program: str, *arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python("-c", program, *map(str, arguments))
     assert not done.returncode, done.stderr
     return done.stdout.strip()
 
