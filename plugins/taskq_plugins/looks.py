@@ -95,7 +95,7 @@ class Looks:
             readers[at] = reader
             reader.refresh()
             if len(readers) > _READERS_MAX:
-                oldest = next(one for one in readers if one)
+                oldest = next(moment for moment in readers if moment)
                 readers.pop(oldest).close()
             return work(reader)
         except (LogError, OSError):
@@ -176,13 +176,13 @@ def job_of(reader: LogReader, text: str) -> Seen:
 
 
 def now_of(reader: LogReader) -> dict[str, Any]:
-    """What goes on: counts of queues, jobs that run, processes, and tasks that none of them knows.
+    """Return what goes on: counts of queues, jobs, processes, and tasks that none knows.
 
     The states that no job is in are left out of ``shown``, but for those that matter.
     """
     stats, owners = reader.stats(), reader.owners()
     totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
-    serving = [one for owner in owners if owner.alive for one in owner.serves]
+    serving = [served for owner in owners if owner.alive for served in owner.serves]
     # Where nobody works at all that is to be told, and not of each task.
     strays = strays_of(reader.ready_jobs() if serving else {}, serving)
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
@@ -203,10 +203,10 @@ def failures_of(reader: LogReader) -> list[Failure]:
     kinds: dict[str, list[JobView]] = {}
     for job in reader.dead(None, DEAD_MAX):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
-    found = []
+    failures = []
     for fingerprint, jobs in kinds.items():
         error, message, _ = failure_of(jobs[0].task, "dead", jobs[0].reason)
-        found.append(
+        failures.append(
             Failure(
                 fingerprint=fingerprint,
                 task=jobs[0].task,
@@ -216,7 +216,7 @@ def failures_of(reader: LogReader) -> list[Failure]:
                 jobs=tuple(job.job_id for job in jobs),
             )
         )
-    return sorted(found, key=lambda one: len(one.jobs), reverse=True)
+    return sorted(failures, key=lambda failure: len(failure.jobs), reverse=True)
 
 
 def schedules_of(reader: LogReader) -> list[ScheduleView]:
@@ -235,19 +235,23 @@ class Hurdles:
     def as_dict(self) -> dict[str, Any]:
         """Return the same as a document of JSON."""
         return {
-            "limits": [one.as_dict() for one in self.limits],
+            "limits": [limit.as_dict() for limit in self.limits],
             "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
         }
 
 
 def hurdles_of(reader: LogReader) -> Hurdles:
     """Return what keeps jobs back: at most HURDLES_MAX limits, those that are used first."""
-    serving = [(owner, one) for owner in reader.owners() if owner.alive for one in owner.serves]
-    told = {task: limit for _, one in serving for task, limit in (one.limits or {}).items()}
-    limits = sorted(reader.limits(told), key=lambda one: -one.running - one.waiting)
+    serving = [
+        (owner, served) for owner in reader.owners() if owner.alive for served in owner.serves
+    ]
+    declared = {
+        task: limit for _, served in serving for task, limit in (served.limits or {}).items()
+    }
+    limits = sorted(reader.limits(declared), key=lambda limit: -limit.running - limit.waiting)
     return Hurdles(
         limits=tuple(limits[:HURDLES_MAX]),
-        holds=tuple((owner, hold) for owner, one in serving for hold in one.holds),
+        holds=tuple((owner, hold) for owner, served in serving for hold in served.holds),
     )
 
 
@@ -274,30 +278,30 @@ def graph_of(reader: LogReader, job: int) -> Graph | None:
     inputs: dict[int, tuple[int, ...]] = {}
     left = deque([job])
     while left and len(inputs) < NODES_MAX:
-        one = left.popleft()
-        ties = None if one in inputs else reader.ties(one)
+        number = left.popleft()
+        ties = None if number in inputs else reader.ties(number)
         if ties is not None:
-            inputs[one] = ties.inputs
+            inputs[number] = ties.inputs
             left += (*ties.inputs, *ties.unlocks)
-    jobs = {one: reader.job(one, body_bytes_max=0) for one in sorted(inputs)}
-    views = {one: view for one, view in jobs.items() if view is not None}
+    jobs = {number: reader.job(number, body_bytes_max=0) for number in sorted(inputs)}
+    views = {number: view for number, view in jobs.items() if view is not None}
     if len(views) <= 1:
         return None
     columns: dict[int, int] = {}
     for _ in views:  # as often as the longest way may be long
-        for one in views:
-            before = (columns.get(first, 0) + 1 for first in inputs[one] if first in views)
-            columns[one] = max(before, default=0)
+        for number in views:
+            before = (columns.get(first, 0) + 1 for first in inputs[number] if first in views)
+            columns[number] = max(before, default=0)
     rows: Counter[int] = Counter()
     nodes = {}
-    for one, view in views.items():
-        column = columns[one]
-        nodes[one] = Node(view, column * _COLUMN, rows[column] * _ROW)
+    for number, view in views.items():
+        column = columns[number]
+        nodes[number] = Node(view, column * _COLUMN, rows[column] * _ROW)
         rows[column] += 1
     lines = tuple(
         (nodes[first].x + _BOX, nodes[first].y + _ROW // 2, node.x, node.y + _ROW // 2)
-        for one, node in nodes.items()
-        for first in inputs[one]
+        for number, node in nodes.items()
+        for first in inputs[number]
         if first in nodes
     )
     return Graph(

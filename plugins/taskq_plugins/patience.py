@@ -74,10 +74,10 @@ class Patient(H11Protocol):
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
         waiting = [
-            (one._deadline.when(), one)
-            for one in self.connections
-            if isinstance(one, Patient) and one is not self and one._deadline is not None
-            if one.cycle is None or one.cycle.response_complete
+            (line._deadline.when(), line)
+            for line in self.connections
+            if isinstance(line, Patient) and line is not self and line._deadline is not None
+            if line.cycle is None or line.cycle.response_complete
         ]
         if waiting:
-            min(waiting, key=lambda one: one[0])[1]._give_up()
+            min(waiting, key=lambda waiter: waiter[0])[1]._give_up()

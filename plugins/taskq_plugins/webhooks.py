@@ -135,7 +135,7 @@ class Webhooks:
                     await line.client.aclose()
 
     def _client(self) -> httpx.AsyncClient:
-        """The client of this loop: to make one for each message takes longer than to send it."""
+        """Return the loop's client: to make one a message takes longer than to send it."""
         import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
 
         line = self._lines[asyncio.get_running_loop()]
@@ -216,7 +216,7 @@ def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) 
     wanted = f"v1,{_signature(key, headers.get('webhook-id', ''), seconds, body)}".encode()
     given = headers.get("webhook-signature", "").encode(errors="replace")
     # A sender that changes its secret signs with both.
-    return any(hmac.compare_digest(wanted, one) for one in given.split(b" "))
+    return any(hmac.compare_digest(wanted, signature) for signature in given.split(b" "))
 
 
 def _signature(key: bytes, message_id: str, seconds: str, body: bytes) -> str:
@@ -226,8 +226,8 @@ def _signature(key: bytes, message_id: str, seconds: str, body: bytes) -> str:
 
 def _data(job_id: str, task: str, queue: str, attempt: int, ended_at: datetime) -> dict[str, Any]:
     """Return what is told of a job; its arguments and its result may be nobody's business."""
-    told = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
-    return told | {"ended_at": ended_at.isoformat()}
+    data = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
+    return data | {"ended_at": ended_at.isoformat()}
 
 
 def _data_of(letter: DeadLetter) -> dict[str, Any]:

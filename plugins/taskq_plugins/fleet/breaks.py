@@ -43,7 +43,7 @@ class Break(NamedTuple):
 
     @property
     def lsn(self) -> int:
-        """Of the first record that is missing; of a fork, behind the last that was kept."""
+        """Return the lsn of the first record that is missing; of a fork, behind the last kept."""
         return (self.at if self.is_fork else self.left).next_lsn
 
     def left_segment(self, first_lsn: int) -> str:
@@ -58,18 +58,18 @@ def breaks(log: LogPlace) -> list[Break]:
     except OSError:
         return []
     begun: dict[int, Break] = {}
-    found: list[Break] = []
+    done: list[Break] = []
     for line in data.splitlines():
         try:
             values: dict[str, Any] = parse_json(line)
             number = int(values["n"])
             if values["step"] == "done":
-                found.append(begun[number])
+                done.append(begun[number])
             else:
                 begun[number] = decode_break(values)._replace(old=f"{log.path}/old/{number}")
         except (ValueError, LookupError, TypeError):
             break
-    return found
+    return done
 
 
 def decode_break(values: dict[str, Any]) -> Break:

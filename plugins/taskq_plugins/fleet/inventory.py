@@ -85,11 +85,11 @@ def edges(log: LogPlace, place: SegmentPlace) -> Edges:
 def _look(file: SegmentFile, place: SegmentPlace) -> Edges:
     header = file.header()
     created_ns = header.created_ns if header is not None else 0
-    found = file.last_before(place.size_bytes)
-    if found is None:
+    last = file.last_before(place.size_bytes)
+    if last is None:
         bound = _bound(place.first_lsn, place.size_bytes - START)
         return Edges(created_ns, created_ns, place.first_lsn, place.epoch, bound)
-    offset, frame = found
+    offset, frame = last
     bound = _bound(frame.next_lsn, place.size_bytes - offset - frame.size)
     return Edges(created_ns, frame.time_ns, frame.next_lsn, frame.epoch, bound)
 
@@ -99,7 +99,7 @@ def _bound(next_lsn: int, size_bytes: int) -> int:
 
 
 def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
-    """Whether nothing is missing before a segment whose header holds that time; see above."""
+    """Return whether nothing is missing before a segment whose header holds that time."""
     if place.first_lsn <= before.next_lsn or created_ns == before.time_ns:
         return True
     if before.lsn_bound == before.next_lsn:

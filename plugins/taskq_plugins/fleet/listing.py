@@ -66,7 +66,7 @@ def segments(
         FormatError: a newer taskq wrote one.
         FleetError: the directory cannot be read.
     """
-    found: list[SegmentPlace] = []
+    places: list[SegmentPlace] = []
     for lsn, path in segment_paths(log).items():
         try:
             place = _look(log, lsn, path)
@@ -76,17 +76,17 @@ def segments(
             tell(error, on_problem)
             continue
         if place is not None:
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def segment_paths(log: LogPlace) -> dict[int, str]:
     """Return the files by the first lsns that their names say, rising, whatever is in them."""
-    gaps = [f"{one.old}/log" for one in breaks(log) if not one.is_fork]
-    found = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
-    if len(found) > SEGMENTS_MAX:
+    gaps = [f"{left.old}/log" for left in breaks(log) if not left.is_fork]
+    paths = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
+    if len(paths) > SEGMENTS_MAX:
         raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
-    return dict(sorted(found.items())) if gaps else found
+    return dict(sorted(paths.items())) if gaps else paths
 
 
 def _paths(directory: str) -> list[tuple[int, str]]:

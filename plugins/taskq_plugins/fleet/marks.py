@@ -105,16 +105,16 @@ def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> End:
 
 
 def _near_end(file: SegmentFile, place: SegmentPlace) -> End:
-    """Behind the last frame that is surely declared synced, or the start of the segment."""
-    found = file.last_before(file.size_bytes)
-    synced_through = found[1].synced_through if found is not None else 0
+    """Return the end of what is surely declared synced, or the start of the segment."""
+    last = file.last_before(file.size_bytes)
+    synced_through = last[1].synced_through if last is not None else 0
     for _ in range(_STEPS_BACK):
-        if found is None:
+        if last is None:
             break
-        offset, header = found
+        offset, header = last
         if header.next_lsn <= synced_through:
             return _behind(file, offset, header)
-        found = file.last_before(offset)
+        last = file.last_before(offset)
     return _start(file, place)
 
 
@@ -125,7 +125,7 @@ def _start(file: SegmentFile, place: SegmentPlace) -> End:
 
 
 def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, int]:
-    """The end of what frames declare synced from ``begin`` on, and up to which lsn they do."""
+    """Return the end of what frames declare synced from ``begin`` on, and up to which lsn."""
     for _, header in file.hop(begin.mark.offset, file.size_bytes):
         synced_through = max(synced_through, header.synced_through)
     end = begin
@@ -137,7 +137,7 @@ def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, 
 
 
 def _whole(file: SegmentFile, begin: End) -> End:
-    """Behind the last whole frame: bodies are read, since after a power loss they may be zeros."""
+    """Return the end of whole frames: after a power loss bodies may be zeros."""
     end = begin
     for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
         if not isinstance(item, Gap):

@@ -93,7 +93,7 @@ def find_logs(
         raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
     if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
         top = f"{top}/devices"
-    disk, found = LocalDisk(), dict[str, LogPlace]()
+    disk, logs = LocalDisk(), dict[str, LogPlace]()
     for device, path in _candidates(top, on_problem):
         try:
             place = _look(disk, device, path)
@@ -103,20 +103,20 @@ def find_logs(
             continue
         if place is None or not (devices is None or {device, place.log_id} & devices):
             continue
-        other = found.setdefault(place.log_id, place)
+        other = logs.setdefault(place.log_id, place)
         if other is not place:
             tell(LogTwice(place.log_id, other.path, path), on_problem)
-        if len(found) > LOGS_MAX:
+        if len(logs) > LOGS_MAX:
             raise FleetError(
                 f"{shown(top)} holds more than {LOGS_MAX} logs: read it a part at a time"
             )
-    return sorted(found.values(), key=lambda one: (one.device, one.identity_created_ns, one.log_id))
+    return sorted(logs.values(), key=lambda log: (log.device, log.identity_created_ns, log.log_id))
 
 
 def _candidates(
     top: str, on_problem: Callable[[LogError], None] | None
 ) -> Iterator[tuple[str, str]]:
-    """(device, directory) of everything that may be a log."""
+    """Yield (device, directory) of everything that may be a log."""
     if _has_identity(top):
         yield shown(Path(top).name) or top, top
         return

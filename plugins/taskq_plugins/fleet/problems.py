@@ -50,5 +50,5 @@ def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None
 
 
 def log_problem(error: LogError) -> None:
-    """An ``on_problem`` that goes on and says in the process's log what was left out."""
+    """Go on, and say in the process's log what was left out: an ``on_problem``."""
     _log.warning("left out: %s", error)

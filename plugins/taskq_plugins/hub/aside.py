@@ -197,7 +197,7 @@ def noted(disk: Disk, path: str, file: str) -> list[dict[str, Any]]:
 
 
 def high_lsn(path: str) -> int:
-    """No record of a segment that was sealed, or of a branch that was left, reaches it."""
+    """Return an lsn that no record of a sealed segment, or of a branch left, reaches."""
     disk = PatientDisk()
     high = [line["next_lsn"] for line in noted(disk, path, SEALS)]
     high += [line.get("high_lsn", 0) for line in noted(disk, path, BREAKS)]
@@ -205,7 +205,7 @@ def high_lsn(path: str) -> int:
 
 
 def _whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
-    """(the lines that were answered for, their bytes, the bytes of the file)."""
+    """Return (the lines that were answered for, their bytes, the bytes of the file)."""
     data, lines, size = content(disk, path), list[dict[str, Any]](), 0
     for line in data.splitlines(keepends=True):
         try:

@@ -106,10 +106,10 @@ def newest_copy(hub: Path, device: str) -> Path:
         LogError: there is none.
     """
     known(hub, device)
-    found = [one.parent for one in (hub / "devices" / device).glob(f"*-*/{IDENTITY}")]
-    if not found:
+    copies = [file.parent for file in (hub / "devices" / device).glob(f"*-*/{IDENTITY}")]
+    if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
-    return max(found, key=lambda one: (one / "log").stat().st_mtime_ns)
+    return max(copies, key=lambda copy: (copy / "log").stat().st_mtime_ns)
 
 
 def given_back(hub: Path, device: str, target: Path) -> BackupReport:
@@ -128,7 +128,7 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     logs = json.loads((await _get(line, "")).content)["logs"]
     if not logs:
         raise HubError(f"{line.url} has nothing of this device")
-    log_id = str(max(logs, key=lambda one: one["arrived_ns"])["log_id"])
+    log_id = str(max(logs, key=lambda log: log["arrived_ns"])["log_id"])
     held = json.loads((await _get(line, f"/{log_id}/segments")).content)
     part = target.with_name(f"{target.name}.part") / log_id
     for folder in ("log", "spill"):
@@ -172,23 +172,23 @@ def _check(file: Path, size: int, digest: str | None) -> None:
 
 
 def _digest(file: Path, size: int) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with file.open("rb") as opened:
         while size and (piece := opened.read(min(size, _PART_BYTES))):
-            found.update(piece)
+            digest.update(piece)
             size -= len(piece)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:
-    told = await line.request("GET", f"/v1/logs{where}", headers or {})
-    if told.status not in _WELL:
-        raise HubError(f"the hub answers {told.status} to what it has of this device")
-    return told
+    answer = await line.request("GET", f"/v1/logs{where}", headers or {})
+    if answer.status not in _WELL:
+        raise HubError(f"the hub answers {answer.status} to what it has of this device")
+    return answer
 
 
 def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
-    """What is wrong with copies: the directory, and what; ``deep`` reads all bytes of them."""
+    """Yield what is wrong with copies, and where; ``deep`` reads all bytes of them."""
     for device, log_id in Copies(PatientDisk, str(hub)).logs():
         path = hub / "devices" / device / str(log_id)
         for line in noted(PatientDisk(), str(path), SEALS):

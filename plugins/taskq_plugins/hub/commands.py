@@ -135,8 +135,8 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
         is_late = facts["state"] == "active" and (seconds is None or seconds > _seconds(late))
         behind = max(facts.get("end_lsn", 0) - facts.get("at_lsn", 0), 0)
-        told = {"late": is_late, "seconds": seconds, "behind": behind}
-        rows.append({"device": name, **facts, **told})
+        heard_of = {"late": is_late, "seconds": seconds, "behind": behind}
+        rows.append({"device": name, **facts, **heard_of})
     if as_json:
         render.echo(json.dumps(rows))
     for row in [] if as_json else rows:
@@ -167,8 +167,7 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
                     at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
                     left = file.parent / "old" / str(line["n"])
                     rest = f"; what was left: {left}" if (left / IDENTITY).exists() else ""
-                    told = f"{name}: {line['kind']} {at}: {line['cause']}{rest}"
-                    render.echo(flat(told))
+                    render.echo(flat(f"{name}: {line['kind']} {at}: {line['cause']}{rest}"))
 
 
 @hub.command()
@@ -186,10 +185,10 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
 
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
     with contextlib.nullcontext() if dry_run else _alone(directory):
-        one = Copies(PatientDisk, str(directory))
-        for device, log_id in one.logs():
-            gone = one.keep(device, log_id, before_ns, dry_run=dry_run)
-            size = sum(one.size for one in gone)
+        copies = Copies(PatientDisk, str(directory))
+        for device, log_id in copies.logs():
+            gone = copies.keep(device, log_id, before_ns, dry_run=dry_run)
+            size = sum(old.size for old in gone)
             if gone:
                 what = "would go" if dry_run else "went"
                 render.echo(f"{device}/{log_id}: {len(gone)} files, {size} B {what}")
@@ -200,11 +199,11 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
 def check(directory: Path, deep: bool) -> None:
     """Compare the copies with what was noted when their segments were sealed; exits with 1."""
-    care, found = _package("taskq_plugins.hub.care"), False
+    care, is_wrong = _package("taskq_plugins.hub.care"), False
     for path, what in care.faults(directory, deep=deep):
-        found = True
+        is_wrong = True
         render.echo(flat(f"{path}: {what}"))
-    if found:
+    if is_wrong:
         raise Exit(1)
 
 
@@ -262,11 +261,11 @@ def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
 @json_option
 def ls(directory: Path, as_json: bool) -> None:
     """Print each group and who is in it."""
-    found = devices.groups(directory)
+    members_of = devices.groups(directory)
     if as_json:
-        render.print_json(found)
+        render.print_json(members_of)
         return
-    for name, members in sorted(found.items()):
+    for name, members in sorted(members_of.items()):
         render.echo(flat(f"{name}: {' '.join(members)}"))
 
 
@@ -358,8 +357,8 @@ def show(directory: Path, job_id: str, as_json: bool) -> None:
     there = find_there(hub, view)
     where = why(hub, view).text if view.state in WAITING_STATES else ""
     if as_json:
-        told = None if there is None else {"log": there[0], **there[1].as_dict()}
-        render.print_json({**view.as_dict(), "why": where, "there": told})
+        on_device = None if there is None else {"log": there[0], **there[1].as_dict()}
+        render.print_json({**view.as_dict(), "why": where, "there": on_device})
         return
     show_job(view, now_ns, as_json=False)
     if where:

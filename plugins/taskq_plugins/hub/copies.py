@@ -159,16 +159,18 @@ class Copies:
         return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe)
 
     def logs(self) -> list[tuple[str, UUID]]:
-        """Device and id of each log."""
+        """Return device and id of each log."""
         disk, path = self._make_disk(), f"{self._path}/devices"
-        names = ((one, name) for one in disk.names(path) for name in disk.names(f"{path}/{one}"))
-        return [(one, UUID(name)) for one, name in names if len(name) == _ID_CHARACTERS]
+        names = (
+            (device, name) for device in disk.names(path) for name in disk.names(f"{path}/{device}")
+        )
+        return [(device, UUID(name)) for device, name in names if len(name) == _ID_CHARACTERS]
 
     def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
-        """(how many breaks of a log were declared, how many of them are forks)."""
+        """Return (how many breaks of a log were declared, how many of them are forks)."""
         copy = self._copies.get((device, log_id))
-        found = [] if copy is None else copy.breaks.all
-        return len(found), sum(one.is_fork for one in found)
+        known = [] if copy is None else copy.breaks.all
+        return len(known), sum(left.is_fork for left in known)
 
     def keep(
         self, device: str, log_id: UUID, before_ns: int, *, dry_run: bool = False

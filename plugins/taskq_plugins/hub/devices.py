@@ -66,22 +66,22 @@ def invite(hub: Path, device: str) -> str:
 
 def redeem(hub: Path, code: str, machine: str) -> str | None:
     """Return the token for a code; None if it holds no more, or never did."""
-    found = _CODE.match(code)
-    kept = _device(hub, found[1]).get("code") if found else None
-    if found is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
+    match = _CODE.match(code)
+    kept = _device(hub, match[1]).get("code") if match else None
+    if match is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
         return None
-    return enrol(hub, found[1], machine) if time.time_ns() < kept[1] else None
+    return enrol(hub, match[1], machine) if time.time_ns() < kept[1] else None
 
 
 def device_of(hub: Path, token: str) -> str | None:
     """Return the device that a token names; None if it holds no more, or never did."""
-    found = _TOKEN.match(token)
-    if found is None:
+    match = _TOKEN.match(token)
+    if match is None:
         return None
     given, is_known = _hash(token), False
-    for known in _device(hub, found[1]).get("tokens", []):
+    for known in _device(hub, match[1]).get("tokens", []):
         is_known |= hmac.compare_digest(given, str(known))
-    return found[1] if is_known else None
+    return match[1] if is_known else None
 
 
 def is_bound(hub: Path, device: str, machine: str) -> bool:
@@ -105,7 +105,9 @@ def retire(hub: Path, device: str) -> None:
 def devices(hub: Path) -> list[str]:
     """Return the names of all, sorted."""
     try:
-        return sorted(one.name for one in (hub / "devices").iterdir() if _DEVICE.match(one.name))
+        return sorted(
+            folder.name for folder in (hub / "devices").iterdir() if _DEVICE.match(folder.name)
+        )
     except FileNotFoundError:
         return []
 
@@ -146,11 +148,11 @@ def is_enrolled(hub: Path, device: str) -> bool:
 
 def groups(hub: Path) -> dict[str, list[str]]:
     """Return the members of each group, by name."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for device in devices(hub):
         for group in _device(hub, device).get("groups", ()):
-            found.setdefault(str(group), []).append(device)
-    return found
+            members.setdefault(str(group), []).append(device)
+    return members
 
 
 def set_member(hub: Path, group: str, device: str, *, is_in: bool) -> None:

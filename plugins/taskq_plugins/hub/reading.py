@@ -38,10 +38,10 @@ class Reading:
 
     def answer(self, device: str, path: str, headers: Mapping[str, str]) -> Response:
         """Answer a GET of a device; what is not there is one 404."""
-        found = _PATH.match(path)
+        match = _PATH.match(path)
         try:
-            if found is not None:
-                return _found(self._path / device, found[1], found[2] or "", headers)
+            if match is not None:
+                return _found(self._path / device, match[1], match[2] or "", headers)
         except FileNotFoundError:
             """It is not there, as what has no such name."""
         return Response(NOT_THERE[2], NOT_THERE[0], media_type=NOT_THERE[1])
@@ -49,8 +49,8 @@ class Reading:
 
 def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str]) -> Response:
     if log_id is None:
-        logs = sorted(one for one in place.iterdir() if _LOG.match(one.name))
-        return _json({"logs": [_about(one) for one in logs]})
+        logs = sorted(folder for folder in place.iterdir() if _LOG.match(folder.name))
+        return _json({"logs": [_about(folder) for folder in logs]})
     log, (kind, _, name) = place / log_id, what.partition("/")
     if kind == "identity":
         return _file(log / IDENTITY, "", headers, JSON)
@@ -61,7 +61,7 @@ def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str
 
 
 def _about(log: Path) -> dict[str, Any]:
-    sizes = [one.stat().st_mtime_ns for one in (log / "log").glob("*.log")]
+    sizes = [file.stat().st_mtime_ns for file in (log / "log").glob("*.log")]
     return {"log_id": log.name, "arrived_ns": max(sizes, default=0)}
 
 
@@ -73,7 +73,7 @@ def _listing(log: Path) -> dict[str, Any]:
         if (lsn := segment_lsn(file.name)) is not None
     )
     spill = log / "spill"
-    names = sorted(one.name for one in spill.glob("?" * 64) if NAME.match(one.name))
+    names = sorted(file.name for file in spill.glob("?" * 64) if NAME.match(file.name))
     return {
         "segments": [[lsn, size, known.get(lsn, {}).get("sha256")] for lsn, size in segments],
         "spill": [[name, (spill / name).stat().st_size] for name in names],

@@ -337,7 +337,7 @@ class Server:
 async def _read(
     request: Request, limit: int, room: Callable[[], Awaitable[None]] | None = None
 ) -> tuple[bytes, bool]:
-    """(the body as far as it came, whether that is all of it); a large one waits for room."""
+    """Return (the body as it came, whether it is all); a large one waits for room."""
     pieces: list[bytes] = []
     size, is_whole, begin = 0, True, asyncio.get_running_loop().time()
     try:

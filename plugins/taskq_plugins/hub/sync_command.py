@@ -64,7 +64,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     done = _run(line, work, shows=not given["follow"])
     from taskq.cli import count_of  # noqa: PLC0415 - likewise
 
-    words = ", ".join(one.value for one in done.verdicts)
+    words = ", ".join(verdict.value for verdict in done.verdicts)
     if given["dry_run"]:
         render.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
         return

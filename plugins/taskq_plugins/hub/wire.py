@@ -154,17 +154,17 @@ def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -
         if values["protocol"] != PROTOCOL:
             raise OtherProtocol
         return _read(Sync, values)
-    found = _LOG.match(path)
-    if found is None or method != ("PATCH" if found[3] or found[4] else "POST"):
+    match = _LOG.match(path)
+    if match is None or method != ("PATCH" if match[3] or match[4] else "POST"):
         return None
-    log_id = UUID(found[1])
-    if found[3]:
-        return _frames(log_id, f"{found[3]}.log", headers, body)
-    if found[4]:
+    log_id = UUID(match[1])
+    if match[3]:
+        return _frames(log_id, f"{match[3]}.log", headers, body)
+    if match[4]:
         session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
         is_last = headers["upload-complete"] == "?1"
-        return SpillPart(session, log_id, found[4], offset, body, is_last)
-    kind = next(one for one, what in _POSTED.items() if what == found[2])
+        return SpillPart(session, log_id, match[4], offset, body, is_last)
+    kind = next(kind for kind, what in _POSTED.items() if what == match[2])
     return _read(kind, _object(body) | {"log_id": log_id})
 
 
@@ -200,7 +200,7 @@ def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) ->
 
 
 def answered(answer: Answer) -> tuple[int, str, bytes]:
-    """(status, content type, body) of an answer."""
+    """Return (status, content type, body) of an answer."""
     if isinstance(answer, Refused):
         values = {"type": answer.trouble.value, "at": answer.at}
         return _STATUS[answer.trouble], PROBLEM, _json(values)
@@ -278,7 +278,7 @@ _FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "cause": lambda value: str(value)[:_CAUSE_MAX],
     "names": lambda value: tuple(map(str, value[:SPILL_MAX])),
     "high_lsn": _lsn,
-    "has": lambda value: tuple(one is True for one in value),
+    "has": lambda value: tuple(item is True for item in value),
     "files": lambda value: tuple((str(name), int(size)) for name, size in value),
 }
 _POSTED: Final[dict[type[Ask | Declare | SpillAsk], str]] = {

@@ -79,9 +79,9 @@ class Allowance:
         """
         if monotonic() - self._looked < LOOK_SECONDS:
             return
-        for one in self._requires:
-            if problem := await _told(one.name, one.problem(), one.timeout_seconds):
-                raise HubWaits(f"nothing is sent while {one.name} does not hold: {problem}")
+        for required in self._requires:
+            if problem := await _told(required.name, required.problem(), required.timeout_seconds):
+                raise HubWaits(f"nothing is sent while {required.name} does not hold: {problem}")
         # Who asked for nothing is not told that there is no telling.
         metered = "" if self._hub.metered == "all" else await _told("metered", metered_line())
         if metered and self._hub.metered == "never":
@@ -146,17 +146,17 @@ def note(path: str, **values: Any) -> None:
 
 
 def last_note(path: str) -> dict[str, Any]:
-    """What was noted of a log: ``synced_ns``, ``lsn``, ``error``, …; empty if nothing was."""
+    """Return what was noted of a log: ``synced_ns``, ``lsn``, ``error``, …; {}: nothing."""
     try:
         return dict(json.loads(Path(path, _NOTE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
 
-async def _told(name: str, told: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
+async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
     """Return what a probe says; of one that cannot tell, why."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await told
+            return await probed
     except Exception as error:  # noqa: BLE001 - whatever a probe meets
         return f"{name} cannot be told ({type(error).__name__}: {error})"

@@ -30,17 +30,17 @@ class Verdict(enum.Enum):
     FORKED = "forked"
 
 
-def compare(told: Synced, log: DurableLog) -> Verdict:
+def compare(synced: Synced, log: DurableLog) -> Verdict:
     """Draw the verdict from what the hub told of its copy."""
-    at = told.at
+    at = synced.at
     if not at.segment:
         return Verdict.NEW
-    if told.begins and log.begins_before(told.begins):
+    if synced.begins and log.begins_before(synced.begins):
         return Verdict.OLDER
     if log.stands(at) or log.follows(at):
         return Verdict.BEHIND
     if log.is_moved(at):
         return Verdict.MOVED
-    if told.has_end:
+    if synced.has_end:
         return Verdict.AHEAD
     return Verdict.GAP if log.begins_behind(at) else Verdict.FORKED

@@ -90,7 +90,7 @@ def machine_of(device: str, given: str | None) -> str:
 
 
 def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, str]:
-    """Address and token of the hub: as given, else as the settings have it.
+    """Return address and token of the hub: as given, else as the settings have it.
 
     Raises:
         UsageError: one of them is nowhere.
@@ -238,7 +238,7 @@ def tell_nobody(_gone: int, _whole: int) -> None:
 
 
 def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
-    """Host, port and headers of the proxy that the environment names; None: straight on.
+    """Return host, port and headers of the environment's proxy; None: straight on.
 
     Raises:
         UsageError: it is none that can be used.
@@ -295,7 +295,7 @@ class Line:
 
     @property
     def part_bytes(self) -> int:
-        """Of the next request, as fast as the line is, and as much as it may carry."""
+        """Return the bytes of the next request, by the line's speed and what it may carry."""
         left = self.allowance.left()
         room = self._part_bytes if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
         return max(min(self._part_bytes, room), 1)
@@ -318,7 +318,7 @@ class Line:
             if len(packed) < _PACKED_RATIO * len(body):
                 headers["Content-Type"], body = PACKED, packed
         start = monotonic()
-        told = await self.request(method, path, headers, body)
+        reply = await self.request(method, path, headers, body)
         if is_part:
             self.sent_bytes += len(body)
             seconds = monotonic() - start
@@ -326,9 +326,9 @@ class Line:
             wanted = round(self._part_bytes * factor)
             self._part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
         try:
-            return understood(asked, told.status, told.content)
+            return understood(asked, reply.status, reply.content)
         except HubError as error:
-            error.seconds = told.wait_seconds
+            error.seconds = reply.wait_seconds
             raise
 
     async def request(
@@ -363,13 +363,13 @@ class Line:
         """
         machine = machine_of(code.partition(".")[0], self.hub.machine)
         body = json.dumps({"code": code, "machine": machine}).encode()
-        told = await self.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
-        if told.status != _CREATED:
+        reply = await self.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
+        if reply.status != _CREATED:
             raise HubError(
-                f"the hub answers {told.status}: the code does not hold, or was used, or is over "
+                f"the hub answers {reply.status}: the code does not hold, or was used, or is over "
                 f"a day old: ask for another with 'taskq hub enrol --code' there"
             )
-        return str(json.loads(told.content)["token"])
+        return str(json.loads(reply.content)["token"])
 
     async def close(self) -> None:
         """Hang up."""

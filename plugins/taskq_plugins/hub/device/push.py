@@ -66,29 +66,29 @@ def push(
     verdicts: list[Verdict] = []
     for _ in range(_ROUNDS_MAX):
         identity = log.identity
-        told = yield Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
-        if not isinstance(told, Synced):
+        synced = yield Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
+        if not isinstance(synced, Synced):
             continue
-        verdict = compare(told, log)
+        verdict = compare(synced, log)
         verdicts.append(verdict)
-        if _may_give_again(log, told, verdict):
-            yield Skip(told.high_lsn)
+        if _may_give_again(log, synced, verdict):
+            yield Skip(synced.high_lsn)
         if verdict is Verdict.AHEAD:
             return verdicts
         if verdict is Verdict.GAP:
             at = Border(log.segments[0])
             cause = "a limit of the device's log took it before it was sent"
-            if told.at.next_lsn < log.pin:
+            if synced.at.next_lsn < log.pin:
                 cause = "the hub lost what it had"
-            yield _declared(log, told, told.at, Kind.GAP, at, cause)
+            yield _declared(log, synced, synced.at, Kind.GAP, at, cause)
         elif verdict is Verdict.OLDER:
             at = Border(log.segments[0])
-            yield _declared(log, told, told.at, Kind.FORK, at, "the log begins before it again")
+            yield _declared(log, synced, synced.at, Kind.FORK, at, "the log begins before it again")
         elif verdict is Verdict.FORKED:
-            at = yield from _parting(log, told)
-            yield _declared(log, told, told.at, Kind.FORK, at, "the log was set back")
-        elif (yield from _send_bodies(log, told, verdict, part_bytes)) and (
-            yield from _send(log, told, verdict, part_bytes)
+            at = yield from _parting(log, synced)
+            yield _declared(log, synced, synced.at, Kind.FORK, at, "the log was set back")
+        elif (yield from _send_bodies(log, synced, verdict, part_bytes)) and (
+            yield from _send(log, synced, verdict, part_bytes)
         ):
             return verdicts
     raise Unsettled(
@@ -96,54 +96,54 @@ def push(
     )
 
 
-def _may_give_again(log: DurableLog, told: Synced, verdict: Verdict) -> bool:
+def _may_give_again(log: DurableLog, synced: Synced, verdict: Verdict) -> bool:
     """Return whether the log could give numbers to records that the hub has given to others.
 
     On whatever branch the hub has them: a log may be set back twice, to what both have.
     """
-    if verdict is Verdict.GAP and told.high_lsn > log.segments[0]:
+    if verdict is Verdict.GAP and synced.high_lsn > log.segments[0]:
         return True
     parted = (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER)
-    return verdict in parted or told.high_lsn > log.next_lsn
+    return verdict in parted or synced.high_lsn > log.next_lsn
 
 
 def _declared(
-    log: DurableLog, told: Synced, left: Border, kind: Kind, at: Border, cause: str
+    log: DurableLog, synced: Synced, left: Border, kind: Kind, at: Border, cause: str
 ) -> Declare:
     log_id, end_lsn = log.identity.log_id, log.end.next_lsn
-    return Declare(told.session, log_id, kind, left, at, end_lsn, cause)
+    return Declare(synced.session, log_id, kind, left, at, end_lsn, cause)
 
 
 # -- sending ---------------------------------------------------------------------------------------
 
 
 def _send(
-    log: DurableLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+    log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
-    behind = told.at
+    behind = synced.at
     if verdict is Verdict.MOVED:
         # What is left of the segment is a prefix of the hub's.
         behind = log.end_of(behind.segment)
     elif verdict is Verdict.NEW or behind.segment not in log.segments:
         behind = Border(log.segments[0]) if log.segments else NOWHERE
-    is_done = told.is_sealed and behind == told.at
+    is_done = synced.is_sealed and behind == synced.at
     while behind.segment:
-        if not is_done and not (yield from _send_segment(log, told, behind, part_bytes)):
+        if not is_done and not (yield from _send_segment(log, synced, behind, part_bytes)):
             return False
         behind, is_done = Border(log.next_segment(behind.segment)), False
     return True
 
 
 def _send_bodies(
-    log: DurableLog, told: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+    log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send the files that the hub lacks, before the records that name them; as ``_send``."""
-    header = told.at.header if verdict is Verdict.BEHIND else None
+    header = synced.at.header if verdict is Verdict.BEHIND else None
     since_ns = 0 if header is None or log.owes_bodies else header.time_ns
     names = log.bodies(since_ns) if log.sends_bodies else []
     for at in range(0, len(names), SPILL_MAX):
-        ids = told.session, log.identity.log_id
+        ids = synced.session, log.identity.log_id
         answer = yield SpillAsk(*ids, tuple(names[at : at + SPILL_MAX]))
         if not isinstance(answer, Missing):
             return False
@@ -163,9 +163,9 @@ def _send_bodies(
 
 
 def _send_segment(
-    log: DurableLog, told: Synced, behind: Border, part_bytes: Callable[[], int]
+    log: DurableLog, synced: Synced, behind: Border, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
-    session, log_id, end = told.session, log.identity.log_id, log.end_of(behind.segment)
+    session, log_id, end = synced.session, log.identity.log_id, log.end_of(behind.segment)
     hashing = None if behind.offset else _Hashing()
     while behind.offset < end.offset:
         data, following = log.part(behind, part_bytes())
@@ -177,7 +177,7 @@ def _send_segment(
             continue
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
             at = Border(behind.segment)
-            yield _declared(log, told, answer.at, Kind.GAP, at, "a segment before it is missing")
+            yield _declared(log, synced, answer.at, Kind.GAP, at, "a segment before it is missing")
         if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
             raise LogDamaged(
                 f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
@@ -206,7 +206,7 @@ class _Hashing:
         self._adding.start()
 
     def digest(self) -> bytes:
-        """Of all that was added."""
+        """Return that of all that was added."""
         self._done()
         return self._hash.digest()
 
@@ -218,8 +218,8 @@ class _Hashing:
 # -- where a fork parts ----------------------------------------------------------------------------
 
 
-def _parting(log: DurableLog, told: Synced) -> Generator[Request, Answer | None, Border]:
-    """The last place of the log that the hub has, too; at worst the start of its oldest segment.
+def _parting(log: DurableLog, synced: Synced) -> Generator[Request, Answer | None, Border]:
+    """Return the last place that the hub has, too; at worst the start of the log.
 
     The hub is asked, and nothing is declared for it: with the newest ends of segments first, then
     with frames of the first segment that differs.
@@ -227,7 +227,7 @@ def _parting(log: DurableLog, told: Synced) -> Generator[Request, Answer | None,
     parting, differs = Border(log.segments[0]), log.segments[0]
     ends = [log.end_of(segment) for segment in reversed(log.segments)]
     for at in range(0, len(ends), ASKED_MAX):
-        shared = yield from _shared(log, told, ends[at : at + ASKED_MAX])
+        shared = yield from _shared(log, synced, ends[at : at + ASKED_MAX])
         if shared:
             parting = shared[0]
             differs = log.next_segment(parting.segment)
@@ -236,18 +236,18 @@ def _parting(log: DurableLog, told: Synced) -> Generator[Request, Answer | None,
     while borders:
         # All up to one place are shared, and none behind it.
         asked = borders[:: max(len(borders) // ASKED_MAX, 1)][:ASKED_MAX]
-        shared = yield from _shared(log, told, asked)
+        shared = yield from _shared(log, synced, asked)
         if shared:
             parting = shared[-1]
         low = borders.index(parting) + 1 if shared else 0
-        behind = [one for one in asked if one not in shared]
+        behind = [place for place in asked if place not in shared]
         borders = borders[low : borders.index(behind[0]) if behind else None]
     return parting
 
 
 def _shared(
-    log: DurableLog, told: Synced, places: list[Border]
+    log: DurableLog, synced: Synced, places: list[Border]
 ) -> Generator[Request, Answer | None, list[Border]]:
-    answer = yield Ask(told.session, log.identity.log_id, tuple(places))
+    answer = yield Ask(synced.session, log.identity.log_id, tuple(places))
     has = answer.has if isinstance(answer, Known) else (False,) * len(places)
-    return [place for place, one in zip(places, has, strict=True) if one]
+    return [place for place, is_there in zip(places, has, strict=True) if is_there]

@@ -70,7 +70,7 @@ class Note(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The last number that it has taken."""
+        """Return the last number that it has taken."""
         return self.parts[-1][0] if self.parts else 0
 
 
@@ -118,7 +118,7 @@ class Handing:
     # -- settling ---------------------------------------------------------------------------------
 
     def arrived(self, device: str) -> None:
-        """Something of a device's logs has come: end what ended there, if it was handed any.
+        """End what ended on a device, if it was handed any: something of its logs has come.
 
         Raises:
             OSError, TaskqError: it could not be read, or not be written.
@@ -203,15 +203,15 @@ class Handing:
             late = [
                 device
                 for device, jobs in self._waiting.items()
-                if any(0 < one.expires_ns <= now_ns for one in list(jobs.values()))
+                if any(0 < job.expires_ns <= now_ns for job in list(jobs.values()))
             ]
         for device in late:
             after = self.note(device).after
-            self._expire(one for one in self._look(device).values() if one.number > after)
+            self._expire(job for job in self._look(device).values() if job.number > after)
 
     def _expire(self, waiting: Iterable[Waiting]) -> set[int]:
         now_ns = self._clock.wall_ns()
-        late = [one.identified.job for one in waiting if 0 < one.expires_ns <= now_ns]
+        late = [job.identified.job for job in waiting if 0 < job.expires_ns <= now_ns]
         self._end(Ended(job, State.EXPIRED, 0) for job in late)
         return set(late)
 
@@ -239,18 +239,18 @@ class Handing:
         reading = readings.logs[log]
         there = readings.there(reading)
         new = [
-            one for one in waiting.values() if one.number > after and one.identified not in there
+            job for job in waiting.values() if job.number > after and job.identified not in there
         ]
         late = self._expire(new)
-        new = sorted(one for one in new if one.identified.job not in late)
+        new = sorted(job for job in new if job.identified.job not in late)
         jobs: list[Handed] = []
         if new:
             look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
             jobs = self._ask(lambda port: port.look(look))
         over = {
-            number: one.identified
-            for number, one in reading.live.items()
-            if one.identified.tag == tag and one.identified.job not in waiting
+            number: there.identified
+            for number, there in reading.live.items()
+            if there.identified.tag == tag and there.identified.job not in waiting
         }
         cancels: list[tuple[str, int]] = []
         if over:
@@ -394,8 +394,8 @@ class Handing:
     def _arm(self, device: str, readings: Readings) -> None:
         """Note, before anything is handed over, from where on the copies are to be read."""
         if device not in self._armed:
-            begin = {name: one.at for name, one in readings.logs.items()}
-            is_idle = not any(one.live or one.ends for one in readings.logs.values())
+            begin = {name: reading.at for name, reading in readings.logs.items()}
+            is_idle = not any(reading.live or reading.ends for reading in readings.logs.values())
             note = self.note(device)
             self._write(device, note._replace(begin=begin if is_idle else note.begin))
             self._armed.add(device)
@@ -409,7 +409,7 @@ class Handing:
 
 def _missing(readings: Readings, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:
     there = readings.there(readings.logs[log])
-    taken = (job for job, one in waiting.items() if one.number <= after)
+    taken = (job for job, known in waiting.items() if known.number <= after)
     return [job for job in taken if waiting[job].identified not in there]
 
 

@@ -121,7 +121,7 @@ def decode_question(data: bytes) -> Question:
     """
     values = json.loads(data)
     after = {str(tag): int(number) for tag, number in values["after"].items()}
-    if not all(_TAG.match(tag) and 0 <= one < _NUMBER_MAX for tag, one in after.items()):
+    if not all(_TAG.match(tag) and 0 <= number < _NUMBER_MAX for tag, number in after.items()):
         raise ValueError("no numbers of an outbox")
     refused = tuple(
         (str(job), str(reason)[:REASON_CHARACTERS_MAX]) for job, reason in values["refused"]
@@ -137,8 +137,8 @@ def decode_question(data: bytes) -> Question:
 def encode_given(given: Given) -> bytes:
     """Return the answer's lines."""
     lines: list[dict[str, Any]] = [
-        one._asdict() | {"kind": "enqueue", "payload": base64.b64encode(one.payload).decode()}
-        for one in given.jobs
+        job._asdict() | {"kind": "enqueue", "payload": base64.b64encode(job.payload).decode()}
+        for job in given.jobs
     ]
     lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)

@@ -33,14 +33,14 @@ class Identified(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key."""
+        """Return the key."""
         return f"hub:{self.tag}-{self.job}:{self.nonce}"
 
     @classmethod
     def of(cls, key: bytes | None) -> Identified | None:
         """Return what a key tells; None for any other."""
-        found = _KEY.match((key or b"").decode("ascii", "replace"))
-        return None if found is None else cls(found[1], int(found[2]), found[3])
+        match = _KEY.match((key or b"").decode("ascii", "replace"))
+        return None if match is None else cls(match[1], int(match[2]), match[3])
 
 
 class There(NamedTuple):
@@ -171,7 +171,7 @@ class Readings:
         return [name for _, name in sorted(dated)]
 
     def has_gap(self, name: str) -> bool:
-        """Whether records of a log are missing: the end of a job may have been among them."""
+        """Return whether records of a log are missing: the end of a job may be among them."""
         return any(
             b'"kind": "gap"' in line
             for line in content(self._disk, f"{self._path}/{name}/{BREAKS}").splitlines()
@@ -179,8 +179,8 @@ class Readings:
 
     def there(self, log: Reading) -> set[Identified]:
         """Return what lives in a log, and what ended in any of them and was not taken up yet."""
-        ended = (one for reading in self.logs.values() for one in reading.ends)
-        return {one.identified for one in (*log.live.values(), *ended)}
+        ended = (there for reading in self.logs.values() for there in reading.ends)
+        return {there.identified for there in (*log.live.values(), *ended)}
 
     def _opened(self, path: str, at: Border) -> Reading | None:
         try:

@@ -89,8 +89,8 @@ class Hub:
         if call.extras is not None and call.extras.concurrency_key:
             raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
         calls = [_addressed(call, device, headers) for device in devices]
-        for one in calls:
-            await self._close_queue(one.spec.queue)
+        for addressed in calls:
+            await self._close_queue(addressed.spec.queue)
         return await self._app.enqueue_many(calls)
 
     async def _close_queue(self, queue: str) -> None:
@@ -154,7 +154,7 @@ class Device:
     enqueue_sync = blocking(enqueue)
 
     def log(self) -> LogReader:
-        """The hub's copy of the device's log, to be closed; of several the one that came last.
+        """Open the hub's copy of the device's log, of several the last; close it.
 
         Raises:
             LogError: nothing came of it yet.
@@ -173,7 +173,7 @@ class Group:
 
     @property
     def devices(self) -> list[str]:
-        """The names of its members now."""
+        """Return the names of its members now."""
         return groups(self._hub.path).get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
@@ -237,22 +237,22 @@ def why(hub: Path, view: JobView) -> Reason:
 
 
 def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
-    """(path of the copy, what it says) of the job on its device; None if it is not known there."""
+    """Return (path of the copy, what it says) of the job on its device; None: nothing."""
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
     folder = hub / "devices" / view.queue.removeprefix(TO)
     readings = Readings(LocalDisk(), str(folder), {})
     readings.read_whole()
-    found: tuple[str, JobView] | None = None
+    latest: tuple[str, JobView] | None = None
     for reading in readings.logs.values():
-        jobs = [job for job, one in reading.live.items() if one.identified == wanted]
-        jobs += [end.job for one, end in reading.ends.items() if one.identified == wanted]
+        jobs = [job for job, known in reading.live.items() if known.identified == wanted]
+        jobs += [end.job for known, end in reading.ends.items() if known.identified == wanted]
         for job in jobs:
             with LogReader.open(reading.path) as reader:
                 there = reader.job(job)
             if there is not None:
-                found = reading.path, there
-    return found
+                latest = reading.path, there
+    return latest
 
 
 def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
@@ -270,13 +270,13 @@ def _waiting_for(hub: Path, device: str) -> list[str]:
     if not (hub / OUTBOX).is_dir():
         return []
     with LogReader.open(str(hub / OUTBOX)) as reader:
-        found = reader.jobs(set(WAITING_STATES), f"{TO}{device}", None, _JOBS_MAX)
-        return [view.job_id for view in reversed(found)]
+        views = reader.jobs(set(WAITING_STATES), f"{TO}{device}", None, _JOBS_MAX)
+        return [view.job_id for view in reversed(views)]
 
 
 def _heard(folder: Path, device: str) -> str:
     files = [folder / ".heard.json", *folder.glob("*-*/log/*.log")]
-    seen = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
+    seen = max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
     if not seen:
         return f"{device} was never heard of"
     return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"

@@ -50,7 +50,7 @@ class Serving:
         return self._identity.is_file()
 
     def arrived(self, device: str) -> None:
-        """Something of a device has come; what is wrong with its jobs is not wrong with that."""
+        """Settle what came of a device; what is wrong with its jobs is not wrong with that."""
         try:
             if self.is_there:
                 self.handing.arrived(device)

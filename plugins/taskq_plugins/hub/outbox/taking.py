@@ -138,29 +138,29 @@ class Taking:
                 taken = taken._replace(
                     cancelled=taken.cancelled + bool((yield Cancelled(own, job)))
                 )
-            tails = [(one, *self._judged(one)) for one in given.jobs]
-            refused = tuple((one.id, why) for one, _, why in tails if why)
+            tails = [(job, *self._judged(job)) for job in given.jobs]
+            refused = tuple((job.id, why) for job, _, why in tails if why)
             if refused:
                 continue  # reported before any of these count as taken
             if not given.jobs:
                 break
-            self._publish(given, [(one, tail) for one, tail, _ in tails])
+            self._publish(given, [(job, tail) for job, tail, _ in tails])
             after[given.tag], waiting = given.end, waiting + 1
             taken = taken._replace(jobs=taken.jobs + len(given.jobs))
         return taken
 
-    def _judged(self, one: Handed) -> tuple[bytes, str]:
-        """(how it goes into the inbox, why it does not)."""
-        if not any(fnmatch.fnmatchcase(one.task, pattern) for pattern in self._accept):
+    def _judged(self, job: Handed) -> tuple[bytes, str]:
+        """Return (how it goes into the inbox, why it does not)."""
+        if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
-            return b"", f"{one.task!r} is not among what is accepted there ({said})"
-        if self._known is not None and one.task not in self._known:
-            return b"", f"no task {one.task!r} is known there"
+            return b"", f"{job.task!r} is not among what is accepted there ({said})"
+        if self._known is not None and job.task not in self._known:
+            return b"", f"no task {job.task!r} is known there"
         try:
-            spec = EnqueueSpec(one.queue, one.task, one.priority, one.attempts, one.flags)
+            spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
             extras = Extras(
-                due_ns=one.due_ns, due_is_wall=one.due_is_wall, expires_ns=one.expires_ns,
-                key=one.key.encode(), headers=one.headers,
+                due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
+                key=job.key.encode(), headers=job.headers,
             )  # fmt: skip
             return PartWriter.tail(spec, extras), ""
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
@@ -222,13 +222,13 @@ async def _ask(line: Line, asked: Question) -> Given | None:
     left = line.allowance.left()
     if left is not None:
         asked = asked._replace(bytes_max=min(asked.bytes_max, left * 2 // 3))
-    told = await line.request("POST", DOWN, {"Content-Type": JSON}, encode_question(asked))
-    if told.status in _NOTHING:
+    reply = await line.request("POST", DOWN, {"Content-Type": JSON}, encode_question(asked))
+    if reply.status in _NOTHING:
         return None
-    if told.status != _WELL:
-        raise refusal(told.status)
+    if reply.status != _WELL:
+        raise refusal(reply.status)
     try:
-        return decode_given(told.content)
+        return decode_given(reply.content)
     except (ValueError, KeyError, TypeError) as error:
         raise HubError("what the hub has for this device did not come whole") from error
 
