@@ -52,6 +52,7 @@ class Progress:
     at: datetime
 
 
+@dataclass(slots=True, eq=False)
 class JobHandle(Generic[R]):
     """A hold on one job, from any process that opens its directory.
 
@@ -60,21 +61,11 @@ class JobHandle(Generic[R]):
         duplicate: the key was taken: this is the job that holds it, enqueued earlier.
     """
 
-    __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
-
-    def __init__(
-        self,
-        app: AppPort[Connection],
-        task: TaskPort[R] | None,
-        tag: str,
-        lsn: int,
-        duplicate: bool = False,
-    ) -> None:
-        self._app = app
-        self._task = task
-        self._tag = tag
-        self.lsn = lsn
-        self.duplicate = duplicate
+    _app: AppPort[Connection]
+    _task: TaskPort[R] | None
+    _tag: str
+    lsn: int
+    duplicate: bool = False
 
     @property
     def id(self) -> str:

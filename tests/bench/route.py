@@ -1,82 +1,71 @@
-"""The way of one enqueue, claim, ack and ``show`` through the house: which rooms, in which order.
+"""How far one enqueue and its like go through the house: rooms, files, functions of ours.
 
     python -m tests.bench.route
+    PYTHONPATH=THERE:THERE/workers:THERE/plugins python tests/bench/route.py    of another checkout
 
-Every call of a function of ours is traced, on the event loop's thread and on the storage thread.
-Told of each: how many modules run at all, the rooms in the order in which they are first entered,
-and how often a room calls upward, into one that stands above it in the ladder of pyproject.toml. It
-asserts that the job was really enqueued, run, acked and shown.
+Every thread is traced. A function counts once, however often it is called; comprehensions are part
+of the function that they stand in. Each way is gone several times, and the one of middle length is
+told, or with ``--shortest`` that. It needs nothing of the tests, so that the same program measures
+two checkouts.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import taskq
 from taskq import TaskLog, TaskQ
 from taskq.cli.commands.jobs import show as show_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
-ROOT = Path(__file__).parents[2]
-HOMES = {str(ROOT / "taskq"): "taskq", str(ROOT / "workers/taskq_workers"): "taskq_workers"}
-
-
-def ladder() -> list[list[str]]:
-    """The rooms from the top down, those of one rung together, as the contracts have them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    by_name = {contract["name"]: contract for contract in contracts["contracts"]}
-    rungs: list[list[str]] = []
-    for whole in by_name["The whole"]["layers"]:
-        inner = [
-            contract
-            for contract in by_name.values()
-            if contract.get("containers") == [whole] and contract["type"] == "layers"
-        ]
-        layers = [layer for contract in inner for layer in contract["layers"]]
-        rungs.extend([f"{whole}.{room.strip()}" for room in layer.split("|")] for layer in layers)
-        if not inner:
-            rungs.append([room.strip() for room in whole.split("|")])
-    return rungs
+ROOT = Path(taskq.__file__).parents[1]
+HOMES = {
+    str(ROOT / "taskq"): "taskq",
+    str(ROOT / "workers/taskq_workers"): "taskq_workers",
+    str(ROOT / "plugins/taskq_plugins"): "taskq_plugins",
+}
+#: How often each way is gone.
+TRIES = 7
+_WAIT_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
 
 
-RUNGS = {room: number for number, rooms in enumerate(ladder()) for room in rooms}
+def find_rooms() -> list[str]:
+    """Return the rooms that the contracts of pyproject.toml name, the inner ones first."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    rooms = set(HOMES.values())
+    for contract in tool["importlinter"]["contracts"]:
+        for layer in contract.get("layers", ()):
+            for room in re.split("[|:]", layer):
+                name = room.strip(" ()")
+                rooms |= {f"{home}.{name}" for home in contract.get("containers", ())} or {name}
+    return sorted(rooms, key=len, reverse=True)
 
 
-class Route:
-    """What was called while somebody looked."""
-
-    def __init__(self) -> None:
-        self.modules: Counter[str] = Counter()
-        self.rooms: dict[str, None] = {}
-        self.climbs: Counter[tuple[str, str]] = Counter()
-
-    def __call__(self, frame: FrameType, event: str, _arg: object) -> None:
-        """Note a call; ``sys.setprofile`` wants this signature."""
-        module = module_of(frame) if event == "call" else None
-        if module is None:
-            return
-        self.modules[module] += 1
-        room = room_of(module)
-        self.rooms.setdefault(room)
-        caller = frame.f_back
-        above = None if caller is None else module_of(caller)
-        if above is not None and RUNGS.get(room, 0) < RUNGS.get(room_of(above), 0):
-            self.climbs[room_of(above), room] += 1
+ROOMS = find_rooms()
 
 
-def module_of(frame: FrameType) -> str | None:
-    """Return the module of ours whose code a frame runs; ``None`` for everybody else's."""
-    file = frame.f_code.co_filename
+def module_of(code: CodeType) -> str | None:
+    """Return the module of ours that code stands in; ``None`` for everybody else's."""
+    file = code.co_filename
     for home, name in HOMES.items():
         if file.startswith(home):
             return (name + file.removeprefix(home).removesuffix(".py")).replace("/", ".")
@@ -84,76 +73,229 @@ def module_of(frame: FrameType) -> str | None:
 
 
 def room_of(module: str) -> str:
-    """Return the longest room that a module is in."""
-    fitting = [room for room in RUNGS if module == room or module.startswith(f"{room}.")]
-    return max(fitting, key=len, default=module)
+    """Return the innermost room that a module is in."""
+    return next((one for one in ROOMS if module == one or module.startswith(f"{one}.")), module)
+
+
+class Route:
+    """What was called while somebody looked: functions of ours, in the order of their first."""
+
+    def __init__(self) -> None:
+        self.codes: dict[CodeType, None] = {}
+
+    @property
+    def functions(self) -> list[tuple[str, str]]:
+        """Return module and name of each."""
+        named = ((module_of(code), code.co_qualname) for code in self.codes)
+        return [(module, name) for module, name in named if module is not None]
+
+    @property
+    def files(self) -> list[str]:
+        """Return the modules, in the order in which they are entered first."""
+        return list(dict.fromkeys(module for module, _ in self.functions))
+
+    @property
+    def rooms(self) -> list[str]:
+        """Return the rooms, likewise."""
+        return list(dict.fromkeys(map(room_of, self.files)))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return what is told of it."""
+        return {
+            "rooms": len(self.rooms), "files": len(self.files), "functions": len(self.functions),
+        }  # fmt: skip
 
 
 #: Who looks now: threads take their profiler when they begin, long before somebody looks.
 _looking: list[Route] = []
+#: Ways gone so far, by their names.
+_gone: dict[str, list[Route]] = {}
 
 
-def profile(frame: FrameType, event: str, arg: object) -> None:
-    """Hand an event of any thread to who looks."""
-    for route in _looking:
-        route(frame, event, arg)
+def profile(frame: FrameType, event: str, _arg: object) -> None:
+    """Note a call; ``sys.setprofile`` wants this signature."""
+    code = frame.f_code
+    if event == "call" and (code.co_name == "<lambda>" or code.co_name[0] != "<"):
+        for route in _looking:
+            route.codes.setdefault(code)
 
 
 @contextmanager
 def traced(title: str) -> Iterator[None]:
-    """Trace every thread, and print the route when it is over."""
+    """Trace every thread for one way."""
     route = Route()
     _looking.append(route)
     try:
         yield
     finally:
         _looking.remove(route)
-    up = sum(route.climbs.values())
-    print(f"\n{title}: {len(route.modules)} modules, {len(route.rooms)} rooms, {up} calls upward")
-    print("  " + " → ".join(room.removeprefix("taskq.") for room in route.rooms))
-    for (lower, upper), count in route.climbs.most_common():
-        print(f"  upward: {lower} → {upper} ({count})")
+        _gone.setdefault(title, []).append(route)
 
 
-async def main() -> None:
-    """One job, from its enqueue to what ``taskq show`` says of it."""
-    with tempfile.TemporaryDirectory() as directory:
-        await go(Path(directory) / "data")
+def told(title: str, *, shortest: bool) -> Route:
+    """Return the shortest of the ways of that name, or the one in the middle."""
+    routes = sorted(_gone[title], key=lambda route: len(route.functions))
+    return routes[0 if shortest else len(routes) // 2]
 
 
-async def go(path: Path) -> None:
-    """Warm each way once, so that nothing is traced that a first time alone needs."""
-    app = TaskQ(path)
+async def jobs(path: Path) -> None:
+    """An enqueue there and back, to a result, a claim, an ack, and what ``taskq show`` says."""
+    app = TaskQ(path / "jobs")
 
     @app.task(name="mail.send")
     async def send(to: str) -> int:
         return len(to)
 
     async with app:
-        await send.enqueue("first")
-        with traced("enqueue"):
-            job = await send.enqueue("second")
-    async with TaskLog.open(path) as log:
-        (delivery,) = await log.claim(1)
-        await log.ack(delivery)
-        with traced("claim"):
-            (delivery,) = await log.claim(1)
-        with traced("ack"):
-            await log.ack(delivery)
-        state = await log.get(job.id)
-    assert str(state.state) == "succeeded", state
-    await asyncio.to_thread(show, path, job.id)
+        for _ in range(TRIES + 1):
+            with traced("enqueue"):
+                job = await send.enqueue("you")
+        async with app.worker(concurrency=1):
+            await job.result()
+            for _ in range(TRIES):
+                await asyncio.sleep(_LOOK_SECONDS)  # the worker waits for work
+                with traced("enqueue to result"):
+                    await (await send.enqueue("you")).result()
+        await asyncio.gather(*[send.enqueue("you") for _ in range(TRIES)])
+    async with TaskLog.open(path / "jobs") as log:
+        for _ in range(TRIES):
+            with traced("claim"):
+                (delivery,) = await log.claim(1)
+            with traced("ack"):
+                await log.ack(delivery)
+        assert str((await log.get(job.id)).state) == "succeeded"
+    await asyncio.to_thread(show, [job.id, "-d", str(path / "jobs")])
 
 
-def show(path: Path, job: str) -> None:
-    """What ``taskq show`` does, twice; it raises what went wrong."""
-    arguments = [job, "-d", str(path)]
-    show_command.main(arguments, standalone_mode=False)
-    with traced("taskq show"):
-        show_command.main(arguments, standalone_mode=False)
+def show(arguments: list[str]) -> None:
+    """What ``taskq show`` does; it raises what went wrong."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+        shown, sys.stdout = sys.stdout, nowhere
+        try:
+            for _ in range(2):
+                with traced("taskq show"):
+                    show_command.main(arguments, standalone_mode=False)
+        finally:
+            sys.stdout = shown
+
+
+async def put(path: Path) -> None:
+    """Let a log have a job more."""
+    async with TaskLog.open(path, durability="fsync") as log:
+        await log.put(b"more")
+
+
+async def device(path: Path) -> None:
+    """A session of a device that has something new, over HTTP, to a hub in another process."""
+    from taskq.connection.settings import HubSettings  # noqa: PLC0415 - as are all plugins
+    from taskq_plugins.hub.device.line import Line  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.devices import enrol  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.sync import sync  # noqa: PLC0415 - as above
+
+    hub, log = path / "hub", path / "device"
+    token = enrol(hub, "edge-1")
+    with serving(hub) as url:
+        for _ in range(TRIES):
+            await put(log)
+            line = Line(url, token, None, HubSettings())
+            with traced("a device's sync"):
+                done = await sync(str(log), line)
+            await line.close()
+            assert done.sent_bytes, done
+
+
+@contextmanager
+def serving(hub: Path) -> Iterator[str]:
+    """Serve a hub in a process of its own, by the same checkout."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
+    places = os.pathsep.join(str(Path(home).parent) for home in HOMES)
+    process = subprocess.Popen(
+        [*command, f"127.0.0.1:{port}"],
+        cwd=hub,
+        env={**os.environ, "PYTHONPATH": places},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: is_open(port))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_open(port: int) -> bool:
+    """Return whether somebody listens at a port."""
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Look until it holds."""
+    until = time.monotonic() + _WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < until, condition
+        time.sleep(_LOOK_SECONDS)
+
+
+def increment(path: Path) -> None:
+    """Bring the tables of a lake up to date with a little that is new, without Java."""
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - as are all plugins
+
+    now, before = (f"taskq_plugins.spark.run.{name}" for name in ("increment", "inprocess"))
+    module = importlib.import_module(now if importlib.util.find_spec(now) else before)
+    run = getattr(module, "run_here", None) or module.run
+
+    class Nobody:
+        """Who is told of it."""
+
+        def __getattr__(self, _name: str) -> Any:
+            return lambda *_: None
+
+    lake = Lake.open(path / "lake", create=True)
+    options = module.RunOptions(journals=path / "logs", max_bytes=2**20)
+    for _ in range(3):
+        asyncio.run(put(path / "logs" / "edge-1"))
+        with lake.writer() as writer, traced("an increment of the pipeline"):
+            done = run(writer, options, Nobody())
+        assert done.batches == 1, done
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "jobs": lambda path: asyncio.run(jobs(path)),
+    "device": lambda path: asyncio.run(device(path)),
+    "pipeline": increment,
+}
+
+
+def main() -> None:
+    """Go the ways that are named, and print what they came to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ways", nargs="*", default=[], help=" ".join(WAYS))
+    parser.add_argument("--shortest", action="store_true", help="not the one of middle length")
+    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("-v", action="store_true", help="each function, by its file")
+    given = parser.parse_args()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    for way in given.ways or WAYS:
+        with tempfile.TemporaryDirectory() as directory:
+            WAYS[way](Path(directory))
+    sys.setprofile(None)
+    routes = {title: told(title, shortest=given.shortest) for title in _gone}
+    if given.json:
+        print(json.dumps({title: route.counts for title, route in routes.items()}))
+        return
+    for title, route in routes.items():
+        print(f"{title:30}" + "".join(f"{n:5} {what}" for what, n in route.counts.items()))
+        if given.v:
+            for module in route.files:
+                names = [name for file, name in route.functions if file == module]
+                print(f"  {module.removeprefix('taskq.')}: {', '.join(names)}")
 
 
 if __name__ == "__main__":
-    threading.setprofile(profile)
-    sys.setprofile(profile)
-    asyncio.run(main())
+    main()

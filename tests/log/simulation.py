@@ -26,6 +26,7 @@ from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.commit.answers import SOON
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.decide.runs import Run
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.requests import (
     Bundle,
@@ -36,7 +37,6 @@ from taskq.log.requests import (
     Op,
     Settlement,
 )
-from taskq.log.runs import Run
 from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care

@@ -35,6 +35,7 @@ from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.state.facets import Facets, Sight
 
 if TYPE_CHECKING:
+    from taskq.core.folds.agenda import Agenda
     from taskq.core.views import QueueStats
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
@@ -90,12 +91,12 @@ class Committer:
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
         #: how much of the log those who wait have been shown
-        self._seen = journal.end()
+        self._seen = journal.segment, journal.offset
         #: whom to wake for what was appended since the last ``take_interest``
         self._interest = 0
         self._expiring = False
         #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
-        self._claims_lsn = self._looked_ns = 0
+        self._claims_lsn = self._tend_at_ns = 0
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -112,22 +113,24 @@ class Committer:
             try:
                 self._commit(requests, needs)
             finally:
-                self._seen = self.journal.end()
+                self._seen = self.journal.segment, self.journal.offset
         # After the writes of the same batch, so that a caller reads what it wrote.
         for request in looks:
             self._look(request)
 
     def _commit(self, requests: list[Request], needs: BatchNeeds) -> None:
-        now_ns = self.journal.clock.steady_ns()
-        self.gauges.sample(self.facets.agenda, now_ns)
-        requests, needs, refused = self.room.admit(requests, needs, now_ns)
-        self.answers.now += refused
-        if self.room.refused is not None and not self.room.may_try(needs.size):
-            self._make_do(requests, self.room.refused)
-            return
+        now_ns, room = self.journal.clock.steady_ns(), self.room
+        room.left -= needs.size
+        if room.left < 0 or now_ns >= room.look_at_ns:
+            requests, needs, refused = room.admit(requests, needs)
+            self.answers.now += refused
+            if room.refused is not None and not room.may_try(needs.size):
+                self._make_do(requests, room.refused)
+                return
         self.undecided.in_flight = requests
         try:
-            self._check_owner(now_ns)
+            if now_ns >= self._tend_at_ns:
+                self._tend(now_ns)
             if self._build_before_lock(needs):
                 requests, needs = self._put_off(requests)
                 self.undecided.in_flight = requests
@@ -141,7 +144,13 @@ class Committer:
             self._make_do(self.undecided.take_in_flight(), error)
             return
         # Some callers may have been told meanwhile that the lock was not to be had.
-        requests = self.undecided.take_in_flight()
+        self._decide(self.undecided.take_in_flight(), needs)
+        # Without the lock: what is waited for may have to be looked up in all of the log.
+        if self.waiters.outcomes.waiting:
+            self._answer_watchers()
+
+    def _decide(self, requests: list[Request], needs: BatchNeeds) -> None:
+        """Make a frame of them and give the lock back, or see to those that cannot be in one."""
         refusal: OSError | None = None
         try:
             refusal = self._locked(requests, needs)
@@ -154,8 +163,6 @@ class Committer:
             self.journal.unlock()
         if refusal is not None:
             self._make_do(requests, refusal)
-        # Without the lock: what is waited for may have to be looked up in all of the log.
-        self._answer_watchers()
 
     def _make_do(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: try again without the enqueues, or with the reserve; or give up."""
@@ -207,7 +214,7 @@ class Committer:
             if agenda:
                 time_ns, step_ns = self.journal.log_time()
                 # A step of the clock that is not recorded yet makes nothing due.
-                self.facets.need_agenda().see(time_ns - step_ns)
+                self._need_agenda().see(time_ns - step_ns)
             if keys:
                 self.facets.need_dedup()
             sight = self.sight
@@ -251,9 +258,15 @@ class Committer:
     def _need_folds(self, facets: Facets, needs: BatchNeeds) -> None:
         """Build what the batch needs; what is built is caught up already."""
         if facets.agenda is None and self._wants_agenda(needs):
-            facets.need_agenda()
+            self._need_agenda()
         if needs.keyed and facets.dedup is None:
             facets.need_dedup()
+
+    def _need_agenda(self) -> Agenda:
+        """Return the agenda; what ended in a new one is counted with the next batch."""
+        if self.facets.agenda is None:
+            self._tend_at_ns = 0
+        return self.facets.need_agenda()
 
     def _put_off(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
         """Hold back what needs a fold that is still being built; returns the rest."""
@@ -275,29 +288,31 @@ class Committer:
 
     def _locked(self, requests: list[Request], needs: BatchNeeds) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
-        before, claims, claims_lsn = (
-            self.answers.stand(),
-            list(self.waiters.claims),
-            self._claims_lsn,
-        )
-        journal = self.journal
+        before, claims = self.answers.stand(), list(self.waiters.claims)
+        journal, claims_lsn = self.journal, self._claims_lsn
         try:
             journal.rotate_if_full()
             time_ns, step_ns = journal.log_time()
             batch = Batch(journal, time_ns)
             self._catch_up(batch, step_ns, needs)
             self._run(batch, requests)
-            self.answers.add_later(self.operations.deaths.told(), batch.lsn)
-            self.operations.close(batch)
-            count = batch.count
-            if count:
-                journal.allow(batch.features)
-                start = journal.end()
+            if self.operations.deaths.noted:
+                self.answers.add_later(self.operations.deaths.told(), batch.lsn)
+            if batch.adopted or self.facets.agenda is not None:
+                self.operations.close(batch)
                 self._note_frame(batch)
+            count = batch.lsn - batch.first_lsn
+            if count:
+                if batch.features:
+                    journal.allow(batch.features)
+                where = journal.segment, journal.offset
                 journal.append(b"".join(batch.parts), count, time_ns)
-                self.facets.appended(start, batch.adopted)
-                journal.meters.batch(count, batch.payload_size)
-                self.room.appended()
+                if batch.adopted or self.facets.followed:
+                    self.facets.appended(where, batch.adopted)
+                journal.meters.sizes.record(count)
+                journal.meters.payload_bytes += batch.payload_size
+                if self.room.refused is not None:
+                    self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
             self.answers.go_back_to(before)
@@ -313,9 +328,10 @@ class Committer:
 
     def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
         facets = self.facets
-        facets.catch_up()
-        self._need_folds(facets, needs)
-        self.operations.context.caught_up()
+        if facets.followed or needs.keyed or self._wants_agenda(needs):
+            facets.catch_up()
+            self._need_folds(facets, needs)
+            self.operations.context.caught_up()
         if step_ns:
             batch.add(codec.encode_clock(step_ns, batch.lsn))
             for facet in (facets.agenda, facets.dedup):
@@ -352,19 +368,22 @@ class Committer:
         """While nothing is written: everyone who waits is told if the log's files are gone."""
         try:
             self.journal.check_files()
-            self._check_owner(self.journal.clock.steady_ns())
+            self._tend(self.journal.clock.steady_ns())
         except LogFailed as error:
             self._refuse([], error)
 
-    def _check_owner(self, now_ns: int) -> None:
-        """Make sure, once a second, that the others see this process.
+    def _tend(self, now_ns: int) -> None:
+        """Do what no batch asks for, once a second: count, and look whether others see us.
 
         Raises:
             LogGone: they take it for dead, and its claims for theirs.
         """
-        if now_ns - self._looked_ns < LOOK_AROUND_NS:
+        if now_ns < self._tend_at_ns:
             return
-        self._looked_ns = now_ns
+        self._tend_at_ns = now_ns + LOOK_AROUND_NS
+        self.gauges.sample(self.facets.agenda, now_ns)
+        self.journal.meters.settle()
+        self.journal.writer.waits.settle()
         if not self.peers.is_known():
             raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
 
@@ -376,17 +395,19 @@ class Committer:
     def _run(self, batch: Batch, requests: list[Request]) -> None:
         for op, port, future, operand in requests:
             self._run_one(batch, op, port, future, operand)
-        if self.facets.agenda is not None and self.facets.agenda.flows.todo:
-            self.operations.ends.follow(batch)
+        agenda, operations = self.facets.agenda, self.operations
+        if agenda is not None and agenda.flows.todo:
+            operations.ends.follow(batch)
         if self.answers.later:
             self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
         if self.waiters.claims:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
-            self.taken_back += self.operations.claims.take_back_over(batch)
-            self.operations.tell_of_deaths(batch)
+            self.taken_back += operations.claims.take_back_over(batch)
+            operations.tell_of_deaths(batch)
             self._note_frame(batch)
             self._serve_claims(batch)
-        self.operations.tell_of_deaths(batch)
+        if operations.deaths.noted:
+            operations.tell_of_deaths(batch)
 
     def _run_one(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
         if future is not None and future.done():  # withdrawn in time
@@ -404,19 +425,16 @@ class Committer:
                 self.waiters.outcomes.add(operand, port, future)
                 return
             value = self.operations.table[op](batch, operand)
-        except TaskqError as refusal:
-            self._refuse_one(port, future, refusal)
+        except TaskqError as error:
+            # One that names a job waits until that job is on disk.
+            answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
+            answers.append((port, future, error))
             return
         if op in _AT_ONCE:
             self.answers.now.append((port, future, value))
             return
         self.answers.later.append((port, future, value))
         self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
-
-    def _refuse_one(self, port: Any, future: Any, error: TaskqError) -> None:
-        """Answer a request that raised; one that names a job waits until that job is on disk."""
-        answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
-        answers.append((port, future, error))
 
     def _serve_claims(self, batch: Batch) -> None:
         """Give the claims what they find; who waits no longer gets [] if it has seen all."""
@@ -501,22 +519,23 @@ class Committer:
     def follow(self) -> None:
         """Look for outcomes that other processes wrote, without the lock."""
         self.journal.refresh()
-        self._seen = self.journal.end()
+        self._seen = self.journal.segment, self.journal.offset
         if self.builds_in_steps:
             self.facets.lacks(agenda=False, keys=False)
         self.facets.catch_up()
-        self._answer_watchers()
+        if self.waiters.outcomes.waiting:
+            self._answer_watchers()
 
     def has_news(self) -> bool:
         """Return whether the log holds what those who wait here have not been shown.
 
         The journal may know of it already: who looks at the log for another reason moves its end.
         """
-        return not self.journal.is_at_end(self._seen) or self.journal.has_grown()
+        journal = self.journal
+        return self._seen != (journal.segment, journal.offset) or journal.has_grown()
 
     def _answer_watchers(self) -> None:
-        if self.waiters.outcomes:
-            self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
+        self.answers.add_later(list(self.waiters.outcomes.settled()), self.journal.next_lsn)
 
     # -- durability -------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class Room:
         free_bytes: when last looked at; None before that.
         limit_bytes: enqueues must leave so many.
         refused: what the disk said to the last append, if it refused it.
+        left: bytes that batches may still add before the disk is asked; they count them off.
+        look_at_ns: steady time at which it is asked in any case; 0 while it is short.
     """
 
     def __init__(self, disk: Disk, clock: Clock, path: str, config: LogConfig) -> None:
@@ -72,8 +74,7 @@ class Room:
         self.limit_bytes = 0
         self.refused: OSError | None = None
         self._is_short = False
-        self._left = 0
-        self._look_at_ns = self._sought_until_ns = 0
+        self.left = self.look_at_ns = self._sought_until_ns = 0
 
     @property
     def pressed(self) -> bool:
@@ -93,12 +94,12 @@ class Room:
     # -- before a batch ---------------------------------------------------------------------------
 
     def admit(
-        self, requests: list[Request], needs: BatchNeeds, now_ns: int
+        self, requests: list[Request], needs: BatchNeeds
     ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
-        """(requests that may go on, their needs, the answers of those that may not)."""
-        self._left -= needs.size
-        if self._left >= 0 and not self.pressed and now_ns < self._look_at_ns:
-            return requests, needs, []
+        """(requests that may go on, their needs, the answers of those that may not).
+
+        Asked once ``left`` is used up, or ``look_at_ns`` has come.
+        """
         grows = not needs.ops.isdisjoint(GROWING)
         self.look(needs.size, grows=grows)
         if not (grows and self._is_short):
@@ -117,7 +118,7 @@ class Room:
             else:
                 refused.append(request)
         if refused:
-            self._sought_until_ns = now_ns + _SOUGHT_NS
+            self._sought_until_ns = self._clock.steady_ns() + _SOUGHT_NS
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
 
@@ -146,9 +147,11 @@ class Room:
         self.free_bytes, self.limit_bytes = free, limit
         headroom = free - limit
         self._is_short = headroom < size or bool(self._files_left)
-        self._left = max(headroom // 4, 0)
+        self.left = max(headroom // 4, 0)
         wait_ns = headroom * SECOND_NS // _FILL_BYTES_PER_SECOND
-        self._look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
+        self.look_at_ns = self._clock.steady_ns() + min(max(wait_ns, _LOOK_NS_MIN), _LOOK_NS_MAX)
+        if self.pressed:
+            self.look_at_ns = 0
 
     def holds(self, size: int) -> bool:
         """Return whether the disk has room for so many bytes, whatever enqueues must leave."""
@@ -182,7 +185,7 @@ class Room:
         """
         if not is_full(error):
             return requests, []
-        self.refused = error
+        self.refused, self.look_at_ns = error, 0
         self.look()
         growing = [request for request in requests if request[0] in GROWING]
         if not growing:
@@ -193,7 +196,7 @@ class Room:
         """The disk took an append: it is well again."""
         if self.refused is not None:
             self.refused = None
-            self._look_at_ns = 0
+            self.look_at_ns = 0
 
     def give_up_reserve(self) -> bool:
         """Free the reserve for what must not be refused; False if there is none."""

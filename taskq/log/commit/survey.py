@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from taskq.log.requests import Item, Request
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: Most batches hold nothing else: their size is all there is to know.
-_PLAIN: Final = frozenset(map(int, (Op.ENQUEUE_RUN, Op.SUCCEED_SOON, Op.CLAIM)))
+_PLAIN: Final = frozenset(map(int, (Op.SUCCEED_SOON, Op.CLAIM)))
 _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
 
 
@@ -42,6 +43,9 @@ class BatchNeeds:
         """Count a request in."""
         op, _, _, operand = request
         self.ops.add(op)
+        if op == _ENQUEUE_RUN:
+            self.size += operand.size
+            return
         if op == _ENQUEUE:
             spec, body, extras = operand
             self.size += len(body) + len(spec.tail)

@@ -39,12 +39,13 @@ class Growth:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._durability = journal.config.durability
-        self._waiting: list[tuple[int, Any, Any]] = []
+        #: beyond which lsn somebody wants to read, and who
+        self.waiting: list[tuple[int, Any, Any]] = []
 
     def __bool__(self) -> bool:
-        if self._waiting:
-            self._waiting = [one for one in self._waiting if not one[2].done()]
-        return bool(self._waiting)
+        if self.waiting:
+            self.waiting = [one for one in self.waiting if not one[2].done()]
+        return bool(self.waiting)
 
     def add(self, lsn: int | None, port: Any, future: Any) -> None:
         """Tell how far the log may be read once that is beyond ``lsn``.
@@ -53,23 +54,21 @@ class Growth:
         """
         if lsn is None:
             lsn = self._journal.next_lsn - 1
-        self._waiting.append((lsn, port, future))
+        self.waiting.append((lsn, port, future))
 
     def told(self) -> list[Answer]:
         """Return the answers that can be given now."""
-        if not self._waiting:
-            return []
         journal = self._journal
         extent = Extent(journal.segment, journal.offset, self._limit)
         left: list[tuple[int, Any, Any]] = []
         answers: list[Answer] = []
-        for one in self._waiting:
+        for one in self.waiting:
             lsn, port, future = one
             if lsn < extent.lsn:
                 answers.append((port, future, extent))
             else:
                 left.append(one)
-        self._waiting = left
+        self.waiting = left
         if left and self._has_failed():
             error = LogFailed(journal.path, "an fsync failed in one of its processes")
             answers += [(port, future, error) for port, future in self.take_all()]
@@ -85,7 +84,7 @@ class Growth:
     @property
     def lacking(self) -> bool:
         """Return whether they wait for what was written and is not on disk."""
-        return bool(self._waiting) and self._limit < self._journal.next_lsn
+        return bool(self.waiting) and self._limit < self._journal.next_lsn
 
     def sync_seconds(self, usual: float) -> float:
         """Return how long they wait for somebody's sync before one is made for them."""
@@ -95,12 +94,12 @@ class Growth:
 
     def take_all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits; they wait no more."""
-        everyone, self._waiting = self.all(), []
+        everyone, self.waiting = self.all(), []
         return everyone
 
     def all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits."""
-        return [(port, future) for _, port, future in self._waiting]
+        return [(port, future) for _, port, future in self.waiting]
 
     def _has_failed(self) -> bool:
         hint = self._journal.writer.peek()
@@ -161,10 +160,11 @@ class Outcomes:
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self._journal = journal
         self._facets = facets
-        self._waiting: dict[int, list[tuple[Any, Any]]] = {}
+        #: who waits for which job
+        self.waiting: dict[int, list[tuple[Any, Any]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def add(self, job: int, port: Any, future: Any) -> None:
         """Wait for a job.
@@ -172,7 +172,7 @@ class Outcomes:
         Raises:
             JobNotFound: the log has no record of that number yet.
         """
-        waiting = self._waiting.get(job)
+        waiting = self.waiting.get(job)
         if waiting is not None:
             waiting.append((port, future))
             return
@@ -184,12 +184,12 @@ class Outcomes:
         # Whether a record of this number is a job is looked up later, without the lock.
         if not known and not 0 < job < journal.next_lsn:
             raise self._not_found(job)
-        self._waiting[job] = [(port, future)]
+        self.waiting[job] = [(port, future)]
         self._facets.watch_for(job)
 
     def has(self, job: int, future: Any) -> bool:
         """Return whether this future waits for the job."""
-        return any(one is future for _, one in self._waiting.get(job, ()))
+        return any(one is future for _, one in self.waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
         """(port, future, outcome or error) of everyone whose job was settled since the last call.
@@ -209,7 +209,7 @@ class Outcomes:
                 outcome = self._look_again(job)
             except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
                 outcome = failure(error)
-            for port, future in self._waiting.pop(job, ()):
+            for port, future in self.waiting.pop(job, ()):
                 yield port, future, outcome
 
     def _look_again(self, job: int) -> Outcome | TaskqError:
@@ -231,21 +231,21 @@ class Outcomes:
 
     def forget_cancelled(self) -> None:
         """Stop looking for what nobody waits for any more."""
-        for job, waiting in list(self._waiting.items()):
+        for job, waiting in list(self.waiting.items()):
             left = [(port, future) for port, future in waiting if not future.cancelled()]
             if left:
-                self._waiting[job] = left
+                self.waiting[job] = left
             else:
-                del self._waiting[job]
+                del self.waiting[job]
                 self._facets.watch.jobs.discard(job)
 
     def take_all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits; nothing is looked for any more."""
         everyone = self.all()
-        self._waiting.clear()
+        self.waiting.clear()
         self._facets.watch.jobs.clear()
         return everyone
 
     def all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits."""
-        return [one for waiting in self._waiting.values() for one in waiting]
+        return [one for waiting in self.waiting.values() for one in waiting]

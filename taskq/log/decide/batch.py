@@ -44,7 +44,7 @@ class Batch:
         self.epoch = journal.epoch
         self.time_ns = time_ns
         self.size = self.payload_size = 0
-        self.where = journal.files.base(journal.segment) + journal.offset + FRAME_HEADER_SIZE
+        self.where = journal.base + journal.offset + FRAME_HEADER_SIZE
         self.interest = 0
         self.features: tuple[str, ...] = ()
         self.adopted: dict[bytes, UploadProgress] = {}

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
     from taskq.log.decide.ends import Ends
+    from taskq.log.decide.runs import Run
     from taskq.log.requests import Item, Slice
-    from taskq.log.runs import Run
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()

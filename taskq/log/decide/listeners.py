@@ -97,13 +97,14 @@ class Deaths:
             _Listeners()
         )
         self._writers: dict[object, Writer] = {}
-        self._noted: list[DeadLetter] = []
+        #: deaths of the batch that is being made
+        self.noted: list[DeadLetter] = []
         #: of those that were noted, how many have their jobs in the batch
         self._written = 0
 
     def __bool__(self) -> bool:
         """Return whether somebody died since the last ``enqueue``."""
-        return len(self._noted) > self._written
+        return len(self.noted) > self._written
 
     def write(self, owner: object, writer: Writer) -> None:
         """Have a job for each that ``writer`` gives in the frame of a death, from now on.
@@ -136,16 +137,16 @@ class Deaths:
                 cause=_CAUSES.get(Cause(cause), ""),
                 settled_ns=now_ns,
             )
-            self._noted.append(letter)
+            self.noted.append(letter)
 
     def forget(self) -> None:
         """Forget what was noted: the batch was not written."""
-        self._noted.clear()
+        self.noted.clear()
         self._written = 0
 
     def enqueue(self, batch: Batch, enqueues: Enqueues) -> None:
         """Add the jobs that tell of what was noted since the last call."""
-        letters, self._written = self._noted[self._written :], len(self._noted)
+        letters, self._written = self.noted[self._written :], len(self.noted)
         for letter in letters:
             enqueues.many(batch, self._jobs_of(letter))
 
@@ -161,9 +162,7 @@ class Deaths:
 
     def told(self) -> list[Answer]:
         """Return what goes out for the batch, once it is durable."""
-        if not self._noted:
-            return []
-        noted, self._noted, self._written = self._noted, [], 0
+        noted, self.noted, self._written = self.noted, [], 0
         # Of several listeners with the same hook the first is enough.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}
         return [

@@ -52,9 +52,8 @@ def _settlement_size(item: Settlement) -> int:
     return own + sum(map(_enqueue_size, item.children))
 
 
-#: Of operations that are no single small record; ``BatchNeeds`` counts single enqueues itself.
+#: Of operations that are no single small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
-    Op.ENQUEUE_RUN: lambda run: run.size,
     Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),

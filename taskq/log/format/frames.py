@@ -306,16 +306,17 @@ class Marks:
     Kept in columns of 24 bytes a mark; as tuples they were a megabyte of a worker that ran many.
     """
 
-    __slots__ = ("_lsns", "_offsets", "_segments")
+    __slots__ = ("_lsns", "_offsets", "_segments", "due_offset")
 
     def __init__(self) -> None:
+        #: from where on the next frame of the segment is worth a mark
+        self.due_offset = 0
         self._lsns, self._segments, self._offsets = array("Q"), array("Q"), array("Q")
 
     def note(self, first_lsn: int, segment: int, offset: int) -> None:
         """A frame starts here."""
         lsns, segments, offsets = self._lsns, self._segments, self._offsets
-        if lsns and segments[-1] == segment and offset - offsets[-1] < _MARK_BYTES:
-            return
+        self.due_offset = offset + _MARK_BYTES
         if len(lsns) >= _MARKS_MAX:
             for column in (lsns, segments, offsets):
                 del column[: _MARKS_MAX // 2]
@@ -332,5 +333,6 @@ class Marks:
 
     def clear(self) -> None:
         """Forget them: the files were changed."""
+        self.due_offset = 0
         for column in (self._lsns, self._segments, self._offsets):
             del column[:]

@@ -57,6 +57,7 @@ class Journal:
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
+        base: location of the segment's first byte.
         last_frame: offset of the segment's last frame, 0 if it has none.
         is_past: the end is one that the log had at a moment of the past.
         indexes, meters: what finds single records; what this process did so far.
@@ -80,6 +81,7 @@ class Journal:
         self.files = SegmentFiles(disk, path, writable=writer is not None)
         self.meters = Meters()
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = self.last_frame = 0
+        self.base = self._seed = 0
         self.is_past = False
         self.indexes = SegmentIndexes(self)
         self.boot = disk.boot_id()
@@ -365,6 +367,8 @@ class Journal:
         """Make this the segment that is written to."""
         self._tail.enter(segment)
         self.segment = segment
+        self.base, self._seed = self.files.base(segment), self.files.seed(segment)
+        self._marks.due_offset = 0
 
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if nothing is to follow it there."""
@@ -517,13 +521,14 @@ class Journal:
             self._write_hint()
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
-        seed = self.files.seed(self.segment)
         frame = codec.encode_frame(
-            body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, seed, self.offset
-        )
+            body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, self._seed,
+            self.offset,
+        )  # fmt: skip
         # It is whole without the zeros behind it.
         self._tail.write(frame, self.offset, codec.FRAME_HEADER_SIZE + len(body))
-        self._marks.note(self.next_lsn, self.segment, self.offset)
+        if self.offset >= self._marks.due_offset:
+            self._marks.note(self.next_lsn, self.segment, self.offset)
         self.last_frame = self.offset
         self.offset += len(frame)
         self.meters.appended_bytes += len(frame)
@@ -557,16 +562,11 @@ class Journal:
         Raises:
             OSError: it may be lost; ``fail`` must follow.
         """
-        turn, through, clean = self.writer.turn, self.next_lsn, self.clean_offset
-        if turn.take(self.boot, self.generation, through):
-            try:
-                through, clean = self._tail.sync_for_all(
-                    self.segment, self.generation, through, self.offset
-                )
-            except BaseException:
-                turn.give_up()
-                raise
-            turn.leave(self.boot, self.generation, through)
+        sync = functools.partial(
+            self._tail.sync_for_all, self.segment, self.generation, self.next_lsn, self.offset
+        )
+        turn, wanted = self.writer.turn, (self.boot, self.generation, self.next_lsn)
+        through, clean = turn.share(*wanted, sync) if turn.crowded else sync()
         self.durable_lsn = max(self.durable_lsn, through)
         self.clean_offset = max(self.clean_offset, clean)
 

@@ -231,7 +231,8 @@ class WriterLock:
         """Note where the log ends; the holder does so before it lets go."""
         packed = _TAIL.pack(*hint)
         data = packed + crc32(packed).to_bytes(4, "little")
-        write_all(self._disk, self._file, data, _HOLDER.size)
+        if self._disk.write(self._file, data, _HOLDER.size) < len(data):
+            write_all(self._disk, self._file, data, _HOLDER.size)
         self._hint_data, self._hint = data, hint
         self._left = (self._mine if self.exclusive else self._me) + data
 

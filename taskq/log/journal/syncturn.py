@@ -19,6 +19,8 @@ from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import write_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.log.machine.ports import Disk
 
 #: boot, generation, durable lsn
@@ -43,10 +45,25 @@ class SyncTurn:
         """Return what a forked child has to close."""
         return (self._file,)
 
+    def share(
+        self, boot: int, generation: int, wanted_lsn: int, sync: Callable[[], tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Sync when it is this process's turn; (lsn, offset) up to which the log is on disk then.
+
+        The offset is 0 where another process synced all below ``wanted_lsn``.
+        """
+        if not self.take(boot, generation, wanted_lsn):
+            return wanted_lsn, 0
+        try:
+            through, clean = sync()
+        except BaseException:
+            self.give_up()
+            raise
+        self.leave(boot, generation, through)
+        return through, clean
+
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
         """Whether this process is to sync; False when all below ``wanted_lsn`` is on disk."""
-        if not self.crowded:
-            return True
         with contextlib.suppress(OSError):  # then it does not share
             for _ in range(_LOOKS):
                 taken = self._disk.try_lock(self._file)
@@ -61,8 +78,6 @@ class SyncTurn:
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
         """After the sync: say how far the log is on disk, and let the next one have the turn."""
-        if not self.crowded:
-            return
         # What is synced is, whoever knows of it: others that do not just sync for themselves.
         with contextlib.suppress(OSError):
             if durable_lsn > self._published(boot, generation):

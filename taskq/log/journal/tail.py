@@ -78,7 +78,8 @@ class Tail:
             OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
         """
         try:
-            write_all(self._disk, self.descriptor, frame, offset)
+            if self._disk.write(self.descriptor, frame, offset) < len(frame):
+                write_all(self._disk, self.descriptor, frame, offset)  # the rest, or it says why
         except OSError as error:
             self._cut_back(offset, whole_bytes, error)
             raise
@@ -133,10 +134,11 @@ class Tail:
             self._disk.sync(self.descriptor)
         finally:
             took_ns = self._clock.steady_ns() - start_ns
-            self._meters.synced(took_ns)
-            if self._writer is not None:
+            self._meters.syncs.record(took_ns)
+            if self._writer is not None and self._writer.held:
                 self._writer.excuse(took_ns)
             if took_ns > SLOW_SYNC_NS:
+                self._meters.slow_syncs += 1
                 _log.warning("%s: an fsync took %.1f s", self._files.path, took_ns / SECOND_NS)
 
     def sync_for_all(

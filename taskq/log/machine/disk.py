@@ -15,12 +15,10 @@ from typing import Final
 from taskq.log.machine import forks, syscalls
 from taskq.log.machine.door import make_directory, open_file
 
-#: Reads up to this size keep the GIL: copying more would hold up the other threads.
+#: Reads up to this size keep the GIL.
 _SMALL_READ: Final = 16 * 1024
 #: What ``posix_fallocate`` says where the file system cannot do it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
-#: What the system says of a name that leads nowhere; ESTALE: another machine removed it.
-_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 _NOISE_BYTES: Final = 64 * 1024
 
 
@@ -36,8 +34,8 @@ class LocalDisk(syscalls.Pace):
 
     def __init__(self) -> None:
         super().__init__()
-        self._small = syscalls.SmallReader(_SMALL_READ, self)
-        self._statuses = syscalls.StatusReader(self)
+        self.read = syscalls.Reader(_SMALL_READ, self).read
+        self.status = syscalls.StatusReader(self).status
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
@@ -48,20 +46,6 @@ class LocalDisk(syscalls.Pace):
     def close(self, descriptor: int) -> None:
         """Give the descriptor back."""
         forks.close_unshared(descriptor)
-
-    def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """At most ``count`` bytes; fewer only at the end of the file."""
-        if count <= _SMALL_READ:
-            return self._small.read(descriptor, count, offset)
-        parts: list[bytes] = []
-        while count:
-            part = os.pread(descriptor, count, offset)
-            if not part:
-                break
-            parts.append(part)
-            count -= len(part)
-            offset += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut the file."""
@@ -123,16 +107,9 @@ class LocalDisk(syscalls.Pace):
 
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file."""
-        return self._statuses.status(descriptor)[:2]
-
-    def status(self, path: str) -> tuple[int, int, int] | None:
-        """(device, inode, size) of the file of that name; None: there is none."""
-        try:
-            return self._statuses.status(path)
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return None
-            raise
+        found = self.status(descriptor)
+        assert found is not None  # an open file has no name that could be gone
+        return found[:2]
 
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched; None when it is missing."""

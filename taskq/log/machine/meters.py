@@ -1,14 +1,18 @@
-"""What the engine of one process did, in plain numbers: counting costs a batch under two µs.
+"""What the engine of one process did, in plain numbers.
 
-Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``.
+Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``,
+which only notes the number. They are counted when somebody asks, and once a second.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.views import Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS
@@ -23,27 +27,50 @@ class Histogram:
     """How often which whole numbers came, in buckets that are at most a quarter wide.
 
     Attributes:
-        count, total, largest: of all numbers; the mean and the largest are exact.
+        record: notes a number; one below 0 (a clock that fell) counts as 0.
     """
 
-    __slots__ = ("_buckets", "count", "largest", "total")
+    __slots__ = ("_buckets", "_count", "_largest", "_noted", "_total", "record")
 
     def __init__(self) -> None:
         self._buckets = [0] * _BUCKETS
-        self.count = self.total = self.largest = 0
+        self._count = self._total = self._largest = 0
+        self._noted: list[int] = []
+        self.record: Callable[[int], None] = self._noted.append
 
-    def record(self, value: int) -> None:
-        """Count one number in; one below 0 (a clock that fell) counts as 0."""
-        if value < 0:  # noqa: PLR1730 - a call of max costs as much as all the rest
-            value = 0
+    @property
+    def count(self) -> int:
+        """Return how many numbers came."""
+        self.settle()
+        return self._count
+
+    @property
+    def total(self) -> int:
+        """Return their sum."""
+        self.settle()
+        return self._total
+
+    @property
+    def largest(self) -> int:
+        """Return the largest of them."""
+        self.settle()
+        return self._largest
+
+    def settle(self) -> None:
+        """Count in what was noted; legal on any thread."""
+        noted = self._noted
+        while noted:
+            self._count_in(noted.pop())
+
+    def _count_in(self, value: int) -> None:
+        value = max(value, 0)
         # The number's highest three bits, and how far they are up: a bucket without a search.
         shift = value.bit_length() - _MANTISSA_BITS
         index = shift * _PER_OCTAVE + (value >> shift) if shift > 0 else value
         self._buckets[index if index < _BUCKETS else _BUCKETS - 1] += 1
-        self.count += 1
-        self.total += value
-        if value > self.largest:  # noqa: PLR1730 - as above
-            self.largest = value
+        self._count += 1
+        self._total += value
+        self._largest = max(self._largest, value)
 
     def quantile(self, share: float) -> float:
         """Return a number that about ``share`` of all are at most; 0 when there is none.
@@ -72,6 +99,7 @@ class Histogram:
 
     def buckets(self) -> tuple[tuple[int, int], ...]:
         """(largest number of the bucket, how many) of each that is not empty, in order."""
+        self.settle()
         return tuple(
             (_bounds(index)[1] - 1, count) for index, count in enumerate(self._buckets) if count
         )
@@ -88,8 +116,7 @@ class Meters:
     """The counters of one process's hold on a log; its storage thread writes them.
 
     Attributes:
-        batches, records: frames that this process appended, and the records in them.
-        sizes: records of each batch.
+        sizes: records of each frame that this process appended.
         appended_bytes: all that it appended to segments, frame headers and carries included.
         payload_bytes: of the jobs that it enqueued.
         upkeep_bytes: what upkeep wrote into other files: indexes, snapshots.
@@ -99,10 +126,8 @@ class Meters:
 
     __slots__ = (
         "appended_bytes",
-        "batches",
         "open_ns",
         "payload_bytes",
-        "records",
         "sizes",
         "slow_syncs",
         "syncs",
@@ -110,21 +135,22 @@ class Meters:
     )
 
     def __init__(self) -> None:
-        self.batches = self.records = 0
         self.appended_bytes = self.payload_bytes = self.upkeep_bytes = 0
         self.slow_syncs = self.open_ns = 0
         self.sizes = Histogram()
         self.syncs = Histogram()
 
-    def batch(self, records: int, payload_bytes: int) -> None:
-        """A frame was appended."""
-        self.batches += 1
-        self.records += records
-        self.payload_bytes += payload_bytes
-        self.sizes.record(records)
+    @property
+    def batches(self) -> int:
+        """Return how many frames this process appended."""
+        return self.sizes.count
 
-    def synced(self, took_ns: int) -> None:
-        """A segment was fsynced."""
-        self.syncs.record(took_ns)
-        if took_ns > SLOW_SYNC_NS:
-            self.slow_syncs += 1
+    @property
+    def records(self) -> int:
+        """Return how many records are in them."""
+        return self.sizes.total
+
+    def settle(self) -> None:
+        """Count in what was noted."""
+        self.sizes.settle()
+        self.syncs.settle()

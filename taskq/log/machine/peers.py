@@ -102,7 +102,7 @@ class LocalPeers:
         ).encode()
         self._lock = self._pipe = self._board = self._slot = -1
         self._pace = pace or syscalls.Pace()
-        self._small = syscalls.SmallReader(_SLOT.size * _SLOTS_USUAL, self._pace)
+        self._small = syscalls.Reader(_SLOT.size * _SLOTS_USUAL, self._pace)
         #: the others were not told that this owner sleeps, and will not wake it
         self._is_unheard = False
         try:

@@ -42,6 +42,8 @@ _SWITCHES: Final = 3
 _LARGE_WRITE: Final = 512 * 1024
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
+#: What the system says of a name that leads nowhere; ESTALE: another machine removed it.
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 #: Device numbers are signed on macOS.
 _U64_MAX: Final = 2**64 - 1
 #: STATX_INO and STATX_SIZE.
@@ -158,8 +160,21 @@ class Pace:
                 self.patient_until = 0.0
 
 
-class SmallReader:
-    """Reads of at most ``size_max`` bytes, into a buffer of its own: for one thread."""
+def read_at(descriptor: int, count: int, offset: int) -> bytes:
+    """Return what is there of so many bytes; fewer only at the end of the file."""
+    parts: list[bytes] = []
+    while count:
+        part = os.pread(descriptor, count, offset)
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Reader:
+    """Reads into a buffer of its own, for one thread; more than ``size_max`` without the GIL."""
 
     def __init__(self, size_max: int, pace: Pace) -> None:
         self.size_max = size_max
@@ -167,11 +182,12 @@ class SmallReader:
         self._buffer: Any = ctypes.create_string_buffer(size_max)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """Return what ``os.pread`` returns."""
+        """At most ``count`` bytes; fewer only at the end of the file."""
         pace = self._pace
+        if count > self.size_max:  # copying so much would hold up the other threads
+            return read_at(descriptor, count, offset)
         if pace.patient_until or _library is None:
             return pace.patiently(os.pread, descriptor, count, offset)
-        count = min(count, self.size_max)
         began = perf_counter()
         got = _library.pread(descriptor, self._buffer, count, offset)
         if perf_counter() - began > SLOW_SECONDS:
@@ -187,11 +203,16 @@ class StatusReader:
         self._pace = pace
         self._buffer = ctypes.create_string_buffer(_STATX.size)
 
-    def status(self, file: str | int) -> tuple[int, int, int]:
-        """(device, inode, size) of the file."""
+    def status(self, file: str | int) -> tuple[int, int, int] | None:
+        """(device, inode, size) of the file; None: there is none of that name."""
         pace = self._pace
         if pace.patient_until or _statx is None:
-            found = pace.patiently(os.stat, file)
+            try:
+                found = pace.patiently(os.stat, file)
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    return None
+                raise
             device = found.st_dev & _U64_MAX
             if sys.platform == "linux":  # as ``statx`` has it: others may have that call
                 device = os.major(device) << 32 | os.minor(device)
@@ -204,7 +225,10 @@ class StatusReader:
         if perf_counter() - began > SLOW_SECONDS:
             pace.be_patient()
         if failed:
-            _checked(failed)
+            code = ctypes.get_errno()
+            if code in _NOT_THERE:
+                return None
+            raise OSError(code, os.strerror(code))
         inode, size, major, minor = _STATX.unpack_from(self._buffer)
         return major << 32 | minor, inode, size
 
@@ -274,7 +298,8 @@ def unflock(pace: Pace, descriptor: int) -> None:
     failed = _library.flock(descriptor, fcntl.LOCK_UN)
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
-    _checked(failed)
+    if failed:
+        _checked(failed)
 
 
 # Pipes that do not block: nobody ever waits for these.

@@ -33,18 +33,13 @@ class Gauges:
         self._journal = journal
         #: (steady time, jobs that ended so far by queue), the oldest first
         self._samples: deque[tuple[int, dict[str, int]]] = deque()
-        self._sample_at_ns = 0
         #: job -> since when it is ready, of the jobs that were asked for last
         self._since: dict[int, int] = {}
 
     def sample(self, agenda: Agenda | None, now_ns: int) -> None:
-        """Note how many jobs have ended, unless that was noted less than a second ago.
-
-        Asked before every batch; what it costs then is one comparison.
-        """
-        if now_ns < self._sample_at_ns or agenda is None:
+        """Note how many jobs have ended; asked once a second."""
+        if agenda is None:
             return
-        self._sample_at_ns = now_ns + _SAMPLE_NS
         samples = self._samples
         while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
             samples.popleft()

@@ -88,8 +88,10 @@ class Facets:
         #: batches that broke, none between them that did not
         self._broken = 0
         self._sought: set[int] = set()
-        self._cursors: dict[str, Cursor] = {}
-        self._steps: dict[str, Iterator[None]] = {}
+        #: how far each that was built has come
+        self.followed: dict[str, Cursor] = {}
+        #: what is built in steps now
+        self.unfinished: dict[str, Iterator[None]] = {}
         #: what was built in steps as far as that could be done
         self._at_once: set[str] = set()
 
@@ -106,9 +108,9 @@ class Facets:
         return self.dedup
 
     def _build(self, name: str) -> None:
-        for _ in self._steps.pop(name, ()):
+        for _ in self.unfinished.pop(name, ()):
             """What is built in steps need not begin anew."""
-        if name not in self._cursors:
+        if name not in self.followed:
             self._put(name, *self._opened(name))
         self._follow(name)
         self._at_once.discard(name)
@@ -126,7 +128,7 @@ class Facets:
         return agenda, cursor
 
     def _put(self, name: str, fold: Agenda | Dedup, cursor: Cursor) -> None:
-        self._cursors[name] = cursor
+        self.followed[name] = cursor
         if isinstance(fold, Agenda):
             self.agenda = fold
         else:
@@ -142,24 +144,19 @@ class Facets:
         """
         is_lacking = False
         for name, is_wanted in (("agenda", agenda), ("dedup", keys)):
-            if name not in self._steps and self._is_far(name, is_wanted):
+            if name not in self.unfinished and self._is_far(name, is_wanted):
                 fold = self.agenda if name == "agenda" else self.dedup
-                cursor = self._cursors.get(name)
+                cursor = self.followed.get(name)
                 built = None if fold is None or cursor is None else (fold, cursor)
                 if built is not None:
                     self._forget(name)
-                self._steps[name] = self._building(name, built)
-            is_lacking |= is_wanted and name in self._steps
+                self.unfinished[name] = self._building(name, built)
+            is_lacking |= is_wanted and name in self.unfinished
         return is_lacking
-
-    @property
-    def is_building(self) -> bool:
-        """Return whether anything is built in steps now."""
-        return bool(self._steps)
 
     def build(self) -> bool:
         """Do the next step, of about a millisecond; whether there are more."""
-        name, steps = next(iter(self._steps.items()))
+        name, steps = next(iter(self.unfinished.items()))
         try:
             next(steps)
         except StopIteration:
@@ -168,16 +165,16 @@ class Facets:
             # Whoever needs it meets the same, and knows what to do about it.
             _log.debug("%s: %s is built at once: %s", self._journal.path, name, error)
             self._end_building(name)
-        return self.is_building
+        return bool(self.unfinished)
 
     def _end_building(self, name: str) -> None:
         """What is left, or could not be built, is done at once: others may write on and on."""
-        self._steps.pop(name, None)
+        self.unfinished.pop(name, None)
         self._at_once.add(name)
 
     def _is_far(self, name: str, is_wanted: bool) -> bool:
         journal = self._journal
-        cursor = self._cursors.get(name)
+        cursor = self.followed.get(name)
         if name in self._at_once:
             return False
         if cursor is None:
@@ -209,7 +206,7 @@ class Facets:
                     return  # damage is rare: need_... knows what to do about it
                 yield from fold_steps(base, item, agenda, dedup)
                 self.caught_up += item.header.records
-        if name not in self._cursors and generation == journal.generation:
+        if name not in self.followed and generation == journal.generation:
             self._put(name, fold, cursor)
 
     def catch_up(self) -> None:
@@ -220,7 +217,7 @@ class Facets:
         journal = self._journal
         if journal.generation != self.generation:
             self.discard()
-        for name, cursor in list(self._cursors.items()):
+        for name, cursor in list(self.followed.items()):
             if cursor.offset == journal.offset and cursor.segment == journal.segment:
                 self._at_once.discard(name)
                 continue
@@ -230,7 +227,7 @@ class Facets:
 
     def stands(self, name: str) -> Cursor | None:
         """Return how far the agenda or the dedup table has come; None if it is not built."""
-        return self._cursors.get(name)
+        return self.followed.get(name)
 
     def _until_whole(self, name: str) -> None:
         """Build it again when segments go meanwhile, each time from the oldest that is there."""
@@ -309,7 +306,7 @@ class Facets:
     def _expect(self, job: int) -> None:
         """The job has not ended up to the journal's known end."""
         if not self.watch.jobs:
-            self._cursors["watch"] = self._journal.end()
+            self.followed["watch"] = self._journal.end()
         self.watch.jobs.add(job)
 
     def note_ends(self, jobs: list[int], location: int, size: int) -> None:
@@ -336,16 +333,19 @@ class Facets:
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
-    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress]) -> None:
-        """A frame of our own was applied while it was made: step over it."""
+    def appended(self, start: tuple[int, int], adopted: dict[bytes, UploadProgress]) -> None:
+        """Step over a frame of our own, which was applied while it was made.
+
+        ``start`` is (segment, offset) of it. Needed where anything is followed, or adopted.
+        """
         journal = self._journal
         self.uploads.appended(start, adopted, journal.next_lsn)
         self._broken = 0
-        for cursor in self._cursors.values():
-            if cursor.offset == start.offset and cursor.segment == start.segment:
+        for cursor in self.followed.values():
+            if (cursor.segment, cursor.offset) == start:
                 cursor.segment, cursor.offset = journal.segment, journal.offset
                 cursor.next_lsn = journal.next_lsn
-                cursor.frame = start.offset
+                cursor.frame = start[1]
 
     def discard(self, *, broken: bool = False) -> None:
         """Forget all that was folded: the log has it, and it is folded anew when needed.
@@ -353,7 +353,8 @@ class Facets:
         ``broken``: a batch met what should never be. A request may be to blame; where none gets
         through, the folds are, and what they began with is not used again.
         """
-        self._broken += broken
+        # Where nothing was folded, no fold is to blame.
+        self._broken += broken and bool(self.followed)
         if self._broken >= _BROKEN_MAX and self.trusts_snapshots:
             self.trusts_snapshots = False
             _log.warning("%s: snapshots are not used any more here", self._journal.path)
@@ -361,13 +362,13 @@ class Facets:
         self.agenda = self.dedup = None
         self._sought |= self.watch.jobs | {job for job, _ in self.watch.settled}
         self.ended.clear()
-        self._cursors.clear()
-        self._steps.clear()
+        self.followed.clear()
+        self.unfinished.clear()
         self.watch = Watch()
 
     def _forget(self, name: str) -> None:
         """Forget one of the folds."""
-        del self._cursors[name]
+        del self.followed[name]
         if name == "agenda":
             self.agenda = None
         elif name == "dedup":
@@ -390,7 +391,7 @@ class Facets:
 
     def _fold_on(self, name: str) -> None:
         journal = self._journal
-        cursor = self._cursors[name]
+        cursor = self.followed[name]
         if journal.is_at_end(cursor):
             return
         if name == "watch" and not self.watch.jobs:

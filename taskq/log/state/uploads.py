@@ -113,14 +113,16 @@ class UploadsSeen:
             else:
                 return
 
-    def appended(self, start: Cursor, adopted: dict[bytes, UploadProgress], next_lsn: int) -> None:
-        """A frame of our own begins at ``start``, and ends in these."""
+    def appended(
+        self, start: tuple[int, int], adopted: dict[bytes, UploadProgress], next_lsn: int
+    ) -> None:
+        """Step over a frame of our own, which begins at (segment, offset) and ends in these."""
         cursor, journal = self._cursor, self._journal
-        if cursor is None or (cursor.segment, cursor.offset) != (start.segment, start.offset):
+        if cursor is None or (cursor.segment, cursor.offset) != start:
             return
         first = next_lsn - len(adopted)
         for lsn, one in enumerate(adopted.values(), first):
-            self._add(_Found(lsn, one, start.segment, -1))
+            self._add(_Found(lsn, one, start[0], -1))
         cursor.segment, cursor.offset = journal.segment, journal.offset
         cursor.next_lsn = next_lsn
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogClosed
 from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.decide.runs import take
 from taskq.log.requests import Op
-from taskq.log.runs import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,7 @@ class Mailbox:
             ENQUEUE_RUN is a line here, which its port goes on filling; see ``runs``.
         orders: compactions and adoptions that somebody asked for.
         chores: calls for the thread to make between two batches.
+        waiting_for_room: called by ``emptied``.
         asleep: whether the thread must be poked to look.
         poke: wakes the thread; does nothing before the log is open.
         usable: False once closed, and in a forked child.
@@ -49,13 +50,13 @@ class Mailbox:
         self._ended = False
         #: of the two threads that may empty it, one takes of a line at a time
         self._taking = threading.Lock()
-        self._waiting_for_room: deque[Callable[[], object]] = deque()
+        self.waiting_for_room: deque[Callable[[], object]] = deque()
 
     @property
     def has_work(self) -> bool:
         """Return whether the thread must not go to sleep."""
         return bool(
-            self.requests or self.closing or self.chores or self.orders or self._waiting_for_room
+            self.requests or self.closing or self.chores or self.orders or self.waiting_for_room
         )
 
     def closed(self) -> LogClosed:
@@ -74,7 +75,7 @@ class Mailbox:
 
     def when_room(self, wake: Callable[[], object]) -> None:
         """Call ``wake`` once the requests have been taken."""
-        self._waiting_for_room.append(wake)
+        self.waiting_for_room.append(wake)
         self.wake_up()
 
     def wake_up(self) -> None:
@@ -107,8 +108,8 @@ class Mailbox:
 
     def emptied(self) -> None:
         """Tell senders that waited for room."""
-        while self._waiting_for_room:
-            run_chore(self._waiting_for_room.popleft())
+        while self.waiting_for_room:
+            run_chore(self.waiting_for_room.popleft())
 
     def end(self) -> None:
         """Nobody takes anything any more."""
@@ -134,7 +135,7 @@ class Mailbox:
                 order.port.deliver([(order.port, order.future, closed)])
         with contextlib.suppress(IndexError):
             while True:
-                run_chore(self._waiting_for_room.popleft())
+                run_chore(self.waiting_for_room.popleft())
 
     def leave_to_parent(self) -> None:
         """In a forked child: the thread that reads this belongs to the parent."""

@@ -17,9 +17,9 @@ from taskq.core.kinds import RELEASE
 from taskq.core.records import Cause, Flag
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
+from taskq.log.decide.runs import LINE_WIDTH, answer
 from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
-from taskq.log.runs import LINE_WIDTH, answer
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
 from taskq.log.store.waking import Bell

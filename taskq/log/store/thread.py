@@ -89,12 +89,12 @@ def is_behind(committer: Committer) -> bool:
 
 
 def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
-    """Return whether a batch may wait a moment for company: nobody waits for any of it.
+    """Return whether a batch of ``PATIENT`` requests may wait a moment for company.
 
     With few producers every other batch would hold nothing but the settlements of the jobs
     that the one before has handed out, while the next enqueues are a moment away.
     """
-    if not needs.ops <= PATIENT or committer.waiters.outcomes:
+    if committer.waiters.outcomes:
         return False
     agenda = committer.facets.agenda
     if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
@@ -107,8 +107,9 @@ _log: Final = logging.getLogger("taskq")
 _CROWD: Final = 3
 #: How often watchers that gave up are looked for: with thousands, not at every sleep.
 _FORGET_SECONDS: Final = 1.0
-#: While there is work, a step of upkeep is done this often.
+#: While there is work, a step of upkeep is done this often, and looked for so often.
 _UPKEEP_SECONDS: Final = 0.004
+_RESTING_SECONDS: Final = 0.05
 #: How long a batch may wait for a fold that is being built, or as long as the one before it took.
 _BUILD_SECONDS: Final = 0.004
 #: Settlements that nobody waits for are synced after so long, unless another sync took them along.
@@ -204,7 +205,7 @@ class StorageThread:
             while mailbox.orders:
                 self._order(mailbox.orders.popleft())
             requests, needs = self._take()
-            if requests and not mailbox.closing and may_wait(self.committer, requests, needs):
+            if requests and needs.ops <= PATIENT and may_wait(self.committer, requests, needs):
                 self._kept = requests
                 self._nap()
                 requests, needs = self._take()
@@ -228,7 +229,7 @@ class StorageThread:
 
         Not where another process may have something to tell, since nothing is announced to it.
         """
-        if self._is_busy or self._mailbox.has_work or self.committer.facets.is_building:
+        if self._is_busy or self._mailbox.has_work or self.committer.facets.unfinished:
             return
         if self.writer.is_alone or not self._interest():
             self._nap()
@@ -242,7 +243,7 @@ class StorageThread:
     def _build(self, seconds: float) -> bool:
         """Go on for so long to build folds; whether there was one to build."""
         facets = self.committer.facets
-        if not facets.is_building:
+        if not facets.unfinished:
             return False
         until = time.monotonic() + seconds
         goes_on = facets.build()
@@ -257,15 +258,17 @@ class StorageThread:
         upkeep, adopter = self.upkeep, self.adopter
         if upkeep is None or adopter is None or self.journal.gone:
             return False
-        self._upkeep_at = now + _UPKEEP_SECONDS
         for request in (*upkeep.step(), *adopter.step()):
             self._mailbox.requests.appendleft(request)
-        self._hand_out_now()
+        if self.committer.answers.now:
+            self._deliver(self.committer.answers.take_now())
         self._is_busy = upkeep.busy or adopter.busy
+        self._upkeep_at = now + (_UPKEEP_SECONDS if self._is_busy else _RESTING_SECONDS)
         return self._is_busy
 
     def _order(self, order: Order | AdoptOrder) -> None:
         """Compact, or adopt, when there is time, and answer the order."""
+        self._upkeep_at = 0.0
         if self.upkeep is not None and self.adopter is not None:
             if isinstance(order, AdoptOrder):
                 self.adopter.order(order)
@@ -291,7 +294,8 @@ class StorageThread:
             requests.append(request)
             if needs.size >= BATCH_BYTES_MAX:
                 break
-        mailbox.emptied()
+        if mailbox.waiting_for_room:
+            mailbox.emptied()
         return requests, needs
 
     def _nap(self) -> None:
@@ -314,7 +318,9 @@ class StorageThread:
             decided = {id(answer[1]) for answer in (*answers.now, *answers.later)}
             left = [request for request in requests if id(request[2]) not in decided]
             answers.now += refusals(left, failure(error))
-        self._wake_others(committer.take_interest())
+        interest = committer.take_interest()
+        if interest and not self.writer.is_alone:
+            self._wake_others(interest)
         try:
             self._sync_if_due()
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
@@ -325,8 +331,7 @@ class StorageThread:
 
     def _wake_others(self, interest: int) -> None:
         """Wake those who sleep for what was appended, which stands whatever comes of this."""
-        if not interest or self.peers is None or self.writer.is_alone:
-            return
+        assert self.peers is not None
         try:
             self.peers.wake(interest)
         except Exception:  # noqa: BLE001 - nor may it close the log: they look by themselves
@@ -336,8 +341,9 @@ class StorageThread:
     def _sync_if_due(self) -> None:
         committer = self.committer
         if committer.must_sync():
-            # What does not wait for the disk goes out first: claimed jobs run while it syncs.
-            self._hand_out_now()
+            if committer.answers.now:
+                # They do not wait for the disk: claimed jobs run while it syncs.
+                self._deliver(committer.answers.take_now())
             self._sync()
         elif self._until_sync() <= 0:
             self._sync()
@@ -377,15 +383,13 @@ class StorageThread:
         self.writer.turn.crowded = crowded and not self.writer.is_alone
         self.committer.sync()
 
-    def _hand_out_now(self) -> None:
-        if self.committer.answers.now:
-            self._deliver(self.committer.answers.take_now())
-
     def _hand_out(self) -> None:
         committer = self.committer
         answers = committer.answers.take_all()
-        answers += committer.waiters.growth.told()
-        answers += committer.operations.asks.told()
+        if committer.waiters.growth.waiting:
+            answers += committer.waiters.growth.told()
+        if committer.facets.agenda is not None:
+            answers += committer.operations.asks.told()
         if answers:
             self._deliver(answers)
 
@@ -466,7 +470,7 @@ class StorageThread:
                 committer.look_around()
             if listens and self._has_news():
                 committer.follow()
-                if not committer.facets.is_building:
+                if not committer.facets.unfinished:
                     asks.look()
             self._sync_if_due()
         except (TaskqError, OSError) as error:

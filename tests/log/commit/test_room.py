@@ -218,9 +218,7 @@ def test_the_survey_of_a_refused_batch_is_that_of_what_is_left() -> None:
     world.machine.free = 0
     cancel, _ = request(Op.CANCEL, 1)
     requests = [request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
-    kept, needs, refused = first.committer.room.admit(
-        requests, BatchNeeds.of(requests), world.clock.steady_ns()
-    )
+    kept, needs, refused = first.committer.room.admit(requests, BatchNeeds.of(requests))
     assert kept == [cancel]
     assert (needs.ops, needs.size) == ({Op.CANCEL}, BatchNeeds.of([cancel]).size)
     assert len(refused) == 1

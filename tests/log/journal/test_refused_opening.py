@@ -18,6 +18,7 @@ from taskq.cli.main import main
 from taskq.errors import LogError
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.syscalls import Reader, StatusReader
 from taskq.log.read.reader import LogReader
 from taskq.log.store.store import open_store
 
@@ -43,16 +44,17 @@ def _descriptors() -> set[str]:
 
 def _refuse(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
     """Let this call of the disk fail, and all of its name that follow."""
-    call = vars(LocalDisk)[name]
+    owner: type = {"read": Reader, "status": StatusReader}.get(name, LocalDisk)
+    call = vars(owner)[name]
     left = [number]
 
-    def refused(self: LocalDisk, *args: Any, **options: Any) -> Any:
+    def refused(self: Any, *args: Any, **options: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(code, os.strerror(code), "somewhere")
         return call.__get__(self)(*args, **options)
 
-    patch.setattr(LocalDisk, name, refused)
+    patch.setattr(owner, name, refused)
 
 
 @pytest.mark.parametrize("name", _CALLS)

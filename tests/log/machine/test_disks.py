@@ -44,6 +44,7 @@ def test_a_file_has_one_identity_whichever_call_tells_it(
     fast = syscalls.StatusReader(syscalls.Pace()).status(file)
     monkeypatch.setattr(syscalls, "_statx", None)
     assert syscalls.StatusReader(syscalls.Pace()).status(file) == fast
+    assert fast is not None
     assert fast[1:] == ((tmp_path / "a").stat().st_ino, 3)
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.model import SECOND_NS
-from taskq.log.machine.meters import Histogram, Meters
+from taskq.log.machine.meters import Histogram
 
 
 def _histogram(values: list[int]) -> Histogram:
@@ -65,11 +64,3 @@ def test_what_is_beyond_the_last_bucket_is_counted_and_its_largest_is_exact() ->
 def test_an_empty_histogram_is_all_zeros() -> None:
     spread = Histogram().spread()
     assert (spread.count, spread.mean, spread.p50, spread.max) == (0, 0, 0, 0)
-
-
-def test_a_sync_of_over_a_second_counts_as_slow() -> None:
-    meters = Meters()
-    for took_ns in (1_000, SECOND_NS, SECOND_NS + 1, 5 * SECOND_NS):
-        meters.synced(took_ns)
-    assert meters.slow_syncs == 2
-    assert meters.syncs.count == 4

@@ -102,7 +102,7 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
     assert not settled.done()
     assert not looked.done()
     steps = 0
-    while one.committer.facets.is_building:
+    while one.committer.facets.unfinished:
         one.committer.facets.build()
         steps += 1
     assert steps > 50
@@ -127,7 +127,7 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
     for _ in range(3):
         if claim.done():
             break
-        while one.committer.facets.is_building:
+        while one.committer.facets.unfinished:
             one.committer.facets.build()
         other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
         one.commit([])
@@ -136,7 +136,7 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
     # Afterwards it is built in steps again.
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
     late = one.send(Op.CLAIM, ClaimRequest(1))
-    assert one.committer.facets.is_building
+    assert one.committer.facets.unfinished
     assert not late.done()
 
 
@@ -161,7 +161,7 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     storage._answer_late(30.0)
     (answer,) = told
     assert isinstance(answer[2], LogLocked)
-    while one.committer.facets.is_building:
+    while one.committer.facets.unfinished:
         one.committer.facets.build()
     one.commit([])
     one.sync()
@@ -209,7 +209,7 @@ def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None
     late = world.process()
     late.committer.builds_in_steps = True
     claim = late.send(Op.CLAIM, ClaimRequest(500))
-    while late.committer.facets.is_building:
+    while late.committer.facets.unfinished:
         late.committer.facets.build()
     late.commit([])
     late.sync()

@@ -110,15 +110,15 @@ class Sites:
         self._at = None
 
     def _watch_peers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Reader(syscalls.SmallReader):
-            read = self._watched("read", syscalls.SmallReader.read)
+        class Reader(syscalls.Reader):
+            read = self._watched("read", syscalls.Reader.read)
 
         def module(of: Any, **calls: Callable[..., Any]) -> Any:
             watched = {name: self._watched(name, call) for name, call in calls.items()}
             return SimpleNamespace(**{**vars(of), **watched})
 
         calls = module(syscalls, write_at=syscalls.write_at)
-        calls.write, calls.SmallReader = self._watched("ring", syscalls.write), Reader
+        calls.write, calls.Reader = self._watched("ring", syscalls.write), Reader
         monkeypatch.setattr(peers, "syscalls", calls)
         calls = module(os, pread=os.pread, pwrite=os.pwrite, fstat=os.fstat, close=os.close)
         monkeypatch.setattr(peers, "os", calls)

@@ -11,8 +11,8 @@ import pytest
 from taskq.core.errors import LogClosed
 from taskq.core.model import Extras
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
+from taskq.log.decide.runs import Run
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.runs import Run
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort
 from taskq.log.store.store import open_store

@@ -205,5 +205,5 @@ async def test_without_hooks_nothing_is_noted(app: TaskQ) -> None:
         job = await app.enqueue_by_name("fail")
         with pytest.raises(JobFailed):
             await job.result(timeout=20)
-        assert app.store()._open.committer.operations.deaths._noted == []
+        assert app.store()._open.committer.operations.deaths.noted == []
     assert deaths_in(app.data_dir) == 1

@@ -1,0 +1,27 @@
+"""How far a call goes through the house: a batch does what its requests ask, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"
+#: At most so many rooms, files and functions of ours, there and back.
+MOST: Final = {
+    "jobs": {"enqueue": (8, 20, 85), "enqueue to result": (17, 64, 265)},
+}
+
+
+@pytest.mark.parametrize("way", MOST)
+def test_a_route_stays_short(way: str) -> None:
+    """Who adds a step to it says so here."""
+    command = [sys.executable, str(ROUTE), way, "--shortest", "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    for title, most in MOST[way].items():
+        counts = tuple(found[title].values())
+        assert all(map(int.__le__, counts, most)), (title, counts)
