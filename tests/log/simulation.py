@@ -40,6 +40,7 @@ from taskq.log.requests import (
 from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care
+from tests.log.simulated_snapshots import Snapshooting
 from tests.log.simulated_uploads import Uploads
 from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
@@ -62,7 +63,7 @@ _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
 _ROOM_BYTES: Final = 50_000_000
 
 
-class Simulation(Care, Uploads):
+class Simulation(Snapshooting, Care, Uploads):
     """One run; every draw comes from the seed."""
 
     def __init__(
@@ -72,6 +73,7 @@ class Simulation(Care, Uploads):
         *,
         steps_of_clock: bool = False,
         faults: bool = False,
+        snapshots: bool = False,
     ) -> None:
         super().__init__()
         self.chance = random.Random(seed)
@@ -89,6 +91,7 @@ class Simulation(Care, Uploads):
         self.pending: list[tuple[Process, Future[Any], Callable[[Any], None]]] = []
         self.counts: Counter[str] = Counter()
         self._faults = faults
+        self._snapshots = snapshots
         self._steps_of_clock = steps_of_clock
         self._is_durable = durability is Durability.FSYNC
         self._bodies = 0
@@ -148,8 +151,10 @@ class Simulation(Care, Uploads):
             self.held[process] = []
 
     def work(self) -> None:
-        """A process commits a batch."""
+        """A process commits a batch, and before it a few steps of a snapshot."""
         process = self.chance.choice(self.processes)
+        if self._snapshots and self.chance.random() < 0.5:
+            self.write_snapshot(process)
         count = self.chance.choice((1, 1, 1, 2, 5))
         process.commit([self._request(process) for _ in range(count)])
 
@@ -215,12 +220,14 @@ class Simulation(Care, Uploads):
         self.processes.remove(process)
         self.old += self.held.pop(process)
         self.pending = [one for one in self.pending if one[0] is not process]
+        self.drop_snapshots([process])
         self.counts["killed"] += 1
 
     def _everything_is_gone(self) -> None:
         self.world.everyone_is_gone(self.chance.choice((1, 60, 7_200)))
         for process in list(self.processes):
             self.old += self.held.pop(process)
+        self.drop_snapshots(self.processes)
         self.processes.clear()
         self.pending.clear()
         self.counts["power lost"] += 1
@@ -491,6 +498,8 @@ class Simulation(Care, Uploads):
             if not self._faults:
                 reference.check(process.catch_up(), now)
         opener.close()
+        if self._snapshots:
+            self.check_snapshots()
         self.counts["checks"] += 1
 
     def _check_promises(self, reference: Reference) -> None:

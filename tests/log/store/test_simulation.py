@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
+from taskq.log.state import snapshot as snapshotfile
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.world import PLAIN, Process, World, cuts
@@ -24,14 +26,22 @@ _SEEDS: Final = some(4, 20)
 _STEPS: Final = 80
 
 
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 512)
+
+
 def _run(seeds: range, steps: int = _STEPS, **options: Any) -> None:
+    counts: Counter[str] = Counter()
     for seed in seeds:
-        simulation = Simulation(seed, **options)
+        simulation = Simulation(seed, snapshots=True, **options)
         try:
             simulation.run(steps)
         except BaseException as error:
             error.add_note(f"seed {seed} {options}")
             raise
+        counts += simulation.counts
+    assert counts["folds that began with snapshots"]
 
 
 @pytest.mark.parametrize("start", range(0, 6 * _SEEDS, _SEEDS))
