@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from taskq.core.model import State
     from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
     from taskq.core.why import Facts, Reason
-    from taskq.log.format.record import LogRecord
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
     from taskq.log.read.timetravel import Moment
     from taskq.log.segments.segments import Extent
+    from taskq.log.state.story import Story
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.named import ReaderView
@@ -286,15 +286,17 @@ class LogHolder:
             WrongLog: the id is of another log.
         """
         from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
-        from taskq.log.state.story import job_records  # noqa: PLC0415 - as above
+        from taskq.log.state.story import read_story  # noqa: PLC0415 - as above
 
         there, port, lsn = await self._found(job)
-        records: list[LogRecord] = await port.look(
-            lambda sight: list(job_records(sight.journal, lsn)), needs_agenda=False
+        story: Story | None = await port.look(
+            lambda sight: read_story(sight.journal, lsn), needs_agenda=False
         )
-        if not records:
+        if story is None:
             raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
-        return await there._read(lambda reader: name_workers(reader.journal, events_of(records)))
+        return await there._read(
+            lambda reader: name_workers(reader.journal, events_of(story.records))
+        )
 
     timeline_sync = blocking(timeline)
 

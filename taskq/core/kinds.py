@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import LIVE_STATES, SETTLED_STATES, WAITING_STATES, State
-from taskq.core.records import TABLE, Body, Kind
+from taskq.core.records import TABLE, Body, Kind, Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,8 @@ WITH_CAUSE: Final = kinds_that(lambda row: row.byte == "cause")
 #: They name a process.
 WITH_OWNER: Final = _with_field("owner")
 INTRODUCTIONS: Final = WITH_OWNER - OF_JOBS
+#: They may move the deadline of the claim that a job is under.
+LEASING: Final = kinds_that(lambda row: Option.LEASE in row.options) - CARRYING
 #: They say by how much the clock was set.
 STEPS: Final = _with_field("step_ns")
 #: They are about a queue, or about a lane.

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
-from taskq.core.kinds import BIRTH, after
+from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.carried import born_in, is_carrying
 from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.flows import Takes, takes_of
-from taskq.log.state.story import _about, find_end, job_records, read_outcome, tell
+from taskq.log.state.story import find_end, read_outcome, read_story, tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
+    from taskq.log.format.flows import Takes
     from taskq.log.journal.journal import Journal
     from taskq.log.requests import Outcome
     from taskq.log.state.facets import Sight
+    from taskq.log.state.story import Story
 
 #: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
 ENDS_MAX: Final = 64
@@ -35,8 +35,7 @@ STATES_MAX: Final = 8_192
 _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are looked at for one that failed.
 _LOOKED_AT_MAX: Final = 16
-_FAILED: Final = SETTLED_STATES - {after(State.RUNNING, Kind.SUCCEEDED)}
-_ENDS: Final = frozenset(map(int, (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)))
+_FAILED: Final = SETTLED_STATES - {after(State.RUNNING, SUCCESS)}
 
 
 class End(NamedTuple):
@@ -51,46 +50,34 @@ class End(NamedTuple):
 
 def look_at_ties(sight: Sight, job: int) -> Takes | None:
     """Return what a job has to do with others; None if there is no such job."""
-    return ties_of(sight.journal, job)
+    story = read_story(sight.journal, job)
+    return None if story is None else story.ties
 
 
-def ties_of(journal: Journal, job: int) -> Takes | None:
-    """Return the same, of any open log."""
-    for found in _about(journal, job):
-        if found.record[KIND_AT] == BIRTH:
-            return takes_of(found.record)
-        if is_carrying(found.record):
-            return takes_of(born_in(found.record))
-    return None
-
-
-def awaited(journal: Journal, agenda: Agenda, job: int) -> Awaited | None:
+def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
     """Return what a held job waits for; None for one that is not held."""
     held = agenda.flows.remaining(job)
-    ties = None if held is None else ties_of(journal, job)
-    if held is None or ties is None:
+    if held is None:
         return None
     left: list[tuple[str, str]] = []
     for one in ties.inputs:
         state = agenda.table.state(one)
         if state is State.ABSENT and agenda.dead.find(one) is None:
             continue
-        left.append((f"{journal.tag}-{one}", state.name.lower() if state else "dead"))
+        left.append((f"{tag}-{one}", state.name.lower() if state else "dead"))
         if len(left) >= _NAMED_MAX:
             break
     return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
 
 
-def failed_inputs(journal: Journal, job: int) -> tuple[tuple[str, str], ...] | None:
+def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...] | None:
     """(id, state) of inputs for whose sake a job was cancelled; None if it was cancelled otherwise.
 
     Only the first inputs are looked at, and no longer told once compaction has moved the job.
     """
-    ends = [one for one in job_records(journal, job) if one.kind == Kind.CANCELLED]
-    if not ends or ends[-1].cause != Cause.UPSTREAM:
+    if story.end is None or story.end.cause is not Cause.UPSTREAM:
         return None
-    ties = ties_of(journal, job)
-    views = [tell(journal, one, 0) for one in (ties.inputs if ties else ())[:_LOOKED_AT_MAX]]
+    views = [tell(journal, one, 0) for one in story.ties.inputs[:_LOOKED_AT_MAX]]
     failed = [view for view in views if view is not None and view.state in _FAILED]
     return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
@@ -133,6 +120,6 @@ def _outcome(sight: Sight, job: int) -> Outcome | None:
 
 
 def _is_end_of(record: bytes, job: int) -> bool:
-    if len(record) < codec.JOB.size or record[KIND_AT] not in _ENDS:
+    if len(record) < codec.JOB.size or record[KIND_AT] not in ENDS:
         return False
     return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job

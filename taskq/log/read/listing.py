@@ -16,9 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, EDIT, after
+from taskq.core.kinds import BEGINNINGS, BIRTH, CARRYING, DEATH, EDIT, EDITS, STEPS, after
 from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import TABLE, Kind
+from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
-_EDITED: Final = int(Kind.EDITED)
-#: What a job's story begins with.
-_BIRTHS: Final = CARRYING | {BIRTH}
 #: A job and its state in one number.
 _STATE_BITS: Final = 4
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
@@ -62,7 +59,7 @@ _MORE: Final = 4
 _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
-_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, Kind.DEAD)}
+_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, DEATH)}
 
 
 class Wanted(NamedTuple):
@@ -108,13 +105,13 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
         return [view for view in views if view is not None]
     stories: dict[int, Story] = {}
     for record in records_of(journal, jobs):
-        if record.kind == Kind.CLOCK:
+        if record.kind in STEPS:
             for story in stories.values():
                 story.clock_stepped(record.lsn, record.step_ns)
         elif record.job not in stories:
-            if record.kind in _BIRTHS:
+            if record.kind in BEGINNINGS:
                 stories[record.job] = Story(journal.tag, record)
-        elif record.kind != Kind.CARRIED:
+        else:
             stories[record.job].add(record)
     told = [stories[job] for job in jobs if job in stories]
     return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
@@ -161,7 +158,7 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
             lsn: int, record: bytes, jobs: list[int] = jobs, moved: set[int] = moved
         ) -> bool:
             kind = record[KIND_AT]
-            if kind == _EDITED and moves:
+            if kind in EDITS and moves:
                 moved.add(_JOB.unpack_from(record, JOB_AT)[0])
             fits = lsn < wanted.before and kind == BIRTH and is_named(record, 0, queue, task)
             if fits:
@@ -344,7 +341,7 @@ class _Backwards:
         self, record: bytes, edited: dict[int, bool], jobs: array[int], ends: bytearray
     ) -> None:
         """A job that began in a segment which is gone stands here; or one waits otherwise."""
-        if record[KIND_AT] == _EDITED:
+        if record[KIND_AT] in EDITS:
             self._note_edited(record, edited, jobs, ends)
         job = _JOB.unpack_from(record, JOB_AT)[0]
         if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
+from taskq.core.model import State
 from taskq.core.parsing import split_id
 from taskq.core.views import LogStats, SegmentView
 from taskq.core.why import Why, limits_in_use, ready_jobs, why
@@ -17,29 +18,27 @@ from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.read.flows import ties_of
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
-from taskq.log.read.timeline import JobEvent, name_attempts, timeline
+from taskq.log.read.timeline import JobEvent, events_of, name_attempts, name_workers
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
 from taskq.log.read.walks import Chosen, each_job, entries, jobs_ended
-from taskq.log.read.why import decide, facts_of, find_progress, live_workers
+from taskq.log.read.why import decide, facts_of, live_workers, progress_of
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import device_of_copy, read_identity
 from taskq.log.segments.segments import Extent, SegmentGone, hop
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
-from taskq.log.state.story import is_job, tell
+from taskq.log.state.story import Story, read_story, tell
 from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from taskq.core.model import State
     from taskq.core.rates import Limit
     from taskq.core.schedules import ScheduleState
     from taskq.core.views import (
@@ -91,6 +90,8 @@ class LogReader:
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = BodyStore(journal.path, journal.config)
+        #: of the job that was asked for last
+        self._stories: dict[int, Story | None] = {}
         self._stand_on(journal)
 
     @classmethod
@@ -149,6 +150,7 @@ class LogReader:
         if self._onlooker is None:
             self._onlooker = Onlooker(self._journal)
         self._onlooker.look()
+        self._stories.clear()
         after = self._journal.end()
         # A recovery may have cut what was seen and folded here.
         if (after.segment, after.offset) < (before.segment, before.offset):
@@ -179,7 +181,7 @@ class LogReader:
             UsageError: it is no id.
         """
         lsn = self.parse_id(text)
-        if lsn and is_job(self._journal, lsn):
+        if lsn and self._story(lsn) is not None:
             return lsn
         newest = self.jobs(None, None, None, _NEWEST)
         begin = [view.lsn for view in newest if str(view.lsn).startswith(str(lsn))]
@@ -204,12 +206,15 @@ class LogReader:
         A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
         left out, and ``problem`` says why.
         """
-        view = self._told(lambda journal, _, now_ns: tell(journal, lsn, now_ns))
-        return None if view is None else self._bodies.show_view(view, body_bytes_max)
+        story = self._story(lsn)
+        if story is None or story.state is State.ABSENT:
+            return None
+        return self._bodies.show_view(story.view(self.now_ns), body_bytes_max)
 
     def ties(self, lsn: int) -> Takes | None:
         """Return what the job has to do with others of its flow; None if there is no such job."""
-        return ties_of(self._journal, lsn)
+        story = self._story(lsn)
+        return None if story is None else story.ties
 
     def progress(self, lsn: int) -> ProgressView | None:
         """Return how far a job is that runs now, as it told last.
@@ -217,7 +222,9 @@ class LogReader:
         Raises:
             JobNotFound: there is no such job in this log.
         """
-        return None if self._journal.is_past else find_progress(self._journal, lsn)
+        if self._journal.is_past:
+            return None
+        return progress_of(self._journal, self._story(lsn), lsn)
 
     def jobs(
         self,
@@ -347,7 +354,10 @@ class LogReader:
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """Return what happened to a job, oldest first; empty if there is no such job."""
-        return self._told(lambda journal, _, __: timeline(journal, lsn))
+        story = self._story(lsn)
+        if story is None:
+            return ()
+        return self._told(lambda journal, _, __: name_workers(journal, events_of(story.records)))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
         """Return the attempts of a job, with what is known of the processes that made them."""
@@ -358,11 +368,13 @@ class LogReader:
 
         Nor is it known of a job that waited for a worker in the past.
         """
+        story = self._story(lsn)
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> Facts | None:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
-            return facts_of(journal, agenda, lsn, live_workers(journal.path))
+            workers = live_workers(journal.path)
+            return facts_of(journal, agenda, lsn, workers, story)
 
         facts = self._told(read)
         if facts is None or not self._journal.is_past:
@@ -387,6 +399,12 @@ class LogReader:
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""
         return verify(self._journal)
+
+    def _story(self, lsn: int) -> Story | None:
+        """Return the story of a job: its records are found once for all that is asked of it."""
+        if lsn not in self._stories:
+            self._stories = {lsn: self._told(lambda journal, _, __: read_story(journal, lsn))}
+        return self._stories[lsn]
 
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
         """Return what ``read`` makes of the log, and of the wall time.
@@ -421,6 +439,7 @@ class LogReader:
         self._journal = journal
         self._onlooker = None
         self._facets = Facets(journal)
+        self._stories.clear()
         self._oldest = _first(journal)
 
 

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import views as documents
 from taskq.core.fingerprints import failure_of
-from taskq.core.kinds import CARRYING
+from taskq.core.kinds import (
+    CARRYING,
+    CLAIMS,
+    EDITS,
+    ENDS_OF_CLAIMS,
+    INTRODUCTIONS,
+    LEASING,
+    WITH_CAUSE,
+    name_of,
+)
 from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Cause
 from taskq.core.values import dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
@@ -18,7 +27,7 @@ from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.history import decode_history
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.owners import decode_description, owner_view
-from taskq.log.state.story import job_records
+from taskq.log.state.story import read_story
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +37,8 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
-#: Records that end a claim or a job, and say why.
-_WITH_CAUSE: Final = frozenset(
-    {Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.RETRIED, Kind.RELEASED}
-)
-#: Those that end the claim of a worker.
-_OF_WORKER: Final = frozenset(
-    {Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED, Kind.RELEASED, Kind.CANCELLED}
-)
+#: Records that name the claim that they are about, or begin one.
+_OF_CLAIMS: Final = ENDS_OF_CLAIMS | LEASING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,8 @@ class JobEvent:
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
     """Return what happened to a job, oldest first; empty if there is no such job."""
-    return name_workers(journal, events_of(job_records(journal, job)))
+    story = read_story(journal, job)
+    return () if story is None else name_workers(journal, events_of(story.records))
 
 
 def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
@@ -116,15 +120,15 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
         if record.carried is not None and not events:
             events += _from_carried(record.carried)
             owner = record.carried.claim[1]
-        if record.kind == Kind.CLAIMED:
+        if record.kind in CLAIMS:
             owner = record.token
         event = _event(record, owner)
-        if record.kind == Kind.EDITED:
+        if record.kind in EDITS:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
         events.append(event)
-        if record.kind in _OF_WORKER:
+        if record.kind in ENDS_OF_CLAIMS:
             owner = 0
     return [replace(event, task=task) for event in events]
 
@@ -165,21 +169,20 @@ def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
 
 
 def _event(record: LogRecord, owner: int) -> JobEvent:
-    kind = Kind(record.kind)
-    reason = record.body if kind in _WITH_CAUSE else None
-    is_claim = kind in _OF_WORKER or kind in (Kind.CLAIMED, Kind.EXTENDED)
+    kind = record.kind
+    reason = record.body if kind in WITH_CAUSE else None
     due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
     if kind in CARRYING:
         due_ns = 0
-    if kind is Kind.EDITED and record.carried is not None:
+    if kind in EDITS and record.carried is not None:
         due_ns = record.carried.due_ns if record.carried.state is State.SCHEDULED else 0
     return JobEvent(
         time_ns=record.time_ns,
-        kind=kind.name.lower(),
+        kind=name_of(kind),
         lsn=record.lsn,
         attempt=record.attempt,
-        owner=owner if is_claim else 0,
-        cause=Cause(record.cause).name.lower() if kind in _WITH_CAUSE else "",
+        owner=owner if kind in _OF_CLAIMS else 0,
+        cause=Cause(record.cause).name.lower() if kind in WITH_CAUSE else "",
         due_ns=due_ns,
         reason=(reason or b"").decode("utf-8", "replace"),
     )
@@ -257,7 +260,7 @@ def _introductions(
             for pattern in list(wanted.values())
         )
         for lsn, at, length in places(frame) if found else ():
-            if data[at + KIND_AT] == Kind.OWNER:
+            if data[at + KIND_AT] in INTRODUCTIONS:
                 record = decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
                 if record.token in wanted:
                     told = decode_description(record.body or b"")

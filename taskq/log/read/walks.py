@@ -9,9 +9,8 @@ from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.kinds import BIRTH, CARRYING, ENDS, OF_JOBS, STEPS, after
+from taskq.core.kinds import BIRTH, CARRYING, EDITS, ENDS, LAST, OF_JOBS, REPEATS, STEPS, after
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.records import Kind
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
@@ -124,15 +123,8 @@ def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
 # A job is told when it ends, so of those that wait only the places of their records are held: 24
 # bytes for one that was never claimed, 24 more for each further record of the others. What stands
 # there is read again when the job's turn comes.
-_CARRIED: Final = int(Kind.CARRIED)
-_EDITED: Final = int(Kind.EDITED)
 #: Records after which no other concerns the job, and what they make of it.
-_ENDS: Final = {
-    int(Kind.SUCCEEDED): after(State.RUNNING, Kind.SUCCEEDED),
-    int(Kind.CANCELLED): after(State.READY, Kind.CANCELLED),
-    int(Kind.EXPIRED): after(State.READY, Kind.EXPIRED),
-    int(Kind.PURGED): after(State.DEAD, Kind.PURGED),
-}
+_ENDS: Final = {kind: after(State.RUNNING, kind) for kind in LAST}
 _OVER: Final = frozenset(_ENDS.values())
 #: Numbers that are held of each record: its lsn, time and location.
 _PLACE: Final = 3
@@ -208,10 +200,10 @@ class _Walk:
             if places is None:
                 return self._begin_carried(entry, kind, job) if kind in CARRYING else None
             self._open[job] = places
-        if kind == _EDITED and not self._is_of_queue(entry):
+        if kind in EDITS and not self._is_of_queue(entry):
             del self._open[job]
             return None
-        if kind != _CARRIED:
+        if kind not in REPEATS:
             places.extend((entry.lsn, entry.time_ns, entry.location))
         return _ENDS.get(kind)
 
@@ -221,14 +213,14 @@ class _Walk:
 
     def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
         """A job that began in a segment which is gone was written again; or was moved here."""
-        is_moved = kind == _EDITED and self._queue is not None
+        is_moved = kind in EDITS and self._queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # it was told before, or is not wanted
         record = entry.data[entry.at : entry.at + entry.length]
         if not self._fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9]):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
-        state = State(record[STATE_AT]) if kind == _CARRIED else None
+        state = State(record[STATE_AT]) if kind in REPEATS else None
         if state in _OVER and entry.lsn < self._second:
             self._told.add(job)
         return state

@@ -10,23 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import State
-from taskq.core.records import Kind
 from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
 from taskq.log.machine.progress import read_told
 from taskq.log.read.flows import awaited, failed_inputs
-from taskq.log.state.story import job_records, tell
+from taskq.log.state.story import read_story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.core.folds.agenda import Agenda
     from taskq.core.views import JobView, OwnerView, ProgressView
     from taskq.core.why import UsedUp
-    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
+    from taskq.log.state.story import Story
 
 #: A lock that the same process has at so many looks is kept, not merely held for a batch.
 _LOOKS: Final = 5
@@ -41,7 +38,11 @@ def live_workers(path: str) -> tuple[OwnerView, ...]:
 
 
 def facts_of(
-    journal: Journal, agenda: Agenda, lsn: int, workers: tuple[OwnerView, ...]
+    journal: Journal,
+    agenda: Agenda,
+    lsn: int,
+    workers: tuple[OwnerView, ...],
+    story: Story | None = None,
 ) -> Facts | None:
     """Return all facts of a job but those about the writer lock; None if there is no such job.
 
@@ -50,11 +51,13 @@ def facts_of(
         agenda: folded up to the journal's end.
         lsn: the job.
         workers: as ``live_workers`` told before.
+        story: of the job, where it was read.
     """
     now_ns = journal.clock.wall_ns()
-    job = tell(journal, lsn, now_ns)
-    if job is None:
+    story = story or read_story(journal, lsn)
+    if story is None or story.state is State.ABSENT:
         return None
+    job = story.view(now_ns)
     running = Counter(owner for _, _, owner in agenda.running.values())
     claim = agenda.running.get(lsn)
     owner = None if claim is None else owner_view(Path(journal.path) / "owners", claim[2])
@@ -67,8 +70,8 @@ def facts_of(
         paused=job.queue in agenda.queues.paused,
         ahead_higher=higher,
         ahead_older=older,
-        awaited=awaited(journal, agenda, lsn),
-        failed=failed_inputs(journal, lsn) if job.state is State.CANCELLED else None,
+        awaited=awaited(journal.tag, story.ties, agenda, lsn),
+        failed=failed_inputs(journal, story) if job.state is State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),
         workers=tuple(replace(one, running=running[one.owner]) for one in workers),
     )
@@ -134,30 +137,14 @@ def find_progress(journal: Journal, job: int) -> ProgressView | None:
     Raises:
         JobNotFound: there is no such job in this log.
     """
-    claim = _claim(journal, job)
-    if claim is None:
-        return None
-    token, owner = claim
-    return read_told(Path(journal.path) / "owners" / f"{owner:016x}{PROGRESS}", job, token)
+    return progress_of(journal, read_story(journal, job), job)
 
 
-def _claim(journal: Journal, job: int) -> tuple[int, int] | None:
-    """(token, owner) of the claim that holds a job; None if none does."""
-    records = list(job_records(journal, job))
-    if not records:
+def progress_of(journal: Journal, story: Story | None, job: int) -> ProgressView | None:
+    """Return the same of a job whose story was looked for."""
+    if story is None:
         raise JobNotFound(f"no job {journal.tag}-{job} in this log")
-    return last_claim(records)
-
-
-def last_claim(records: Iterable[LogRecord]) -> tuple[int, int] | None:
-    """(token, owner) of the claim that holds a job, by the records that concern it."""
-    claim: tuple[int, int] | None = None
-    for record in records:
-        if record.kind == Kind.CLAIMED:
-            claim = record.lsn, record.token
-        elif record.kind == Kind.CARRIED and record.carried is not None:
-            is_running = record.carried.state is State.RUNNING
-            claim = (record.carried.token, record.carried.claim[1]) if is_running else None
-        elif record.kind not in (Kind.EXTENDED, Kind.CANCEL_ASKED):
-            claim = None
-    return claim
+    if story.claim is None:
+        return None
+    token, owner = story.claim
+    return read_told(Path(journal.path) / "owners" / f"{owner:016x}{PROGRESS}", job, token)

@@ -9,11 +9,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.kinds import BIRTH, BY_TIME, CARRYING, ENDS, after
+from taskq.core.kinds import (
+    BESIDE,
+    BIRTH,
+    BIRTHS,
+    BY_TIME,
+    CARRYING,
+    CLAIMS,
+    DEATH,
+    DEATHS,
+    ENDS,
+    LAST,
+    REMOVALS,
+    REPEATS,
+    RETURNS,
+    REVIVALS,
+    SUCCESSES,
+    after,
+    name_of,
+)
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.records import PACKED, Cause, Kind
+from taskq.core.records import PACKED, Cause
 from taskq.core.views import AttemptView, JobView
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
+from taskq.log.format.flows import Takes, takes_of
 from taskq.log.format.frames import Gap
 from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
@@ -32,18 +51,7 @@ if TYPE_CHECKING:
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
-_CARRIED: Final = int(Kind.CARRIED)
-_REQUEUED: Final = int(Kind.REQUEUED)
-_PURGED: Final = int(Kind.PURGED)
-_OVER: Final = SETTLED_STATES - {after(State.RUNNING, Kind.DEAD)}
-#: Records that tell nothing new of a job whose story has begun.
-_PASSED_OVER: Final = frozenset({Kind.CARRIED, Kind.EXTENDED, Kind.CANCEL_ASKED})
-#: Records that end a job, and those among them that it does not come back from.
-_ENDS: Final = ENDS | {_PURGED}
-_FOR_GOOD: Final = _ENDS - {int(Kind.DEAD)}
-_STATES: Final = {kind: after(State.RUNNING, kind) for kind in (Kind.SUCCEEDED, Kind.DEAD)} | {
-    kind: after(State.READY, kind) for kind in (Kind.CANCELLED, Kind.EXPIRED)
-}
+_OVER: Final = SETTLED_STATES - {after(State.RUNNING, DEATH)}
 
 
 def records(
@@ -65,7 +73,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
     """Return whether the log knows of a job of this number."""
     found = _patiently(journal, lambda: journal.indexes.find(lsn))
     if found is not None:
-        return found.record[KIND_AT] == BIRTH
+        return found.record[KIND_AT] in BIRTHS
     return any(_begins(found.record) for found in _about(journal, lsn))
 
 
@@ -81,11 +89,11 @@ def find_end(journal: Journal, job: int) -> int | None:
         kind = found.record[KIND_AT]
         if not known:
             known = _begins(found.record)
-            if kind == _CARRIED and found.record[STATE_AT] in SETTLED_STATES:
+            if kind in REPEATS and found.record[STATE_AT] in SETTLED_STATES:
                 end = found.location
-        elif kind in _ENDS:
+        elif kind in ENDS | REMOVALS:
             end = found.location
-        elif kind == _REQUEUED:
+        elif kind in REVIVALS:
             end = None
     if not known:
         raise JobNotFound(f"no job {journal.tag}-{job} in this log")
@@ -99,15 +107,29 @@ def read_outcome(journal: Journal, location: int) -> Outcome:
         JobNotFound: the job was purged.
     """
     record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
-    if record.kind == Kind.PURGED:
+    if record.kind in REMOVALS:
         raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
-    if record.carried is not None:
-        return Outcome(record.carried.state, record.carried.body, record.carried.flags & PACKED)
-    return Outcome(_STATES[Kind(record.kind)], record.body, record.body_flags)
+    return Outcome(*end_of(record)[:3])
+
+
+def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
+    """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
+    if end.carried is not None:
+        carried = end.carried
+        return carried.state, carried.body, carried.flags & PACKED, carried.ended_ns
+    return after(State.RUNNING, end.kind), end.body, end.body_flags, end.time_ns
 
 
 class Story:
-    """The fold of one job's records into a view."""
+    """The fold of one job's records: what all that shows, lists or explains a job is told from.
+
+    Attributes:
+        records, ties: what it was read from, and what that says of other jobs; by ``read_story``.
+        state, attempt: as they are after the last of them.
+        claim: (token, owner) of the claim that the job is under.
+        end: the record that settled it.
+        told_lsn: of the last record that tells all of the job.
+    """
 
     __slots__ = (
         "_attempts",
@@ -126,12 +148,22 @@ class Story:
         "_settled_ns",
         "_tag",
         "attempt",
+        "claim",
+        "end",
+        "records",
         "state",
+        "ties",
+        "told_lsn",
     )
 
     def __init__(self, tag: str, born: LogRecord) -> None:
         self._tag = tag
         self._born = born
+        self.records: list[LogRecord] = []
+        self.ties = Takes()
+        self.claim: tuple[int, int] | None = None
+        self.end: LogRecord | None = None
+        self.told_lsn = born.lsn
         self._attempts: list[AttemptView] = []
         self._reason = ""
         self._result: bytes | None = None
@@ -158,11 +190,12 @@ class Story:
             self._attempts[-1] = replace(self._attempts[-1], stored_lines=carried.lines)
         self.attempt = carried.attempt
         self._expires_ns = carried.expires_ns or self._expires_ns
-        if kind == _REQUEUED:
+        if kind in REVIVALS:
             self._due_ns = 0
-            self._is_dead_no_more(Kind.REQUEUED)
+            self._is_dead_no_more(kind)
             return
         self.state = carried.state
+        self._note_repeat(self._born, carried)
         self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
         self._settled_ns = carried.ended_ns
         if self.state in _OVER:
@@ -177,60 +210,72 @@ class Story:
 
     def add(self, record: LogRecord) -> None:
         """Apply the next record that concerns the job."""
-        if record.kind in (_REQUEUED, _PURGED):
-            self._is_dead_no_more(Kind(record.kind))
-            if record.carried is not None:
-                extras_ns = record.extras.expires_ns if record.extras else 0
-                self._expires_ns = record.carried.expires_ns or extras_ns
-                self._expires_lsn = record.lsn
-            return
-        kind = Kind(record.kind)
-        if kind in _PASSED_OVER:
-            return
-        if kind is Kind.EDITED and record.carried is not None:
-            carried = record.carried
+        if record.carried is not None:
+            self._tell_again(record, record.carried)
+        elif record.kind in REMOVALS:
+            self._is_dead_no_more(record.kind)
+        elif record.kind not in BESIDE:
+            self._move(record)
+
+    def _tell_again(self, record: LogRecord, carried: Carried) -> None:
+        """Take in a record that holds all of the job."""
+        self.told_lsn = record.lsn
+        if record.kind in REPEATS:
+            self._note_repeat(record, carried)
+        elif record.kind in REVIVALS:
+            self._is_dead_no_more(record.kind)
+            extras_ns = record.extras.expires_ns if record.extras else 0
+            self._expires_ns = carried.expires_ns or extras_ns
+            self._expires_lsn = record.lsn
+        else:
+            self.claim = None
             self._born, self.state = record, carried.state
             self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
             self._due_lsn = record.lsn
-            return
-        waits = record.due_ns > record.time_ns
-        self.state = after(self.state, kind, waits=waits)
+
+    def _note_repeat(self, record: LogRecord, carried: Carried) -> None:
+        is_running = carried.state is State.RUNNING
+        self.claim = (carried.token, carried.claim[1]) if is_running else None
+        if carried.state in SETTLED_STATES:
+            self.end = self.end or record
+
+    def _move(self, record: LogRecord) -> None:
+        """Take in a record that changes the job's state."""
+        kind, body = record.kind, record.body
+        self.state = after(self.state, kind, waits=record.due_ns > record.time_ns)
         self.attempt = record.attempt
         self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
-        body = record.body
-        if kind is Kind.CLAIMED:
+        if kind in CLAIMS:
+            self.claim = record.lsn, record.token
             view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
             self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
             return
-        if kind is Kind.SUCCEEDED:
-            self._result = body
-            self._result_flags = record.body_flags
+        self.claim = None
+        reason = ""
+        if kind in SUCCESSES:
+            self._result, self._result_flags = body, record.body_flags
             self._reason = ""
         elif body:
-            self._reason = body.decode("utf-8", "replace")
-        if record.kind in ENDS:
-            self._settled_ns = record.time_ns
+            self._reason = reason = body.decode("utf-8", "replace")
+        if kind in ENDS:
+            self.end, self._settled_ns = record, record.time_ns
             # When a dead letter expires matters once it is requeued.
-            self._ended_lsn = LSN_MAX if kind is Kind.DEAD else record.lsn
+            self._ended_lsn = LSN_MAX if kind in DEATHS else record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
-            last = self._attempts[-1]
-            self._attempts[-1] = AttemptView(
-                number=last.number,
-                owner=last.owner,
-                started_ns=last.started_ns,
+            is_lost = kind in RETURNS and record.cause is Cause.OWNER_LOST
+            self._attempts[-1] = replace(
+                self._attempts[-1],
                 ended_ns=record.time_ns,
-                outcome=_outcome(kind, record.cause),
-                reason=body.decode("utf-8", "replace")
-                if body and kind is not Kind.SUCCEEDED
-                else "",
+                outcome="lost" if is_lost else name_of(kind),
+                reason=reason,
                 stored_lines=record.lines,
             )
 
-    def _is_dead_no_more(self, kind: Kind) -> None:
+    def _is_dead_no_more(self, kind: int) -> None:
         """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
         self.state = after(self.state, kind)
         self.attempt = self._settled_ns = 0
-        self._reason = ""
+        self.end, self._reason = None, ""
 
     def moved_between(self) -> tuple[int, int] | None:
         """Return the lsns between which steps of the clock matter to the job; None if none does."""
@@ -283,29 +328,34 @@ class Story:
         )
 
 
-def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
-    """Return everything the log says of one job, None if there is no such job."""
+def read_story(journal: Journal, lsn: int) -> Story | None:
+    """Return the story of a job as the log has it, None if there is no such job."""
     story: Story | None = None
+    records: list[LogRecord] = []
     for found in _about(journal, lsn):
         record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+        records.append(record)
         if story is not None:
             story.add(record)
         elif _begins(found.record):
             story = Story(journal.tag, record)
+            born = found.record if record.carried is None else record.carried.born
+            story.ties = takes_of(born)
         # Else the job was written again further on, since it began in what is gone.
-    if story is None or story.state is State.ABSENT:
+    if story is None:
         return None
+    story.records = records
     moved = story.moved_between()
     if moved is not None:
         for step in _patiently(journal, lambda: list(journal.indexes.steps_after(*moved))):
             story.clock_stepped(*step)
-    return story.view(now_ns)
+    return story
 
 
-def job_records(journal: Journal, job: int) -> Iterator[LogRecord]:
-    """Yield the records that concern a job, in order."""
-    for found in _about(journal, job):
-        yield decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
+    """Return everything the log says of one job, None if there is no such job."""
+    story = read_story(journal, lsn)
+    return None if story is None or story.state is State.ABSENT else story.view(now_ns)
 
 
 def _about(journal: Journal, job: int) -> list[RecordFound]:
@@ -319,7 +369,7 @@ def _until_final(found: Iterator[RecordFound]) -> Iterator[RecordFound]:
         yield one
         # The end of a job whose beginning is gone may be told again further on, with all of it.
         begun = begun or _begins(one.record)
-        if begun and one.record[KIND_AT] in _FOR_GOOD:
+        if begun and one.record[KIND_AT] in LAST:
             return
 
 
@@ -338,10 +388,4 @@ def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
 def _begins(record: bytes) -> bool:
     """Return whether a job's story may begin with it."""
     kind = record[KIND_AT]
-    return kind == BIRTH or (kind in CARRYING and record[STATE_AT] != State.ABSENT)
-
-
-def _outcome(kind: Kind, cause: Cause) -> str:
-    if kind is Kind.RELEASED and cause is Cause.OWNER_LOST:
-        return "lost"
-    return kind.name.lower()
+    return kind in BIRTHS or (kind in CARRYING and record[STATE_AT] != State.ABSENT)

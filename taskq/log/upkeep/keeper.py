@@ -7,17 +7,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.kinds import (
-    BIRTH,
-    CARRYING,
-    DEATH,
-    DEATHS,
-    ENDS,
-    REMOVALS,
-    REPEATS,
-    REVIVALS,
-    after,
-)
+from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, after
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
@@ -29,7 +19,7 @@ from taskq.log.format.history import encode_history
 from taskq.log.format.options import enqueue_extras
 from taskq.log.format.record import decode_record, places
 from taskq.log.requests import Rewrite
-from taskq.log.state.story import job_records, tell
+from taskq.log.state.story import end_of, read_story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +29,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
-_DEAD: Final = after(State.RUNNING, DEATH)
+_LETTER: Final = after(State.RUNNING, DEATH)
 _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
@@ -264,7 +254,7 @@ class Retained:
         end = _end(self._journal, job)
         if end is not None and end_of(end)[0] is State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
-        return Rewrite(job, location, _DEAD, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
+        return Rewrite(job, location, _LETTER, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
 
     def history(self, job: int, attempt: int) -> bytes:
         """Return the attempts so far, packed."""
@@ -333,39 +323,13 @@ class _Births:
         yield from self.carried.items()
 
 
-def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
-    """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
-    if end.carried is not None:
-        carried = end.carried
-        return carried.state, carried.body, carried.flags, carried.ended_ns
-    return after(State.RUNNING, end.kind), end.body, end.flags, end.time_ns
-
-
 def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
     """Return the record that ended a job; None if it lives, or is a dead letter that was purged.
 
     None also if all that is known of the job was written again at ``following`` or behind.
     """
-    end: LogRecord | None = None
-    for record in job_records(journal, job):
-        if record.lsn >= following and _tells_all(record):
-            return None
-        if is_end(record):
-            end = record
-        elif record.kind in REVIVALS | REMOVALS:
-            end = None
-    return end
-
-
-def _tells_all(record: LogRecord) -> bool:
-    return record.carried is not None and record.carried.state is not State.ABSENT
-
-
-def is_end(record: LogRecord) -> bool:
-    """Return whether the job is settled after it."""
-    if record.carried is not None and record.kind in REPEATS:
-        return record.carried.state not in LIVE_STATES
-    return record.kind in ENDS
+    story = read_story(journal, job)
+    return None if story is None or story.told_lsn >= following else story.end
 
 
 def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:

@@ -47,7 +47,7 @@ def named(numbers: frozenset[int]) -> frozenset[str]:
 BIRTHS: Final = named(kinds.BIRTHS)
 REPEATS: Final = named(kinds.REPEATS)
 _LOST: Final = Cause.OWNER_LOST.name.lower()
-_SUCCEEDED, _SCHEDULED = str(State.SUCCEEDED), str(State.SCHEDULED)
+_DONE, _SCHEDULED = str(State.SUCCEEDED), str(State.SCHEDULED)
 _READY, _ABSENT = str(State.READY), str(State.ABSENT)
 _SUCCESSES: Final = named(kinds.SUCCESSES)
 _CLAIMS: Final = named(kinds.CLAIMS)
@@ -315,7 +315,7 @@ def _tell_reason(
             return
     if born.kind in _WHOLE:
         body = bodies.of("result", born.row)
-        if born.state == _SUCCEEDED:
+        if born.state == _DONE:
             job.result = body
             return
         job.reason = _text(body)
