@@ -61,7 +61,7 @@ def somewhere(values: npt.NDArray[Any], kind: Any = _LONG) -> pa.Array:
 def slices(
     data: Bytes, start: Ints, end: Ints, valid: Mask | None, *, is_text: bool = False
 ) -> pa.Array:
-    """The bytes from ``start`` to ``end`` of each row, as binary or as text; the data is copied.
+    """Return the bytes of each row from ``start`` to ``end``, copied, as binary or as text.
 
     What is no UTF-8 is replaced in text, as everywhere in taskq. Places are below 2^31, for pieces
     are read in chunks.
@@ -99,13 +99,13 @@ def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
 
 
 def _text(values: pa.Array) -> pa.Array:
-    """Binary without nulls as text."""
+    """Return binary without nulls as text."""
     text = whole_text(values)
     return shown(values, "replace") if text is None else text
 
 
 def whole_text(values: pa.Array) -> pa.Array | None:
-    """Binary as text, None if any of it is no UTF-8."""
+    """Return binary as text, None if any of it is no UTF-8."""
     valid, borders, data = values.buffers()
     if data is None or np.frombuffer(data, np.uint8).max(initial=0) <= _ASCII_MAX:
         return pa.Array.from_buffers(_TEXT, len(values), [valid, borders, data])
@@ -116,14 +116,16 @@ def whole_text(values: pa.Array) -> pa.Array | None:
 
 
 def shown(values: pa.Array, errors: str) -> pa.Array:
-    """Binary as text, what is no UTF-8 of it as Python's codecs put it."""
-    told = (None if one is None else one.decode("utf-8", errors) for one in values.to_pylist())
-    return pa.array(told, _TEXT)
+    """Return binary as text, what is no UTF-8 of it as Python's codecs put it."""
+    texts = (
+        None if value is None else value.decode("utf-8", errors) for value in values.to_pylist()
+    )
+    return pa.array(texts, _TEXT)
 
 
 def is_text(values: pa.Array) -> Mask:
     """Return which of the bytes are UTF-8; null is."""
-    return np.array([_is_text(one) for one in values.to_pylist()], np.bool_)
+    return np.array([_is_text(value) for value in values.to_pylist()], np.bool_)
 
 
 def _is_text(value: bytes | None) -> bool:
@@ -134,7 +136,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
-    """``<tag>-<number>`` of each row, null where the number is 0."""
+    """Return ``<tag>-<number>`` of each row, null where the number is 0."""
     valid = job != 0
     if valid.all():
         return _ids(tag, job)

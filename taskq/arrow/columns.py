@@ -75,7 +75,7 @@ def _name(rows: Rows, *, is_task: bool) -> pa.Array:
 
 
 def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
-    """The last such option of each row; ``holder`` is the part of the record that has them."""
+    """Take the last such option of each row; ``holder``: the part of the record that has them."""
 
     def build(rows: Rows) -> pa.Array:
         options: Options = getattr(rows, holder)
@@ -93,7 +93,7 @@ def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
 def _option_number(
     option: Option, holder: str, *, strict: bool = False
 ) -> Callable[[Rows], pa.Array]:
-    """Likewise the first number of each row; with ``strict`` none may have another size."""
+    """Take the first number of each row; with ``strict`` none may have another size."""
 
     def build(rows: Rows) -> pa.Array:
         options: Options = getattr(rows, holder)
@@ -135,7 +135,7 @@ def _attempts_max(rows: Rows) -> pa.Array:
 
 
 def _due(rows: Rows) -> tuple[Ints, Mask]:
-    """(moment, whether it is wall time)."""
+    """Return (moment, whether it is wall time)."""
     due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.DUE, Option.DUE_WALL):
         due[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
@@ -149,7 +149,7 @@ def _due(rows: Rows) -> tuple[Ints, Mask]:
 
 
 def _expires(rows: Rows) -> tuple[Ints, Mask]:
-    """(moment, whether it is wall time)."""
+    """Return (moment, whether it is wall time)."""
     expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.EXPIRES, Option.EXPIRES_RELATIVE):
         expires[step.row] = layout.numbers_at(rows.data, step.at, "<i8")

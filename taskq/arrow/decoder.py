@@ -38,7 +38,7 @@ def decode(
     headers: bool = True,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a piece as batches of exactly the columns of ``schema``, in the log's order.
+    """Yield the records of a piece as batches of the columns of ``schema``, in the log's order.
 
     The file is read in chunks; memory is bounded by the largest frame (9 MiB), or by one
     decompressed body (100 MiB).
@@ -109,18 +109,18 @@ class _Decoder:
             if item.salvaged is not None:
                 yield from self._decoded(item.salvaged)
 
-    def _decoded(self, found: Found) -> Iterator[pa.RecordBatch]:
-        count = len(found.at)
+    def _decoded(self, records: Found) -> Iterator[pa.RecordBatch]:
+        count = len(records.at)
         # Batches of equal size, so that none of a few rows remains of each chunk.
         step = -(-count // -(-count // self._rows_max)) if count else 1
         for first in range(0, count, step):
-            rows = Rows(self._piece, found, first, min(first + step, count))
+            rows = Rows(self._piece, records, first, min(first + step, count))
             sizes = unpacked_sizes(rows) if self._has_values else None
             if sizes is None:
                 yield self._batch(rows)
                 continue
             for begin, end in _cut(sizes):
-                yield self._batch(Rows(self._piece, found, first + begin, first + end))
+                yield self._batch(Rows(self._piece, records, first + begin, first + end))
 
     def _batch(self, rows: Rows) -> pa.RecordBatch:
         values = Values(rows, self._bodies, payload=self._payload)
@@ -184,7 +184,7 @@ def _assembled(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.Rec
 
 
 def _cut(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """(begin, end) of runs of rows whose sizes come to no more than UNPACKED_BYTES_MAX."""
+    """Yield (begin, end) of runs of rows of no more than UNPACKED_BYTES_MAX together."""
     begin = total = 0
     for row, size in enumerate(sizes.tolist()):
         if total + size > UNPACKED_BYTES_MAX and row > begin:

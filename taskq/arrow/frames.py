@@ -125,10 +125,10 @@ class PieceReader:
             if asked > len(chunk) - PAD_SIZE:
                 chunk = np.zeros(asked + PAD_SIZE, np.uint8)
             filled = self._fill(chunk, asked, offset)
-            found, size, needed = self._whole_frames(chunk, filled, offset)
-            if found is not None:
-                if len(found.at):  # else it was a sync point alone
-                    yield found
+            records, size, needed = self._whole_frames(chunk, filled, offset)
+            if records is not None:
+                if len(records.at):  # else it was a sync point alone
+                    yield records
                 offset, wanted = offset + size, CHUNK_BYTES
             elif filled == asked < needed <= end - offset:
                 wanted = needed
@@ -183,7 +183,7 @@ class PieceReader:
     # -- frames -----------------------------------------------------------------------------------
 
     def _whole_frames(self, data: Bytes, filled: int, base: int) -> tuple[Found | None, int, int]:
-        """(records of the frames that the data begins with, their bytes, bytes that are needed).
+        """Return (records of the frames that the data begins with, their bytes, bytes needed).
 
         The last is not 0 if there are no such frames, since the first is longer than the data.
         """
@@ -194,24 +194,24 @@ class PieceReader:
         good = self._fit(heads)
         places = at[:good].tolist()
         crcs = [
-            codec.crc32(view[one : one + _CHECKED_SIZE], seed)
-            for one, seed in zip(places, seeds, strict=False)
+            codec.crc32(view[place : place + _CHECKED_SIZE], seed)
+            for place, seed in zip(places, seeds, strict=False)
         ]
         good = _first(heads["crc"][:good] == np.array(crcs, np.uint32))
         ends = at[:good] + _FRAME + heads["size"][:good]
         whole = int(np.searchsorted(ends, filled, side="right"))
         crcs = [
-            codec.crc32(view[one + _FRAME : end], seed)
-            for one, end, seed in zip(places, ends[:whole].tolist(), seeds, strict=False)
+            codec.crc32(view[place + _FRAME : end], seed)
+            for place, end, seed in zip(places, ends[:whole].tolist(), seeds, strict=False)
         ]
         count = _first(heads["body_crc"][:whole] == np.array(crcs, np.uint32))
         if not count:
             missing = not whole and good
             short = _FRAME if filled < _FRAME else 0
             return None, 0, int(ends[0]) + 7 & ~7 if missing else short
-        found = _found(data, base, at[:count], heads[:count])
+        records = _found(data, base, at[:count], heads[:count])
         self._next_lsn = int(heads["first_lsn"][count - 1]) + int(heads["count"][count - 1])
-        return found, min(int(ends[count - 1]) + 7 & ~7, filled), 0
+        return records, min(int(ends[count - 1]) + 7 & ~7, filled), 0
 
     def _fit(self, heads: npt.NDArray[np.void]) -> int:
         """Return how many of the headers say what can be, and follow each other."""
@@ -225,7 +225,7 @@ class PieceReader:
         return _first(fits & (first >= expected))
 
     def _strange(self, offset: int) -> tuple[Found | Damage | None, int]:
-        """(what stands there, offset behind it), where no frame goes on as it should."""
+        """Return (what stands there, offset behind it), where no frame goes on as it should."""
         if not self._next_lsn:
             self._learn_lsn()
         item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
@@ -269,7 +269,7 @@ class PieceReader:
         return Damage(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)
 
     def _opened(self) -> tuple[int, int]:
-        """(epoch, time) that the segment's header, or else its first frame, tells."""
+        """Return (epoch, time) that the segment's header, or else its first frame, tells."""
         data = self._read(_HEAD + _FRAME, 0)
         header = codec.decode_segment_header(data, shown(self.piece.path))
         if header is not None and header.first_lsn == self.piece.segment:
@@ -288,10 +288,10 @@ class PieceReader:
             what = f"the frame of {header.records} records is damaged"
             epoch, time_ns, body = header.epoch, header.time_ns, body[: header.body_size]
         records = list(salvage(body, gap.first_lsn))
-        found = None
+        salvaged = None
         if records:
             count = len(records)
-            found = Found(
+            salvaged = Found(
                 _padded(body),
                 gap.offset + _FRAME,
                 np.array([at for _, at, _ in records], np.int64),
@@ -300,7 +300,7 @@ class PieceReader:
                 np.full(count, epoch, np.uint64).view(np.int64),
                 np.full(count, time_ns, np.int64),
             )
-        return Damage(gap, epoch, time_ns, what, found)
+        return Damage(gap, epoch, time_ns, what, salvaged)
 
     def error(self, damage: Damage) -> SegmentDamaged:
         """Return what to raise where damage is an error."""
@@ -317,17 +317,17 @@ def _padded(data: bytes) -> Bytes:
 
 
 def _chain(view: memoryview, filled: int) -> list[int]:
-    """Where frames would start, by their sizes alone; the last may be longer than the data."""
+    """Return where frames would start by their sizes; the last may be longer than the data."""
     size_at, size_max = codec.LENGTH.unpack_from, codec.FRAME_BODY_MAX
-    found: list[int] = []
+    starts: list[int] = []
     at, last = 0, filled - _FRAME
     while at <= last:
         size = size_at(view, at + _SIZE_AT)[0]
         if size > size_max:
             break
-        found.append(at)
+        starts.append(at)
         at += _FRAME + size + 7 & ~7
-    return found
+    return starts
 
 
 def _first(good: npt.NDArray[np.bool_]) -> int:
@@ -337,14 +337,14 @@ def _first(good: npt.NDArray[np.bool_]) -> int:
 
 def _crc_table() -> npt.NDArray[np.uint32]:
     ones = 0xFFFFFFFF
-    return np.array([codec.crc32(bytes([one]), ones) ^ ones for one in range(256)], np.uint32)
+    return np.array([codec.crc32(bytes([byte]), ones) ^ ones for byte in range(256)], np.uint32)
 
 
 _CRC_TABLE: Final = _crc_table()
 
 
 def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
-    """The CRC seeds of frames at these offsets: ``crc32(u64(offset), seed)`` for all at once."""
+    """Return the CRC seeds of frames: ``crc32(u64(offset), seed)`` for all offsets at once."""
     state = np.full(len(offset), seed ^ 0xFFFFFFFF, np.uint32)
     for byte in offset.astype("<u8").view(np.uint8).reshape(-1, 8).T:
         state = _CRC_TABLE[(state ^ byte) & 0xFF] ^ (state >> np.uint32(8))

@@ -28,7 +28,7 @@ _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
 def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[np.void]:
     """Return the fields of a struct, in so many bytes that are gathered."""
     formats = [_FORMATS[letter] for letter in layout.format.lstrip("<")]
-    sizes = [np.dtype(one).itemsize for one in formats]
+    sizes = [np.dtype(letter).itemsize for letter in formats]
     assert sum(sizes) == layout.size <= gathered
     offsets = [sum(sizes[:index]) for index in range(len(sizes))]
     fields: Any = {
@@ -110,7 +110,9 @@ def with_field(name: str) -> list[tuple[Mask, np.dtype[np.void]]]:
     for kind, row in kinds.ROWS.items():
         if name in row.layout.names.split():
             places.setdefault(_place(kind, name), []).append(kind)
-    return [(table(frozenset(found)), _head(found[0])) for found in places.values()]
+    return [
+        (table(frozenset(kinds_there)), _head(kinds_there[0])) for kinds_there in places.values()
+    ]
 
 
 def _place(kind: int, name: str) -> int:

@@ -63,7 +63,7 @@ class Options:
         return bool(self._steps)
 
     def each(self, *options: Option) -> Iterator[Step]:
-        """The rows that have one of the options; those that have several come again, in order."""
+        """Yield the rows that have any of the options; those with several come again, in order."""
         for step in self._steps:
             chosen = step.tag == options[0]
             for other in options[1:]:
@@ -140,7 +140,7 @@ def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
     texts = _texts(data, row, start[row], end[row])
     pairs = [
         # Of a last name without a value nothing is told.
-        np.stack((*(one[np.isin(name[0], value[0])] for one in name), *value[1:]))
+        np.stack((*(column[np.isin(name[0], value[0])] for column in name), *value[1:]))
         for name, value in zip(texts[::2], texts[1::2], strict=False)
     ]
     if not pairs:
@@ -162,7 +162,7 @@ def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
 
 
 def _texts(data: Bytes, row: Ints, at: Ints, end: Ints) -> list[tuple[Ints, Ints, Ints]]:
-    """(rows, starts, ends) of the first texts, of the second, and so on: names and values."""
+    """Return (rows, starts, ends) of the first texts, of the second, …: names and values."""
     texts: list[tuple[Ints, Ints, Ints]] = []
     while True:
         more = at + _SIZE_SIZE <= end
@@ -182,10 +182,10 @@ def _has_doubles(row: Ints, names: pa.Array) -> bool:
 
 
 def _one_by_one(data: Bytes, start: Ints, end: Ints, count: int) -> pa.Array:
-    """The same by the log's own decoder: of a name that comes twice the last value counts."""
-    told: list[list[tuple[str, str]] | None] = [None] * count
+    """Return the same by the log's own decoder: of a name that is there twice the last counts."""
+    headers: list[list[tuple[str, str]] | None] = [None] * count
     for row in np.flatnonzero(end).tolist():
         value = data[start[row] : end[row]].tobytes()
         option = bytes([Option.HEADERS]) + len(value).to_bytes(2, "little") + value
-        told[row] = list(decode_extras(option, 0, len(option)).headers.items()) or None
-    return pa.array(told, _TYPE)
+        headers[row] = list(decode_extras(option, 0, len(option)).headers.items()) or None
+    return pa.array(headers, _TYPE)

@@ -66,19 +66,19 @@ def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> l
     limit = np.append(place[1:], 0)
     is_last = np.append(frame[1:] != frame[:-1], True)
     limit[is_last] = ends[frame[is_last]]
-    found, bad = _walk(data, frame, place, limit)
-    found.sort()
-    first = np.searchsorted(found, starts)
-    behind = np.searchsorted(found, ends)
+    places, bad = _walk(data, frame, place, limit)
+    places.sort()
+    first = np.searchsorted(places, starts)
+    behind = np.searchsorted(places, ends)
     bad |= behind - first != counts
     return [
-        None if is_bad else found[begin:end]
+        None if is_bad else places[begin:end]
         for is_bad, begin, end in zip(bad.tolist(), first.tolist(), behind.tolist(), strict=True)
     ]
 
 
 def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mask]:
-    """(all places, which frames a stretch of which does not end where the next one starts)."""
+    """Return (all places, frames with a stretch that does not end where the next starts)."""
     bad = np.zeros(int(frame[-1]) + 1, np.bool_)
     last = len(data) - 8
     steps: list[Ints] = []
@@ -103,7 +103,7 @@ def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mas
 
 
 def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """(frame, place) of what looks like records, about so many apart that each has its stretch."""
+    """Return (frame, place) of what looks like records, one for each stretch or so."""
     stretches = np.maximum(counts // _STRETCH_RECORDS, 1)
     points = stretches - 1
     frame = np.repeat(np.arange(len(starts)), points)
@@ -141,7 +141,7 @@ _NO_RECORD: Final = codec.PREFIX.size
 
 
 def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> tuple[Ints, Ints]:
-    """(place, length) of each record, frame by frame.
+    """Return (place, length) of each record, frame by frame.
 
     Args:
         data: what holds the bodies of the frames, with ``PAD_SIZE`` bytes behind them.
@@ -178,7 +178,7 @@ def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints,
     """Write the places of frame ``n`` to ``out[first[n]:]``; beyond a wrong length anything."""
     is_long = counts >= RECORDS_MIN
     if is_long.any():
-        long = [one[is_long] for one in (starts, sizes, counts, first)]
+        long = [column[is_long] for column in (starts, sizes, counts, first)]
         _walk_long(data, long[0], long[1], long[2], long[3], out)
         starts, counts, first = starts[~is_long], counts[~is_long], first[~is_long]
     order = np.argsort(-counts, kind="stable")
@@ -216,11 +216,11 @@ def _walk_long(
     if not left:
         return
     walked = walk_in_stretches(data, starts[left], sizes[left], counts[left])
-    for index, found in zip(left, walked, strict=True):
-        if found is None:
+    for index, reached in zip(left, walked, strict=True):
+        if reached is None:
             _walk_one(data, int(starts[index]), slots[index])
         else:
-            slots[index][:] = found
+            slots[index][:] = reached
 
 
 def _walk_one(data: Bytes, at: int, out: Ints) -> None:
@@ -229,7 +229,7 @@ def _walk_one(data: Bytes, at: int, out: Ints) -> None:
     length_at = codec.LENGTH.unpack_from
     view = data.data
     walk = _WALK_MIN
-    found: list[int] = []
+    walked: list[int] = []
     try:
         while done < count and at <= last:
             length = length_at(view, at)[0]
@@ -240,16 +240,16 @@ def _walk_one(data: Bytes, at: int, out: Ints) -> None:
             if run >= _RUN_MIN:
                 walk = _WALK_MIN
                 continue
-            found.clear()
+            walked.clear()
             for _ in range(min(walk, count - done)):
-                found.append(at)
+                walked.append(at)
                 at += length_at(view, at)[0]
-            out[done : done + len(found)] = found
-            done += len(found)
+            out[done : done + len(walked)] = walked
+            done += len(walked)
             walk = min(walk * 2, _WALK_MAX)
     except struct.error:
-        out[done : done + len(found)] = found
-        done += len(found)
+        out[done : done + len(walked)] = walked
+        done += len(walked)
     out[done:] = min(at, last)
 
 

@@ -58,9 +58,9 @@ class SegmentMissing(LogError):
 class WrongSegment(LogError):
     """The file is another segment than its place says; its records must not be taken for ours."""
 
-    def __init__(self, path: str, found: str, wanted: str) -> None:
+    def __init__(self, path: str, there: str, wanted: str) -> None:
         super().__init__(
-            f"{shown(path)}: this is {found}, where {wanted} should be: "
+            f"{shown(path)}: this is {there}, where {wanted} should be: "
             f"put each log into a directory of its own"
         )
 

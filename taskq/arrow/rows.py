@@ -47,15 +47,15 @@ class Rows:
         FormatError: a record's type is unknown and may not be skipped.
     """
 
-    def __init__(self, piece: Piece, found: Found, first: int, last: int) -> None:
+    def __init__(self, piece: Piece, stretch: Found, first: int, last: int) -> None:
         self.piece = piece
-        self.data: Bytes = found.data
-        self.base = found.base
-        self.at = found.at[first:last]
-        self.length = found.length[first:last]
-        self.lsn = found.lsn[first:last]
-        self.epoch = found.epoch[first:last]
-        self.time_ns = found.time_ns[first:last]
+        self.data: Bytes = stretch.data
+        self.base = stretch.base
+        self.at = stretch.at[first:last]
+        self.length = stretch.length[first:last]
+        self.lsn = stretch.lsn[first:last]
+        self.epoch = stretch.epoch[first:last]
+        self.time_ns = stretch.time_ns[first:last]
         self._heads = heads(self.data, self.at)
         self.of_job = self._heads.view(layout.OF_JOB)
         self.kind: Bytes = np.ascontiguousarray(self.of_job["kind"])
@@ -82,18 +82,18 @@ class Rows:
 
     def field(self, name: str) -> Ints:
         """Return a fixed field of the records that have it, 0 of the others."""
-        found = np.zeros(len(self), np.int64)
+        numbers = np.zeros(len(self), np.int64)
         for has_it, head in layout.with_field(name):
             if self.counts[has_it].any():
                 values = self._heads.view(head)[name]
-                np.copyto(found, values.astype(np.int64), where=has_it[self.kind])
-        return found
+                np.copyto(numbers, values.astype(np.int64), where=has_it[self.kind])
+        return numbers
 
     # -- what every record has --------------------------------------------------------------------
 
     @cached_property
     def flags(self) -> Ints:
-        """Of the record itself."""
+        """Return those of the record itself."""
         return self.of_job["flags"].astype(np.int64)
 
     @cached_property
@@ -103,7 +103,7 @@ class Rows:
 
     @cached_property
     def is_of_job(self) -> Mask:
-        """Records that concern a job that an earlier one brought into being."""
+        """Return records that concern a job that an earlier one brought into being."""
         return layout.IS_OF_JOB[self.kind]
 
     @cached_property
@@ -115,7 +115,7 @@ class Rows:
 
     @cached_property
     def is_carrying(self) -> Mask:
-        """Records that hold another."""
+        """Return records that hold another."""
         return layout.IS_CARRYING[self.kind]
 
     @cached_property
@@ -127,12 +127,12 @@ class Rows:
 
     @cached_property
     def is_birth(self) -> Mask:
-        """Records that are, or hold, an ENQUEUED record."""
+        """Return records that are, or hold, an ENQUEUED record."""
         return layout.IS_BIRTH[self.kind]
 
     @cached_property
     def _births(self) -> tuple[npt.NDArray[np.void], Ints, Ints]:
-        """(head, place, end) of the ENQUEUED records; anything in other rows."""
+        """Return (head, place, end) of the ENQUEUED records; anything in other rows."""
         whole_end = self.at + self.length
         if not self.carries:
             return self._heads.view(layout.OF_BIRTH), self.at, whole_end
@@ -173,7 +173,7 @@ class Rows:
 
     @cached_property
     def route(self) -> tuple[Ints, Ints, Ints]:
-        """(start of the queue's name, of the task's, of the options) in ENQUEUED records."""
+        """Return (start of the queue's name, of the task's, of the options) in ENQUEUED records."""
         birth, at, end = self._births
         queue = at + _BORN_SIZE
         task = np.minimum(queue + birth["queue_size"], end)

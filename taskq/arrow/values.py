@@ -39,7 +39,7 @@ class Bodies:
         self._store = BodyStore(home_of(segment_path), _CONFIG)
 
     def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
-        """(the body or None, why it is missing)."""
+        """Return (the body or None, why it is missing)."""
         try:
             return self._store.unpack(stored, flags, what), ""
         except TaskqError as error:
@@ -91,15 +91,15 @@ class Values:
         return _parted(self._result[0])
 
     def _problem(self) -> pa.Array:
-        """Why a value or a result is missing."""
+        """Return why a value or a result is missing."""
         of_value, of_result = self._value[1], self._result[1]
         if not of_value and not of_result:
             return arrays.nothing(pa.string(), len(self._rows))
-        told = (
-            "; ".join(one[row] for one in (of_value, of_result) if row in one)
+        texts = (
+            "; ".join(problems[row] for problems in (of_value, of_result) if row in problems)
             for row in range(len(self._rows))
         )
-        return pa.array([text or None for text in told], pa.string())
+        return pa.array([text or None for text in texts], pa.string())
 
     @cached_property
     def _value(self) -> tuple[pa.Array, dict[int, str]]:
@@ -123,21 +123,21 @@ class Values:
             return arrays.slices(rows.data, start, end, valid), {}
         whole = valid.copy()
         whole[packed] = False
-        told: list[bytes | None] = []
+        bodies: list[bytes | None] = []
         problems: dict[int, str] = {}
         for row in packed.tolist():
             stored = rows.data[start[row] : end[row]].tobytes()
             what = f"what lsn {rows.lsn[row]} holds of {rows.piece.tag}-{rows.job[row]}"
             body, problem = self._bodies.unpack(stored, int(packing[row]), what)
-            told.append(body)
+            bodies.append(body)
             if body is None:
                 problems[row] = problem
         values = arrays.slices(rows.data, start, end, whole)
-        return arrays.patched(values, packed, told), problems
+        return arrays.patched(values, packed, bodies), problems
 
 
 def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(those that are text, the bytes of the others), each null where the other is not."""
+    """Return (what is text, the bytes of the rest), each null where the other is not."""
     text = arrays.whole_text(values)
     if text is not None:
         return text, arrays.nothing(values.type, len(values))

@@ -53,18 +53,18 @@ def save(machine: Machine, target: Path) -> Path:
 
 
 def pieces(journal: Journal, directory: Path, device: str = DEVICE) -> list[Piece]:
-    """Every segment of the log, whole; the last as far as the journal knows it to be written."""
+    """Return every segment of the log; the last as far as the journal knows it."""
     identity = journal.identity
-    found = []
+    result = []
     for path in sorted((directory / "log").glob("*.log")):
         segment = segment_lsn(path.name)
         assert segment is not None
         if segment <= journal.segment:
             end = journal.offset if segment == journal.segment else path.stat().st_size
-            found.append(
+            result.append(
                 Piece(str(path), device, str(identity.log_id), identity.tag, segment, 0, end)
             )
-    return found
+    return result
 
 
 def decoded_rows(
@@ -86,7 +86,7 @@ def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> li
 
 
 def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
-    """(decoded, expected) rows of the log in a directory."""
+    """Return (decoded, expected) rows of the log in a directory."""
     journal = open_journal(str(directory))
     try:
         return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
@@ -95,7 +95,7 @@ def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
 
 
 def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
-    """(decoded, expected) rows of a world's log, whose files are written to the directory."""
+    """Return (decoded, expected) rows of a world's log, written to the directory."""
     return rows_of_directory(save(world.machine, directory))
 
 

@@ -62,8 +62,8 @@ class Segments:
         lsn = self.next_lsn
         return self.append(
             b"".join(
-                one if isinstance(one, bytes) else one(lsn + index)
-                for index, one in enumerate(records)
+                record if isinstance(record, bytes) else record(lsn + index)
+                for index, record in enumerate(records)
             ),
             len(records),
             synced=synced,
@@ -119,7 +119,7 @@ def succeeded(job: int, token: int, result: bytes | None = None) -> Callable[[in
 
 
 def finished_jobs(segments: Segments, payloads: Sequence[bytes], frame_records: int) -> None:
-    """Jobs that are enqueued, claimed and succeed, in frames of so many records of one kind."""
+    """Return jobs that are enqueued, claimed and succeed, in frames of so many records."""
     for begin in range(0, len(payloads), frame_records):
         part = payloads[begin : begin + frame_records]
         first = segments.next_lsn

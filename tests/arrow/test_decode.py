@@ -149,7 +149,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
     offset = segments.frame(*(record for record, _ in _GOLDEN)) + codec.FRAME_HEADER_SIZE
     rows = _rows(segments)
     time_ns = START_NS + 1_000_001
-    for number, (record, told) in enumerate(_GOLDEN):
+    for number, (record, shown) in enumerate(_GOLDEN):
         data = record if isinstance(record, bytes) else record(number + 1)
         kind = Kind(data[4])
         expected = dict.fromkeys(DETAILS.names) | {
@@ -160,7 +160,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
         }  # fmt: skip
         if kind is Kind.ENQUEUED:
             expected |= {"job": number + 1, "job_id": f"00112233-{number + 1}"}
-        assert rows[number] == expected | told, kind
+        assert rows[number] == expected | shown, kind
         offset += len(data)
 
 
@@ -241,8 +241,8 @@ def test_headers_come_as_every_reader_takes_them(tmp_path: Path) -> None:
     assert [row["headers"] for row in _rows(segments)] == [headers for _, headers in cases]
     twice = option(b"a", b"1", b"b", b"2", b"a", b"3")
     segments.frame(enqueued(b"", twice), enqueued(b""), enqueued(b"", cases[0][0]))
-    told = [row["headers"] for row in _rows(segments)]
-    assert told[len(cases) :] == [{"a": "3", "b": "2"}, None, cases[0][1]]
+    shown = [row["headers"] for row in _rows(segments)]
+    assert shown[len(cases) :] == [{"a": "3", "b": "2"}, None, cases[0][1]]
 
 
 def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_numbers_without_sign_are_sixteen_digits(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     owners = [1, 2**64 - 1, 0xABCD, 2**63]
     segments.frame(enqueued(b"x"), *(claimed(1, owner) for owner in owners))
-    assert [row["owner"] for row in _rows(segments)] == [None, *(f"{one:016x}" for one in owners)]
+    assert [row["owner"] for row in _rows(segments)] == [None, *(f"{item:016x}" for item in owners)]
 
 
 def test_large_unpacked_bodies_come_in_batches_of_their_own(

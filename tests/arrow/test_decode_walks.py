@@ -36,14 +36,14 @@ def _record(chance: random.Random, decoys: float) -> bytes:
 def _frames(chance: random.Random, counts: list[int], decoys: float) -> list[list[bytes]]:
     frames = []
     for count in counts:
-        one = _record(chance, decoys)
+        item = _record(chance, decoys)
         alike = chance.random() < 0.2
-        frames.append([one if alike else _record(chance, decoys) for _ in range(count)])
+        frames.append([item if alike else _record(chance, decoys) for _ in range(count)])
     return frames
 
 
 def _laid_out(frames: list[list[bytes]]) -> tuple[Bytes, Ints, Ints, Ints, list[int], list[int]]:
-    """(data, starts, sizes, counts, places of all records, their lengths)."""
+    """Return (data, starts, sizes, counts, places of all records, their lengths)."""
     parts, starts, at, lengths = [], [], [], []
     size = 0
     for records in frames:
@@ -75,8 +75,8 @@ def test_records_of_any_frames_are_found(counts: list[int], decoys: float, seed:
     data, starts, sizes, count, at, lengths = _laid_out(
         _frames(random.Random(seed), counts, decoys)
     )
-    found, found_lengths = places(data, starts, sizes, count, np.ones(len(counts), np.int64))
-    assert found.tolist() == at
+    result, found_lengths = places(data, starts, sizes, count, np.ones(len(counts), np.int64))
+    assert result.tolist() == at
     assert found_lengths.tolist() == lengths
 
 
@@ -86,11 +86,11 @@ def test_guesses_are_right_or_known_to_be_wrong() -> None:
     frames = [[*records, claimed(1), enqueued(b"odd")(1)] for records in frames]
     data, starts, sizes, counts, at, _ = _laid_out(frames)
     walked = walk_in_stretches(data, starts, sizes, counts)
-    for number, found in enumerate(walked):
+    for number, result in enumerate(walked):
         begin = number * 1_002
-        assert found is None or found.tolist() == at[begin : begin + 1_002]
-    assert all(found is not None for found in walked[:3])
-    assert any(found is None for found in walked[3:])
+        assert result is None or result.tolist() == at[begin : begin + 1_002]
+    assert all(result is not None for result in walked[:3])
+    assert any(result is None for result in walked[3:])
 
 
 @pytest.mark.parametrize("wrong", [0, 3, 11, 10_000_000, 2**32 - 1])

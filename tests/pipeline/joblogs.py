@@ -49,10 +49,10 @@ def of_directory(directory: Path) -> JobLog:
             for piece in pieces(journal, directory, name)
             for batch in decode(piece, COLUMNS, corrupt=Corrupt.SKIP)
         ]
-        found = pa.Table.from_batches(batches, COLUMNS)
+        result = pa.Table.from_batches(batches, COLUMNS)
         place = COLUMNS.get_field_index("log_id")
-        named = pa.array([name] * found.num_rows, pa.string())
-        table = found.set_column(place, COLUMNS.field(place), named)
+        named = pa.array([name] * result.num_rows, pa.string())
+        table = result.set_column(place, COLUMNS.field(place), named)
         if not table.num_rows:
             return JobLog(table, {})
         now_ns = table["ts_ns"][-1].as_py()
@@ -91,25 +91,25 @@ def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> Folded
 
 def plain(jobs: pa.Table) -> list[Row]:
     """Return the rows of ``jobs``."""
-    found: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
-    return found
+    result: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
+    return result
 
 
 def by_job(rows: Iterable[Row]) -> Jobs:
     """Return the rows by log and number; each job has one."""
-    found: Jobs = {}
+    result: Jobs = {}
     for row in rows:
         key = row["log_id"], row["job"]
-        assert key not in found, f"job {key} has two rows"
-        found[key] = row
-    return found
+        assert key not in result, f"job {key} has two rows"
+        result[key] = row
+    return result
 
 
-def check_equal(told: Jobs, wanted: Jobs) -> None:
-    """What the pipeline tells, against what the log tells."""
-    assert told.keys() == wanted.keys()
+def check_equal(shown: Jobs, wanted: Jobs) -> None:
+    """Return what the pipeline tells, and what the log tells."""
+    assert shown.keys() == wanted.keys()
     for key, row in wanted.items():
-        got = comparable(told[key])
+        got = comparable(shown[key])
         different = {name: (got[name], row[name]) for name in row if got[name] != row[name]}
         assert not different, (key, row["state"])
 
@@ -117,8 +117,8 @@ def check_equal(told: Jobs, wanted: Jobs) -> None:
 def comparable(row: Row) -> Row:
     """Return a row of the pipeline's with attempts as the log has them."""
     attempts = [
-        {name: one[name] for name in one if name not in {"wait_ns", "run_ns"}}
-        for one in row["attempts"]
+        {name: item[name] for name in item if name not in {"wait_ns", "run_ns"}}
+        for item in row["attempts"]
     ]
     return row | {"attempts": attempts}
 
@@ -147,13 +147,13 @@ def _row(view: JobView) -> Row:
         "is_over": view.state.name.lower() in {"succeeded", "cancelled", "expired"},
         "attempts": [
             {
-                "number": one.number,
-                "owner": f"{one.owner:016x}",
-                "started_ns": one.started_ns,
-                "ended_ns": one.ended_ns or None,
-                "outcome": one.outcome or None,
-                "reason": one.reason or None,
+                "number": attempt.number,
+                "owner": f"{attempt.owner:016x}",
+                "started_ns": attempt.started_ns,
+                "ended_ns": attempt.ended_ns or None,
+                "outcome": attempt.outcome or None,
+                "reason": attempt.reason or None,
             }
-            for one in view.attempts
+            for attempt in view.attempts
         ],
     }

@@ -100,7 +100,7 @@ def dead_letters_requeued_and_purged(world: World) -> None:
 
 
 def dead_letters_that_still_expire(world: World) -> None:
-    """As a span or a date, requeued before and after it has passed; the clock is set meanwhile."""
+    """Have it as a span or a date, requeued before and after it; the clock is set meanwhile."""
     process = world.process()
     date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
     spans = [_dead(process, extras=Extras(expires_ns=n * _HOUR_NS)) for n in (1, 2, 3, 4)]
@@ -111,7 +111,7 @@ def dead_letters_that_still_expire(world: World) -> None:
     for job in (*spans[:2], date):
         _requeue(process, job)
     world.clock.step(600)
-    claimed = {one.job: one for one in process.claim(9)}
+    claimed = {item.job: item for item in process.claim(9)}
     process.settle(claimed[spans[0]])
     process.settle(claimed[spans[1]], Kind.DEAD, body=b"again", cause=Cause.REJECTED)
     world.clock.step(-60)
@@ -185,7 +185,7 @@ def flows(world: World) -> None:
 
 
 def compacted_logs(world: World) -> None:
-    """What began in segments that are gone is told by the records that carry it."""
+    """Have records that carry it tell what began in segments that are gone."""
     process = world.process()
     keep = Extras(keep_ns=999 * _HOUR_NS, headers={"replay_of": "1"})
     process.enqueue(b"kept", keep)
@@ -210,7 +210,7 @@ def compacted_logs(world: World) -> None:
 
 
 def dead_letters_requeued_in_compacted_logs(world: World) -> None:
-    """The first records of them that are left are those that requeued them."""
+    """Leave of jobs what requeued them as their first records."""
     process = world.process()
     dead = [_dead(process), _dead(process)]
     begun = process.journal.segment
@@ -269,7 +269,7 @@ def world_of(story: str) -> World:
 
 
 async def bodies(path: Path) -> None:
-    """A log whose payloads and results are compressed or in files, each in every way."""
+    """Return a log whose payloads and results are compressed or in files, each in every way."""
     large = b"all work and no play " * 80_000
     async with TaskLog.open(path, durability="os", min_free=0, reserve=0) as log:
         for compress in ("none", "zlib", "zstd"):

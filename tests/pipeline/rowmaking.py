@@ -22,7 +22,7 @@ COLUMNS = as_bytes(DETAILS)
 
 
 def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
-    """All records of the logs in a directory, behind the lsn that ``after`` has of a log id."""
+    """Return all records of the logs in a directory, behind the lsns by log in ``after``."""
     batches: list[pa.RecordBatch] = []
     for log in find_logs(root):
         mark = durable_mark(log)
@@ -41,8 +41,8 @@ def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
 
 def last_lsns(table: pa.Table) -> dict[str, int]:
     """Return the last lsn of each log."""
-    found = table.group_by("log_id").aggregate([("lsn", "max")])
-    return dict(zip(found["log_id"].to_pylist(), found["lsn_max"].to_pylist(), strict=True))
+    result = table.group_by("log_id").aggregate([("lsn", "max")])
+    return dict(zip(result["log_id"].to_pylist(), result["lsn_max"].to_pylist(), strict=True))
 
 
 def cut(table: pa.Table, count: int) -> list[pa.Table]:

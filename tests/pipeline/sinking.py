@@ -38,8 +38,8 @@ def sink(
     """Enqueue rows as a data frame's writer does."""
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
-    found = Encoder(checked, known).all_entries([batch])
-    return upload(data_dir, checked.upload or new_upload("test"), found, adopts=checked.adopt)
+    result = Encoder(checked, known).all_entries([batch])
+    return upload(data_dir, checked.upload or new_upload("test"), result, adopts=checked.adopt)
 
 
 def enqueued(data_dir: Path) -> list[bytes]:
@@ -47,9 +47,9 @@ def enqueued(data_dir: Path) -> list[bytes]:
     journal = open_journal(str(data_dir))
     try:
         return [
-            one.data[one.at + _LENGTH : one.at + one.length - _CRC]
-            for one in entries(journal)
-            if one.kind == Kind.ENQUEUED
+            entry.data[entry.at + _LENGTH : entry.at + entry.length - _CRC]
+            for entry in entries(journal)
+            if entry.kind == Kind.ENQUEUED
         ]
     finally:
         journal.close()
@@ -59,6 +59,6 @@ def jobs(data_dir: Path) -> list[LogRecord]:
     """Return the same records, decoded."""
     journal = open_journal(str(data_dir))
     try:
-        return [one.decode() for one in entries(journal) if one.kind == Kind.ENQUEUED]
+        return [entry.decode() for entry in entries(journal) if entry.kind == Kind.ENQUEUED]
     finally:
         journal.close()

@@ -31,16 +31,18 @@ def spark_schema(schema: pa.Schema = SCHEMA) -> StructType:
 
 
 def source(path: Path, **options: object) -> DefaultSource:
-    return DefaultSource({"path": str(path)} | {name: str(one) for name, one in options.items()})
+    return DefaultSource(
+        {"path": str(path)} | {name: str(option) for name, option in options.items()}
+    )
 
 
 def rows_of(
     reader: DataSourceReader | DataSourceStreamReader, partitions: Any, schema: pa.Schema = SCHEMA
 ) -> list[Row]:
-    """What all partitions hold; each goes to its reader through pickle, as to another process."""
+    """Return what all partitions hold; each goes through pickle, as to another process."""
     rows: list[Row] = []
-    for one in pickle.loads(pickle.dumps(partitions)):  # noqa: S301 - our own bytes
-        for batch in batches_of(pickle.loads(pickle.dumps(reader)), one):  # noqa: S301 - likewise
+    for load in pickle.loads(pickle.dumps(partitions)):  # noqa: S301 - our own bytes
+        for batch in batches_of(pickle.loads(pickle.dumps(reader)), load):  # noqa: S301 - likewise
             assert batch.schema.equals(schema)
             rows += batch.to_pylist()
     return rows
@@ -50,8 +52,8 @@ def batches_of(
     reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
 ) -> list[pa.RecordBatch]:
     """Return the batches of one partition."""
-    found: list[Any] = list(reader.read(partition))
-    return found
+    result: list[Any] = list(reader.read(partition))
+    return result
 
 
 def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
@@ -127,4 +129,4 @@ def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
 
 
 def segment(made: MadeLog, lsn: int) -> Path:
-    return next(one.path for one in made.frames if one.first_lsn == lsn)
+    return next(frame.path for frame in made.frames if frame.first_lsn == lsn)

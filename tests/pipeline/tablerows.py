@@ -22,10 +22,10 @@ NOON: Final = 1_714_564_800 * SECOND
 NOON_HOUR: Final = NOON // HOUR
 
 
-def job(number: int, /, **told: Any) -> dict[str, Any]:
+def job(number: int, /, **shown: Any) -> dict[str, Any]:
     """Return a row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
-    device = told.get("device", "d1")
-    log_id = told.get("log_id", f"log-{device}")
+    device = shown.get("device", "d1")
+    log_id = shown.get("log_id", f"log-{device}")
     plain = {
         "device": device,
         "log_id": log_id,
@@ -39,13 +39,13 @@ def job(number: int, /, **told: Any) -> dict[str, Any]:
         "enqueued_ns": NOON,
         "attempts": [],
     }
-    return plain | told
+    return plain | shown
 
 
-def attempt(number: int, /, **told: Any) -> dict[str, Any]:
+def attempt(number: int, /, **shown: Any) -> dict[str, Any]:
     """Return a row of ``attempts``: of the job of this number, succeeded a second after noon."""
-    device = told.get("device", "d1")
-    log_id = told.get("log_id", f"log-{device}")
+    device = shown.get("device", "d1")
+    log_id = shown.get("log_id", f"log-{device}")
     plain = {
         "device": device,
         "log_id": log_id,
@@ -58,17 +58,17 @@ def attempt(number: int, /, **told: Any) -> dict[str, Any]:
         "ended_ns": NOON + SECOND,
         "outcome": "succeeded",
     }
-    return plain | told | {"owner": f"{told.get('owner', 1):016x}"}
+    return plain | shown | {"owner": f"{shown.get('owner', 1):016x}"}
 
 
-def tried(outcome: str, owner: int, reason: str | None = None, **told: Any) -> dict[str, Any]:
+def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> dict[str, Any]:
     """Return an attempt within a row of ``jobs``."""
     plain = {"number": 1, "owner": f"{owner:016x}", "started_ns": NOON, "ended_ns": NOON + SECOND}
-    return plain | {"outcome": outcome, "reason": reason} | told
+    return plain | {"outcome": outcome, "reason": reason} | shown
 
 
 def tables(**rows: Iterable[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
-    """DuckDB with tables of these rows; a column that a row does not name is null."""
+    """Yield DuckDB with tables of these rows; a column that a row does not name is null."""
     made = rows_of(as_bytes(DETAILS).empty_table(), {})
     schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema}
     schemas |= {"segments": SEGMENTS, "read": READ}

@@ -101,7 +101,7 @@ def test_whatever_a_function_raises_is_an_outcome(app: TaskQ, is_async: bool) ->
     policy = retry.fixed(5, delay=0)
     task = app.task(retry=policy)(raises_later if is_async else raises)
     ended = run(*(claimed(task, number) for number in range(len(errors))))
-    assert {one.kind for one in ended} == {Kind.RETRIED}
+    assert {item.kind for item in ended} == {Kind.RETRIED}
     assert (ended[0].body or b"").startswith(b"ValueError: no\n")
     assert ended[4].delay_ns == 7_000_000_000
 
@@ -157,7 +157,7 @@ def test_async_jobs_run_together_but_no_more_than_the_limit(app: TaskQ) -> None:
         await asyncio.sleep(0)
         running -= 1
 
-    assert len(run(*(claimed(meet, job=one) for one in range(1, 21)), concurrency=3)) == 20
+    assert len(run(*(claimed(meet, job=item) for item in range(1, 21)), concurrency=3)) == 20
     assert most == 3
 
 
@@ -199,7 +199,7 @@ def test_context_variables_of_one_job_do_not_reach_the_next(app: TaskQ) -> None:
         seen.set(seen.get() + 1)
         return seen.get()
 
-    assert [one.body for one in run(claimed(leave), claimed(leave, job=2))] == [b"1", b"1"]
+    assert [item.body for item in run(claimed(leave), claimed(leave, job=2))] == [b"1", b"1"]
 
 
 def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
@@ -216,7 +216,7 @@ def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
 
     deliveries = [claimed(slow, job=number) for number in range(1, 6)]
     report = run_chunk(chunk_of(*deliveries, claimed(late)), clock=lambda: now)
-    assert [one.number for one in report.ended] == [0, 1]
+    assert [item.number for item in report.ended] == [0, 1]
     assert report.ended[0].seconds == pytest.approx(HOLD_SECONDS * 0.6)
 
 
@@ -322,7 +322,7 @@ def test_chunks_are_bounded_in_jobs_and_bytes() -> None:
 def test_a_suspect_gets_a_chunk_of_its_own() -> None:
     costs, jobs = Costs(), waiting(*"aaaaa")
     costs.learn([("a", 0.000_001, 100)])
-    assert lengths(cut(jobs, 4, costs, lambda one: one.job == 3)) == [2, 1, 2]
+    assert lengths(cut(jobs, 4, costs, lambda item: item.job == 3)) == [2, 1, 2]
 
 
 def test_costs_follow_a_change_of_speed() -> None:

@@ -43,21 +43,21 @@ class Here:
         self.arrived = asyncio.Event()
 
     async def run(self, chunks: list[Chunk]) -> list[Report]:
-        jobs = [[one.job for one in chunk.jobs] for chunk in chunks]
+        jobs = [[job.job for job in chunk.jobs] for chunk in chunks]
         self.sent += jobs
         self.arrived.set()
-        for one in jobs:
-            self.before(one)
+        for job in jobs:
+            self.before(job)
         if self.hold is not None:
             await self._held(self.hold)
         packed = pickle.dumps(chunks)
         return await asyncio.to_thread(_run_all, packed)
 
     async def _held(self, hold: asyncio.Event) -> None:
-        waits = [asyncio.ensure_future(one.wait()) for one in (hold, self.cancelled)]
+        waits = [asyncio.ensure_future(item.wait()) for item in (hold, self.cancelled)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
+        for wait in waits:
+            wait.cancel()
         if self.cancelled.is_set():
             raise SparkError("Spark job 0 was cancelled")
 
@@ -96,7 +96,7 @@ def worker_of(fake: FakeApp, here: Here, **changes: Any) -> SparkWorker:
 
 
 def by_kind(settled: list[Settlement]) -> dict[Kind, int]:
-    kinds = [one.kind for one in settled]
+    kinds = [item.kind for item in settled]
     return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
@@ -109,7 +109,7 @@ async def test_a_burst_runs_everything_and_ends(fake: FakeApp, here: Here) -> No
     for number in range(300):
         fake.put(double, number)
     await worker_of(fake, here, burst=True, on_event=events.append).run()
-    results = {one.delivery.job: json.loads(one.body or b"") for one in fake.fake.settled}
+    results = {item.delivery.job: json.loads(item.body or b"") for item in fake.fake.settled}
     assert results == {number + 1: 2 * number for number in range(300)}
     assert {event.outcome for event in events} == {"succeeded"}
     assert len(events) == 300
@@ -172,14 +172,14 @@ async def test_jobs_lost_in_company_are_given_back_and_then_run_alone(
     here.before = die_in_company
     async with worker_of(fake, here):
         settled = await fake.fake.settlements(6)
-        lost = [one for one in settled if one.kind is Kind.RELEASED]
+        lost = [item for item in settled if item.kind is Kind.RELEASED]
         company = [jobs for jobs in here.sent if len(jobs) > 1]
-        assert [one.delivery.job for one in lost] == [job for jobs in company for job in jobs]
+        assert [item.delivery.job for item in lost] == [job for jobs in company for job in jobs]
         sent = len(here.sent)
-        fake.fake.ready.extend(one.delivery for one in lost)
+        fake.fake.ready.extend(item.delivery for item in lost)
         fake.put(work, 6)
         await fake.fake.until(lambda: by_kind(fake.fake.settled)[Kind.SUCCEEDED] == 7)
-    again = [jobs for jobs in here.sent[sent:] if set(jobs) & {one.delivery.job for one in lost}]
+    again = [jobs for jobs in here.sent[sent:] if set(jobs) & {item.delivery.job for item in lost}]
     assert {len(jobs) for jobs in again} <= {1}
 
 
@@ -197,7 +197,7 @@ async def test_a_job_that_kills_its_executor_alone_uses_up_its_attempts(
     fake.fake.put(call.spec, call.body, attempt=1)
     fake.fake.put(call.spec, call.body, attempt=2)
     async with worker_of(fake, here):
-        first, last = sorted(await fake.fake.settlements(2), key=lambda one: one.delivery.job)
+        first, last = sorted(await fake.fake.settlements(2), key=lambda item: item.delivery.job)
     assert first.kind is Kind.RETRIED
     assert b"the executor that ran it died" in (first.body or b"")
     assert (last.kind, last.cause) == (Kind.DEAD, Cause.EXHAUSTED)
@@ -220,7 +220,7 @@ async def test_what_may_run_only_once_is_not_given_back_when_its_executor_dies(
     async with worker_of(fake, here):
         settled = await fake.fake.settlements(6)
     assert Kind.RELEASED not in by_kind(settled)
-    assert by_kind(settled)[Kind.DEAD] == sum(len(one) for one in here.sent if len(one) > 1)
+    assert by_kind(settled)[Kind.DEAD] == sum(len(item) for item in here.sent if len(item) > 1)
 
 
 async def test_a_drain_lets_what_is_out_come_home(fake: FakeApp, here: Here) -> None:

@@ -62,14 +62,14 @@ async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: Tas
         slow = await jobs.slow.enqueue()
         other = await jobs.double.options(queue="other").enqueue(1)
         await work_off(app, queues=["default"])
-        assert [await one.result() for one in doubled[:3]] == [0, 2, 4]
+        assert [await item.result() for item in doubled[:3]] == [0, 2, 4]
         assert await states([*doubled, *napped]) == {State.SUCCEEDED}
         assert await parent.result() == "Ada"
         assert await shout.result() == "AH" * 4_000
         assert await states([failed, slow]) == {State.DEAD}
         assert await states([later]) == {State.SCHEDULED}
         assert await states([other]) == {State.READY}
-        queues = {one.queue: one for one in (await app.stats()).queues}
+        queues = {queue.queue: queue for queue in (await app.stats()).queues}
         assert queues["default"].succeeded == 300 + 100 + 1 + 5 + 1
     assert spark.range(1).count() == 1
 
@@ -128,7 +128,7 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
     assert "recovered" in done.stdout
     successes = run_taskq("export", "-d", "data", "--records", cwd=tmp_path, check=True).stdout
     records = [json.loads(line) for line in successes.splitlines()]
-    succeeded = [one["id"] for one in records if one["kind"] == "succeeded"]
+    succeeded = [record["id"] for record in records if record["kind"] == "succeeded"]
     assert len(succeeded) == len(set(succeeded)) == 200
 
 

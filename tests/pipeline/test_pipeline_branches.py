@@ -35,13 +35,13 @@ def run(root: Path, *words: object, lake_name: str = "lake") -> Lake:
 def jobs_of(lake: Lake) -> dict[tuple[int, int], Row]:
     """Return the rows of one log's jobs by branch and number; of each there is one."""
     rows = lake.dataset("jobs").to_table().to_pylist(maps_as_pydicts="strict")
-    found = {(row["branch"], row["job"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    result = {(row["branch"], row["job"]): row for row in rows}
+    assert len(result) == len(rows)
+    return result
 
 
 def as_the_log_has_it(rows: dict[tuple[int, int], Row]) -> dict[int, Row]:
-    """The jobs that the newest branch has, as it has them; and those that only older ones have."""
+    """Return the jobs of the newest branch as it has them, and those of older ones alone."""
     return {job: row for (_, job), row in sorted(rows.items())}
 
 
@@ -140,9 +140,9 @@ def test_a_declared_fork_has_its_row_whether_the_other_branch_was_read_or_not(
     made.frame(claimed(1))
     made.enqueue(1)
     rows = jobs_of_all(run(tmp_path))
-    told = [(row["branch"], row["job"], row["state"]) for row in rows]
+    shown = [(row["branch"], row["job"], row["state"]) for row in rows]
     lost = [(0, job, "lost") for job in (3, 4, 5, 6)]
-    assert told == [*lost, (1, 1, "running"), (1, 2, "ready"), (1, 4, "ready")]
+    assert shown == [*lost, (1, 1, "running"), (1, 2, "ready"), (1, 4, "ready")]
     run(tmp_path, lake_name="later")
     for lake, branch in ((tmp_path / "lake", 1), (tmp_path / "later", None)):
         (row,) = Lake.open(lake).dataset("breaks").to_table().to_pylist()

@@ -25,8 +25,8 @@ def declare(
     """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
     place = _position(at) if at is not None else Border(segment)
     end_lsn = end_lsn or left.next_lsn
-    told = Declare(1, made.log_id, kind, _position(left), place, end_lsn, "told")
-    Breaks(LocalDisk(), str(made.path)).declare(told, left.next_lsn)
+    shown = Declare(1, made.log_id, kind, _position(left), place, end_lsn, "told")
+    Breaks(LocalDisk(), str(made.path)).declare(shown, left.next_lsn)
     if at is not None:
         made.segment, made.file, made.next_lsn = at.segment, at.path, at.next_lsn
     else:
@@ -71,7 +71,7 @@ def test_of_several_forks_the_earliest_since_counts(tmp_path: Path) -> None:
     declare(made, Kind.FORK, other[2], other[0], 1)
     made.enqueue(1)
     assert branches(stream.step()) == [(1, 3), (1, 4)]
-    assert [one.is_fork for one in fleet.breaks(fleet.find_logs(tmp_path)[0])] == [True, True]
+    assert [item.is_fork for item in fleet.breaks(fleet.find_logs(tmp_path)[0])] == [True, True]
 
 
 def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
     assert branches(stream.step()) == [(0, 50), (0, 51)]
 
 
-def told(rows: list[Row]) -> list[dict[str, object]]:
+def shown(rows: list[Row]) -> list[dict[str, object]]:
     """Return what rows of kind "break" say."""
     return [json.loads(row["value"]) for row in rows if row["kind"] == "break"]
 
@@ -108,11 +108,11 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
     made.enqueue(1)
     rows = stream.step()
     gap = {"what": "gap", "lsn": 3, "goes_on": 50, "end_lsn": 3, "cause": "told"}
-    assert told(rows) == [gap]
+    assert shown(rows) == [gap]
     assert lsns(rows) == [50]
     later = Stream(tmp_path).step()
     assert lsns(later) == [1, 2, 50]
-    assert told(later) == told(read_batch(tmp_path)) == [gap]
+    assert shown(later) == shown(read_batch(tmp_path)) == [gap]
 
 
 def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path: Path) -> None:
@@ -125,15 +125,15 @@ def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path:
     made.enqueue(1)
     frames[1].path.unlink()
     stream = Stream(tmp_path, failOnDataLoss="false")
-    assert told(stream.step()) == [{"what": "gap", "lsn": 3, "goes_on": 5}]
+    assert shown(stream.step()) == [{"what": "gap", "lsn": 3, "goes_on": 5}]
     frames.append(made.enqueue(1))
     made.rotate()
     lost = made.enqueue(2)
     made.rotate()
     made.enqueue(1)
-    for one in (frames[3], lost):
-        one.path.unlink()
-    assert told(stream.step()) == [{"what": "gap", "lsn": 8, "goes_on": 11}]
+    for item in (frames[3], lost):
+        item.path.unlink()
+    assert shown(stream.step()) == [{"what": "gap", "lsn": 8, "goes_on": 11}]
 
 
 @pytest.mark.parametrize("left_bytes", [None, 0, 30, 70])
@@ -156,7 +156,7 @@ def test_what_went_from_the_end_of_a_planned_batch_is_told_as_a_gap(
     rows = stream.rows()
     assert lsns(rows) == ([1, 2] if left_bytes is None else [1, 2, 3])
     missing = 3 if left_bytes is None else 4
-    assert told(rows) == [{"what": "gap", "lsn": missing}]
+    assert shown(rows) == [{"what": "gap", "lsn": missing}]
     assert stream.rows() == rows
 
 
@@ -164,21 +164,21 @@ def test_a_fork_tells_what_its_branches_share(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(1) for _ in range(4)]
     stream = Stream(tmp_path)
-    assert not told(stream.step())
+    assert not shown(stream.step())
     declare(made, Kind.FORK, frames[3], frames[1], 1)
     made.enqueue(1)
     rows = stream.step()
-    assert told(rows) == [{"what": "fork", "lsn": 3, "end_lsn": 5, "cause": "told"}]
+    assert shown(rows) == [{"what": "fork", "lsn": 3, "end_lsn": 5, "cause": "told"}]
     assert [row["branch"] for row in rows] == [1, 1]
     assert stream.rows() == rows
     backup = made.file.read_bytes()
     made.enqueue(1)
-    assert not told(stream.step())
+    assert not shown(stream.step())
     made.file.write_bytes(backup)
     made.next_lsn = 4
     made.new_epoch()
     made.enqueue(1)
-    assert told(stream.step()) == [{"what": "fork", "lsn": 4}]
+    assert shown(stream.step()) == [{"what": "fork", "lsn": 4}]
 
 
 def test_breaks_that_do_not_read_are_none(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_a_run_has_arrow_take_memory_that_it_can_give_back(chosen: str) -> None:
         "told = os.environ.get('ARROW_DEFAULT_MEMORY_POOL')\n"
         "print(pyarrow.default_memory_pool().backend_name, told, file=sys.stderr)"
     )
-    told = {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
-    done = run_python("-c", program, check=True, env={**os.environ, **told})
+    pool = {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
+    done = run_python("-c", program, check=True, env={**os.environ, **pool})
     assert done.stderr.split() == ([chosen, chosen] if chosen else ["system", "None"])
 
 
@@ -115,9 +115,9 @@ def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:
     class PySparkImportError(ImportError):
         pass
 
-    found = missing_package(PySparkImportError("[UNSUPPORTED] pandas >= 2.2.0"), "run")
-    assert found is not None
-    assert found.package == "pandas"
+    result = missing_package(PySparkImportError("[UNSUPPORTED] pandas >= 2.2.0"), "run")
+    assert result is not None
+    assert result.package == "pandas"
 
 
 def test_a_command_that_does_not_load_spoils_neither_help_nor_the_others() -> None:

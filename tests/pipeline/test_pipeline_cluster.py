@@ -86,7 +86,7 @@ class Cluster:
 
 @contextmanager
 def daemon(name: str, home: Path, *arguments: str) -> Iterator[Path]:
-    """One of Spark's programs, in a directory of its own; what it says."""
+    """Yield one of Spark's programs, in a directory of its own; what it says."""
     import pyspark  # noqa: PLC0415 - only for its place
 
     home.mkdir()
@@ -168,6 +168,6 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
     assert rows["jobs"] == 2 * ROWS + JOBS
     assert rows["attempts"] == JOBS
     async with TaskQ(home / "hub" / "edge-3", upkeep=False) as app:
-        results = [await app.job(one.id).result() for one in jobs]
-    assert [one[0] for one in results] == [str(2 * number) for number in range(JOBS)]
-    assert str(home) not in {one[1] for one in results}
+        results = [await app.job(job.id).result() for job in jobs]
+    assert [result[0] for result in results] == [str(2 * number) for number in range(JOBS)]
+    assert str(home) not in {result[1] for result in results}

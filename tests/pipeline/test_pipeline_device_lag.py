@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 AS_OF = NOON + HOUR
 
 
-def segment(first: int, device: str, record_ns: int | None, arrived_ns: int, **told: Any) -> Any:
+def segment(first: int, device: str, record_ns: int | None, arrived_ns: int, **shown: Any) -> Any:
     plain = {"device": device, "log_id": f"log-{device}", "segment": first, "size_bytes": 100}
     times = {"last_record_ns": record_ns, "modified_ns": arrived_ns, "is_missing": False}
-    return plain | times | told
+    return plain | times | shown
 
 
 def gap(first: int, device: str) -> Any:
@@ -71,8 +71,8 @@ def lag_of(
 
 @pytest.fixture(scope="module")
 def lag() -> dict[str, dict[str, Any]]:
-    found = lag_of(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS))
-    return {row["log_id"]: row for row in found.to_pylist()}
+    result = lag_of(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS))
+    return {row["log_id"]: row for row in result.to_pylist()}
 
 
 def test_record_and_arrival_are_measured_to_the_moment_of_looking(
@@ -104,8 +104,8 @@ def test_segments_and_the_gaps_between_them_are_counted(lag: dict[str, dict[str,
 
 
 def test_the_skew_is_the_least_that_any_segment_proves(lag: dict[str, dict[str, Any]]) -> None:
-    told = {name: (row["clock_skew_seconds"], row["clock"]) for name, row in lag.items()}
-    assert told == {
+    shown = {name: (row["clock_skew_seconds"], row["clock"]) for name, row in lag.items()}
+    assert shown == {
         "log-d1": (pytest.approx(-5), "ok"),
         "log-ahead": (pytest.approx(7_190), "ahead"),
         "log-behind": (pytest.approx(-7_200), "behind or late"),

@@ -34,9 +34,9 @@ pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def enqueue(*arguments: object, task: str = "t", to: str = "data") -> Result:
-    words = [str(one) for one in arguments]
-    told = ["--task", task] if task else []
-    return CliRunner().invoke(main, ["pipeline", "enqueue", *words, *told, "--to", to])
+    words = [str(argument) for argument in arguments]
+    shown = ["--task", task] if task else []
+    return CliRunner().invoke(main, ["pipeline", "enqueue", *words, *shown, "--to", to])
 
 
 def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -183,13 +183,13 @@ BAD_FILES: list[tuple[str, bytes, list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words", "told"), BAD_FILES)
+@pytest.mark.parametrize(("name", "content", "words", "problem"), BAD_FILES)
 def test_a_bad_file_enqueues_nothing_and_says_where(
-    name: str, content: bytes, words: list[str], told: str, tmp_path: Path
+    name: str, content: bytes, words: list[str], problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
     failed = enqueue(name, *words)
-    assert told in failed.output
+    assert problem in failed.output
     assert failed.exit_code in {1, 2}
     assert "Traceback" not in failed.output
     assert not list(tmp_path.glob("data/inbox/*.*"))

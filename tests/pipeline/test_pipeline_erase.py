@@ -27,7 +27,7 @@ DAY = 24 * HOUR
 
 
 async def worked(path: Path) -> list[str]:
-    """Jobs with a secret in payload, key, header and result: over, dead, purged and waiting."""
+    """Enqueue jobs with a secret in payload, key, header and result, in every state."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         ids = await log.put_many(
             [
@@ -52,11 +52,13 @@ async def worked(path: Path) -> list[str]:
 
 
 def files_with(lake: Lake, text: str) -> list[str]:
-    """A search through every byte of the lake, and through every value: pages are compressed."""
-    found = [path for path in lake.path.rglob("*") if path.is_file()]
-    tables = [path for path in found if path.suffix == ".parquet"]
-    plain = [str(path) for path in found if text.encode() in path.read_bytes()]
-    return plain + [str(one) for one in tables if text in str(ParquetFile(one).read().to_pylist())]
+    """Search every byte of the lake, and every value: pages are compressed."""
+    result = [path for path in lake.path.rglob("*") if path.is_file()]
+    tables = [path for path in result if path.suffix == ".parquet"]
+    plain = [str(path) for path in result if text.encode() in path.read_bytes()]
+    return plain + [
+        str(table) for table in tables if text in str(ParquetFile(table).read().to_pylist())
+    ]
 
 
 @pytest.fixture
@@ -78,12 +80,12 @@ def erase(lake: Lake, *words: object) -> Any:
 def test_nothing_of_an_erased_job_is_left_in_any_file(lake: Lake, tmp_path: Path) -> None:
     ids = json.loads((tmp_path / "ids.json").read_text())
     assert files_with(lake, CARD)
-    told = erase(lake, *(word for one in ids[:4] for word in ("--job", one)), "--yes")
-    assert told.exit_code == 0, told.output
+    shown = erase(lake, *(word for item in ids[:4] for word in ("--job", item)), "--yes")
+    assert shown.exit_code == 0, shown.output
     assert "erased payloads, results, keys and headers of 4 jobs, older versions included" in (
-        told.stdout
+        shown.stdout
     )
-    assert "what remains:" in told.stdout
+    assert "what remains:" in shown.stdout
     assert files_with(lake, CARD) == []
     assert files_with(lake, "plain")
     rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
@@ -112,9 +114,9 @@ def test_a_job_that_was_erased_while_it_waited_goes_on_without_its_payload(
 
 def test_it_says_what_it_would_do_and_does_nothing_unasked(lake: Lake) -> None:
     before = lake.holdings()
-    told = taskq_json("pipeline", "erase", "--lake", lake.path, "--where", "state = 'dead'")
-    assert (told["dry_run"], told["jobs"]) == (True, 1)
-    assert told["tables"]["jobs"] == {"rows": 1, "files": 1}
+    shown = taskq_json("pipeline", "erase", "--lake", lake.path, "--where", "state = 'dead'")
+    assert (shown["dry_run"], shown["jobs"]) == (True, 1)
+    assert shown["tables"]["jobs"] == {"rows": 1, "files": 1}
     assert lake.holdings() == before
     assert erase(lake).exit_code == 2
     assert erase(lake, "--where", "stat = 1").exit_code == 2
@@ -135,8 +137,8 @@ def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
             fold_rows(lake, rows_of(tmp_path / "hub").slice(0, 0), 2)
-    told = erase(lake, "--where", "true", "--yes")
-    assert (told.exit_code, "half committed" in told.stderr) == (1, True)
+    shown = erase(lake, "--where", "true", "--yes")
+    assert (shown.exit_code, "half committed" in shown.stderr) == (1, True)
 
 
 def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
@@ -172,17 +174,17 @@ def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Pat
 
     async def purge() -> None:
         async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
-            for one in await log.dead.list():
-                await log.dead.purge(one.job_id)
+            for item in await log.dead.list():
+                await log.dead.purge(item.job_id)
 
     asyncio.run(purge())
     fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
     records = lake.dataset("records").to_table().to_pylist()
     purged = {row["job_id"] for row in records if row["kind"] == "purged"}
     assert f"headers of {len(purged)} job" in erase(lake, "--purged").stdout
-    told = erase(lake, "--purged", "--yes", "--json")
-    assert told.exit_code == 0, told.output
-    tables = json.loads(told.stdout)["tables"]
+    shown = erase(lake, "--purged", "--yes", "--json")
+    assert shown.exit_code == 0, shown.output
+    tables = json.loads(shown.stdout)["tables"]
     assert tables["records"]["rows"] >= len(purged) > 0
     assert tables["jobs"]["rows"] == 0
     records = lake.dataset("records").to_table().to_pylist()
@@ -191,4 +193,4 @@ def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Pat
     kept = {row["job_id"] for row in records if row["kind"] == "enqueued" and row["value"]}
     assert kept == {row["job_id"] for row in lake.dataset("jobs").to_table().to_pylist()}
     again = json.loads(erase(lake, "--purged", "--yes", "--json").stdout)
-    assert {one["rows"] for one in again["tables"].values()} == {0}, "it is all erased"
+    assert {item["rows"] for item in again["tables"].values()} == {0}, "it is all erased"

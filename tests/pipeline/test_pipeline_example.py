@@ -23,10 +23,10 @@ TABLES = 6
 COLUMNS = 80
 
 
-def check(work: Path, told: str) -> None:
-    assert len(re.findall(r"rows, equal to the Python fold", told)) == TABLES
+def check(work: Path, shown: str) -> None:
+    assert len(re.findall(r"rows, equal to the Python fold", shown)) == TABLES
     assert (work / "lake").is_dir()
-    assert max(map(len, told.splitlines())) <= COLUMNS
+    assert max(map(len, shown.splitlines())) <= COLUMNS
 
 
 def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(

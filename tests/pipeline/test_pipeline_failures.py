@@ -46,18 +46,18 @@ ATTEMPT_ROWS = [
 ]
 
 
-def kinds(table: pa.Table) -> Rows:
+def by_kind(table: pa.Table) -> Rows:
     return {(row["task"], row["pattern"]): row for row in table.to_pylist()}
 
 
 @pytest.fixture(scope="module")
-def found() -> Rows:
-    return kinds(failures(tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)))
+def kinds() -> Rows:
+    return by_kind(failures(tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)))
 
 
-def test_failures_that_differ_in_numbers_only_are_of_one_kind(found: Rows) -> None:
+def test_failures_that_differ_in_numbers_only_are_of_one_kind(kinds: Rows) -> None:
     pattern = "OSError: host <n> is offline"
-    row = found["app.send", pattern]
+    row = kinds["app.send", pattern]
     assert row["fingerprint"] == fingerprint("app.send", pattern)
     names = ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
     assert [row[name] for name in names] == [4, 3, 1, 2, 3]
@@ -67,26 +67,30 @@ def test_failures_that_differ_in_numbers_only_are_of_one_kind(found: Rows) -> No
     assert not row["poison"]
 
 
-def test_the_example_is_the_one_seen_last_with_its_whole_reason(found: Rows) -> None:
-    row = found["app.send", "OSError: host <n> is offline"]
+def test_the_example_is_the_one_seen_last_with_its_whole_reason(kinds: Rows) -> None:
+    row = kinds["app.send", "OSError: host <n> is offline"]
     assert (row["example_device"], row["example_job_id"]) == ("d2", "log-d2-3")
     assert row["example_reason"] == OFFLINE.format(2)
 
 
-def test_a_lost_attempt_is_a_failure_and_a_released_one_is_not(found: Rows) -> None:
-    assert found["app.send", LOST_REASON]["failed_attempts"] == 1
-    assert {key[1] for key in found} == {"OSError: host <n> is offline", LOST_REASON, NO_REASON}
+def test_a_lost_attempt_is_a_failure_and_a_released_one_is_not(kinds: Rows) -> None:
+    assert kinds["app.send", LOST_REASON]["failed_attempts"] == 1
+    assert {key[1] for key in kinds} == {
+        "OSError: host <n> is offline",
+        LOST_REASON,
+        NO_REASON,
+    }
 
 
-def test_a_dead_job_without_attempts_or_reason_counts_by_itself(found: Rows) -> None:
-    row = found[None, NO_REASON]
+def test_a_dead_job_without_attempts_or_reason_counts_by_itself(kinds: Rows) -> None:
+    row = kinds[None, NO_REASON]
     names = ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
     assert [row[name] for name in names] == [0, 1, 1, 1, 0]
     assert row["fingerprint"] == fingerprint(None, NO_REASON)
 
 
 def poisoned(cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, list[str]]:
-    """For each case, told apart by its task, which of its jobs are poison."""
+    """Return for each case, told apart by its task, which of its jobs are poison."""
     rows = [
         {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
         for case, jobs in cases.items()

@@ -60,7 +60,7 @@ class Made(NamedTuple):
 
 
 async def same(path: Path) -> None:
-    """A job with a key that another device has, too."""
+    """Return a job with a key that another device has, too."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.put(b"once", queue="twice", key=b"same")
         for delivery in await log.claim(1, queues=["twice"]):
@@ -143,15 +143,15 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
     jobs = newest.filter(pl.col("job_id").is_in(set(records["job_id"].dropna()))).to_dicts()
     attempts = DeltaTable(str(lake / "attempts")).to_pandas(columns=["job_id", "branch"])
     counts = Counter(zip(attempts["job_id"], attempts["branch"], strict=True))
-    told = sorted(
+    shown = sorted(
         (
-            one["job_id"],
-            _WAITS.get(one["state"], one["state"]),
-            counts[one["job_id"], one["branch"]],
+            job["job_id"],
+            _WAITS.get(job["state"], job["state"]),
+            counts[job["job_id"], job["branch"]],
         )
-        for one in jobs
+        for job in jobs
     )
-    assert told == wanted
+    assert shown == wanted
     states = {state for _, state, _ in wanted}
     assert {"waits", "succeeded", "dead", "cancelled", "running"} <= states
 
@@ -162,14 +162,18 @@ def test_what_a_restored_device_had_done_before_is_told_of_its_other_branch(made
     duck = duckdb.connect()
     duck.register("records", left)
     shared = set(map(tuple, records[_KEY].values))
-    gone = left[[one not in shared for one in map(tuple, left[_KEY].values)]]
+    gone = left[[item not in shared for item in map(tuple, left[_KEY].values)]]
     over = {job: state for job, state, _ in duck.execute(_FOLD).fetchall() if state == "succeeded"}
     wanted = {(job, over.get(job, "lost")) for job in gone["job_id"].dropna()}
     jobs = pl.read_delta(str(lake / "jobs")).filter(pl.col("log_id") == left["log_id"].iloc[0])
-    told = {(one["job_id"], one["state"]) for one in jobs.to_dicts() if one["branch"] == 0}
-    ended = {job for job, state in told if state == "succeeded"}
-    assert {one for one in told if one[0] in set(gone["job_id"])} == wanted
-    assert {state for _, state in told} == {"succeeded", "lost"}
+    shown = {
+        (to_dict["job_id"], to_dict["state"])
+        for to_dict in jobs.to_dicts()
+        if to_dict["branch"] == 0
+    }
+    ended = {job for job, state in shown if state == "succeeded"}
+    assert {item for item in shown if item[0] in set(gone["job_id"])} == wanted
+    assert {state for _, state in shown} == {"succeeded", "lost"}
     assert ended == set(over)
     (row,) = DeltaTable(str(lake / "breaks")).to_pandas().to_dict("records")
     assert (row["device"], row["kind"], row["is_declared"]) == ("restored", "fork", False)
@@ -204,7 +208,9 @@ def test_failures_and_duplicates_are_those_of_a_fold_in_sql(made: Made) -> None:
     assert failures["failed_attempts"].sum() == failed[0][0]
     twice = duck.execute(_TWICE).fetchall()
     duplicates = pl.read_delta(str(lake / "duplicates"))
-    assert [(one["queue"], one["devices"], one["jobs"]) for one in duplicates.to_dicts()] == twice
+    assert [
+        (to_dict["queue"], to_dict["devices"], to_dict["jobs"]) for to_dict in duplicates.to_dicts()
+    ] == twice
     assert twice == [("twice", 2, 2)]
 
 

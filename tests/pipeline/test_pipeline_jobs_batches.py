@@ -43,7 +43,7 @@ CARRIED_MAX: Final = 20
 
 
 def _ever(worlds: Iterator[JobLog]) -> JobLog:
-    """All records that a log ever had, those that compaction removed included; its jobs now."""
+    """Return all records that a log ever had, compacted ones included; and its jobs now."""
     parts: list[pa.Table] = []
     last_lsn = 0
     seen: JobLog | None = None
@@ -142,13 +142,13 @@ def test_jobs_that_a_log_tells_still_are_as_it_tells_them(run: Run) -> None:
 
 def test_attempts_are_those_of_the_jobs(run: Run) -> None:
     names = ("number", "owner", "started_ns", "ended_ns", "outcome", "reason", "wait_ns", "run_ns")
-    told = Counter(
+    shown = Counter(
         (row["log_id"], row["job"], *(row[name] for name in names)) for row in run.attempts
     )
-    assert told == Counter(
-        (*key, *(one[name] for name in names))
+    assert shown == Counter(
+        (*key, *(item[name] for name in names))
         for key, row in run.by_batch.items()
-        for one in row["attempts"]
+        for item in row["attempts"]
     )
 
 
@@ -159,9 +159,9 @@ def test_what_is_kept_is_of_open_jobs_but_for_clocks_and_what_was_read(run: Run)
     assert {row["kind"] for row in of_jobs} & {"owner", "extended", "paused"} == set()
     positions = {row["log_id"] for row in run.kept if row["kind"] == "position"}
     assert positions >= {row["log_id"] for row in run.kept}
-    told = [(row["log_id"], row["job"]) for row in run.kept if row["kind"] == "told"]
-    assert len(told) == len(set(told))
-    assert not set(told) & jobs_open
+    shown = [(row["log_id"], row["job"]) for row in run.kept if row["kind"] == "told"]
+    assert len(shown) == len(set(shown))
+    assert not set(shown) & jobs_open
 
 
 def test_a_job_is_brought_by_one_of_the_records_that_carry_it(run: Run) -> None:

@@ -49,7 +49,7 @@ FIRST = (
     *((step, table) for table in BASE for step in STEPS if step != "staged"),
 )
 #: ... and at a later one.
-LATER = tuple(one for one in FIRST if one[0] != "created")
+LATER = tuple(item for item in FIRST if item[0] != "created")
 #: Of a later one through Spark, which takes many times as long to start: a step of each table. The
 #: commits themselves are made by the same code, and by a driver that Java waits for.
 LATER_BY_SPARK = tuple(zip(("staged", "committing", "committed", "durable"), BASE, strict=True))
@@ -80,7 +80,7 @@ class Hub:
     def run(
         self, *options: str, step: str = "", table: str = "", max_bytes: int = 0
     ) -> Iterator[subprocess.Popen[str]]:
-        """A run in a session of its own, killed at the end unless it has ended."""
+        """Yield a run in a session of its own, killed at the end unless it has ended."""
         command = [sys.executable, str(SCRIPT), step, table, "--json", *options]
         command += ["--journals", str(self.journals), "--lake", str(self.lake)]
         command += ["--max-bytes", str(max_bytes or self.max_bytes)]
@@ -109,9 +109,9 @@ class Hub:
         """Return the seconds that the next batch of a run takes."""
         assert process.stdout is not None
         for line in process.stdout:
-            told = json.loads(line)
-            if told["event"] == "batch":
-                return float(told["seconds"])
+            shown = json.loads(line)
+            if shown["event"] == "batch":
+                return float(shown["seconds"])
         raise self.ended()
 
     def ended(self) -> Exception:
@@ -146,12 +146,12 @@ def kill(pids: list[int]) -> None:
 
 def java_of(pids: list[int]) -> list[int]:
     """Return which of these processes is Java."""
-    found = []
+    result = []
     for pid in pids:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text(encoding="ascii") == "java\n":
-                found.append(pid)
-    return found
+                result.append(pid)
+    return result
 
 
 def kill_at_random(hub: Hub, number: int, draw: random.Random, start_seconds: float) -> None:

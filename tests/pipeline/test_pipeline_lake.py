@@ -39,7 +39,7 @@ DAYS = ("2026-05-01", "2026-05-02")
 def write(
     writer: LakeWriter, rows: list[int], table: str = "jobs", part: str = OVER, day: str = DAYS[0]
 ) -> Staged:
-    """Files as Spark leaves them, with what it leaves beside them."""
+    """Write files as Spark leaves them, with what it leaves beside them."""
     directory = writer.new_directory(table)
     target = directory / f"part={part}" / f"date={day}"
     target.mkdir(parents=True)
@@ -69,7 +69,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the disk: tests of many commits are not about that."""
+    """Let nothing wait for the disk: tests of many commits are not about that."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -113,12 +113,12 @@ def test_a_batch_is_committed_once_however_often_it_is_run(lake: Lake) -> None:
 
 
 def test_what_came_and_went_since_a_batch_is_told_by_the_tables_log(lake: Lake) -> None:
-    def told(number: int) -> list[list[int]] | None:
+    def shown(number: int) -> list[list[int]] | None:
         changes = lake.changes("jobs", number)
         if changes is None:
             return None
         files = (map(parquet.read_table, sorted(paths)) for paths in changes)
-        return [sorted(row for one in rows for row in one["job"].to_pylist()) for rows in files]
+        return [sorted(row for item in rows for row in item["job"].to_pylist()) for rows in files]
 
     with lake.writer() as writer:
         append(writer, [1], 0)
@@ -127,14 +127,14 @@ def test_what_came_and_went_since_a_batch_is_told_by_the_tables_log(lake: Lake) 
         staged = write(writer, [2, 3], part=OPEN)
         gone = tuple(file for file in lake.data_files("jobs") if file.part == OPEN)
         writer.commit("jobs", Change(staged.files, gone, staged.schema), Batch("s", 2))
-        assert told(2) == [[], []]
-        assert told(1) == [[2, 3], [2]]
-        assert told(0) == [[2, 3, 9], []], "what came and went since is neither"
+        assert shown(2) == [[], []]
+        assert shown(1) == [[2, 3], [2]]
+        assert shown(0) == [[2, 3, 9], []], "what came and went since is neither"
         (lake.path / "jobs" / gone[0].path).unlink()
-        assert told(0) == [[2, 3, 9], []]
-        assert told(1) is None
+        assert shown(0) == [[2, 3, 9], []]
+        assert shown(1) is None
         next((lake.path / "jobs" / "_delta_log").glob("*2.json")).unlink()
-        assert told(0) is None
+        assert shown(0) is None
 
 
 @pytest.mark.usefixtures("unsynced")
@@ -217,9 +217,9 @@ def test_what_a_killed_run_left_is_not_read_and_goes(lake: Lake) -> None:
 def test_one_process_writes_at_a_time_and_the_other_is_told_which(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1])
-        with pytest.raises(LakeBusy, match=f"process {os.getpid()} .*writes to this lake") as told:
+        with pytest.raises(LakeBusy, match=f"process {os.getpid()} .*writes to this lake") as shown:
             lake.writer().__enter__()
-        assert told.value.holder_pid == os.getpid()
+        assert shown.value.holder_pid == os.getpid()
     program = (
         "import sys; from taskq_plugins.spark.lake import Lake\n"
         "with Lake.open(sys.argv[1]).writer(): print('in', flush=True); sys.stdin.read()"

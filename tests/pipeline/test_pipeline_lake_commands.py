@@ -60,9 +60,9 @@ def commit(lake: Lake, batch: Batch, name: str = "jobs") -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    found = Lake.open(tmp_path / "lake", create=True)
-    put(found, "jobs", pa.Table.from_pylist(JOBS, SCHEMA))
-    return found
+    result = Lake.open(tmp_path / "lake", create=True)
+    put(result, "jobs", pa.Table.from_pylist(JOBS, SCHEMA))
+    return result
 
 
 def test_show_prints_rows_that_a_condition_chooses(lake: Lake) -> None:
@@ -134,12 +134,12 @@ def test_status_tells_tables_and_what_is_left(lake: Lake, tmp_path: Path) -> Non
     put(lake, "_open", open_rows, Batch("s", 7), "log")
     commit(lake, Batch("s", 7))
     result = call("status", "--lake", str(lake.path), "--journals", str(journals), "--json")
-    told = json.loads(result.output)
-    assert told["batch"] == 7
-    (table,) = told["tables"]
+    shown = json.loads(result.output)
+    assert shown["batch"] == 7
+    (table,) = shown["tables"]
     assert (table["table"], table["rows"], table["files"]) == ("jobs", 8, 1)
-    one, other = told["logs"]
-    assert (one["device"], one["left_bytes"], one["lsn"]) == ("edge-1", 0, position["lsn"])
+    item, other = shown["logs"]
+    assert (item["device"], item["left_bytes"], item["lsn"]) == ("edge-1", 0, position["lsn"])
     assert (other["device"], other["lsn"]) == ("edge-2", None)
     segments = sum(path.stat().st_size for path in (journals / "edge-2").rglob("*.log"))
     assert other["left_bytes"] == segments

@@ -57,11 +57,11 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def records_of_log(directory: Path) -> list[tuple[str, int]]:
-    """(epoch, lsn) of every record, as the log's own readers see them."""
+    """Return (epoch, lsn) of every record, as the log's own readers see them."""
     journal = open_journal(str(directory))
-    found = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
+    result = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
     journal.close()
-    return found
+    return result
 
 
 def one_trigger(stream: Stream) -> list[Row]:
@@ -81,9 +81,9 @@ def test_successive_triggers_read_every_record_once_while_two_processes_write(
         batches: list[int] = []
         # As long as there is more to see: triggers that read something, and segments that fill.
         while len(batches) < PRODUCED or len({row["segment"] for row in rows}) < SEGMENTS:
-            found = one_trigger(stream)
-            batches += [len(found)] if found else []
-            rows += found
+            result = one_trigger(stream)
+            batches += [len(result)] if result else []
+            rows += result
     rows += one_trigger(stream)
     assert not one_trigger(stream)
     assert [(row["epoch"], row["lsn"]) for row in rows] == records_of_log(log)
@@ -139,8 +139,8 @@ def test_spark_reads_filters_and_explains_what_is_wrong(
     frame = spark.read.format("taskq").load(str(tmp_path))
     both = frame.selectExpr("count(*)", "count_if(device = 'b' and lsn > 10)")
     assert tuple(both.collect()[0]) == (40, 10)
-    one = spark.read.format("taskq").schema("lsn long, device string").load(str(tmp_path))
-    assert sorted(map(tuple, one.collect())) == [(n, d) for n in range(1, 21) for d in "ab"]
+    item = spark.read.format("taskq").schema("lsn long, device string").load(str(tmp_path))
+    assert sorted(map(tuple, item.collect())) == [(n, d) for n in range(1, 21) for d in "ab"]
     condition = "device = 'b' and lsn > 10 and kind = 'enqueued' and queue in ('mail', 'x')"
     handed = spark.read.format("taskq").option("pushdown", "true").load(str(tmp_path))
     with pytest.raises(Exception, match=r"spark.sql.python.filterPushdown.enabled"):

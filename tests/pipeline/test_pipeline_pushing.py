@@ -49,7 +49,7 @@ def logs(tmp_path: Path) -> list[MadeLog]:
 
 
 def pushed(path: Path, *filters: Filter) -> tuple[list[Row], list[Filter], int]:
-    """(rows, filters that are left to Spark, bytes of the plan)."""
+    """Return (rows, filters that are left to Spark, bytes of the plan)."""
     reader = source(path, pushdown="true").reader(spark_schema(DETAILS))
     assert isinstance(reader, PushingReader)
     left = list(reader.pushFilters(list(filters)))

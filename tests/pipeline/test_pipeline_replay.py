@@ -58,9 +58,9 @@ def lake(path: Path, over: list[dict[str, Any]], live: list[dict[str, Any]] | No
 
 
 def replay(*arguments: object, where: str = "state = 'dead'", to: str = "data") -> Result:
-    words = [str(one) for one in arguments]
-    told = ["pipeline", "replay", "--lake", "lake", "--where", where, "--to", to, *words]
-    return CliRunner().invoke(main, told)
+    words = [str(argument) for argument in arguments]
+    shown = ["pipeline", "replay", "--lake", "lake", "--where", where, "--to", to, *words]
+    return CliRunner().invoke(main, shown)
 
 
 def test_nothing_is_enqueued_until_it_is_said_twice(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None
 def test_the_oldest_comes_first(tmp_path: Path) -> None:
     lake(tmp_path / "lake", [job(number) for number in range(1, 6)])
     replay("--yes")
-    assert [one.body for one in jobs(tmp_path / "data")] == [
+    assert [item.body for item in jobs(tmp_path / "data")] == [
         b'{"n":%d}' % n for n in (5, 4, 3, 2, 1)
     ]
 
@@ -133,7 +133,7 @@ def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:
     lake(tmp_path / "lake", [job(1, "expired")], live)
     assert "3 jobs that fit are not over yet, and are left alone" in replay(where="true").output
     assert "3 jobs that fit" in replay("--yes", where="true").output
-    assert sorted(one.body or b"" for one in jobs(tmp_path / "data")) == [b'{"n":1}', b'{"n":5}']
+    assert sorted(item.body or b"" for item in jobs(tmp_path / "data")) == [b'{"n":1}', b'{"n":5}']
     nothing = replay("--yes", where="state = 'ready'")
     assert nothing.output.startswith("no job that is over fits: enqueued nothing")
     assert replay(where="job = 99").output == "no job that is over fits: nothing to replay\n"
@@ -153,8 +153,8 @@ def test_what_cannot_be_replayed_is_told_and_the_rest_is_done(tmp_path: Path) ->
     assert "aa-2: its payload is not in the lake" in done.output
     assert "aa-3: its payload of 2000000 bytes is in a file of its own" in done.output
     assert "aa-4: the headers has" in done.output
-    told = json.loads(replay("--yes", "--json", "--run", "2").output)
-    assert (told["count"], told["problems"], told["errors"][0]["id"]) == (1, 3, "aa-4")
+    shown = json.loads(replay("--yes", "--json", "--run", "2").output)
+    assert (shown["count"], shown["problems"], shown["errors"][0]["id"]) == (1, 3, "aa-4")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def branches(rows: list[Row]) -> list[tuple[int, int]]:
 
 
 def restored(tmp_path: Path, *, keep: int = 3) -> tuple[MadeLog, Stream]:
-    """A log of four frames that were all read, and of which a backup holds the first ones."""
+    """Return a log of four frames that were all read; a backup holds the first."""
     made = MadeLog(tmp_path / "edge")
     backup = b""
     for number in range(4):
@@ -156,8 +156,8 @@ def test_whatever_is_restored_each_record_of_the_log_comes_and_none_twice_in_a_b
     while stream.advance():
         take_in(seen, stream.rows())
     there = {(row["epoch"], row["lsn"]): row["timestamp"] for row in read_batch(tmp_path)}
-    told = {(epoch, lsn, time) for (_, epoch, lsn), time in seen.items()}
-    assert not {(*one, time) for one, time in there.items()} - told
+    shown = {(epoch, lsn, time) for (_, epoch, lsn), time in seen.items()}
+    assert not {(*item, time) for item, time in there.items()} - shown
 
 
 class Backup:
@@ -281,4 +281,4 @@ def test_segments_that_went_before_they_were_read_hold_their_log_alone(tmp_path:
 
 
 def held(stream: Stream) -> str:
-    return "; ".join(one["held"] for one in stream.end.values() if "held" in one)
+    return "; ".join(item["held"] for item in stream.end.values() if "held" in item)

@@ -58,12 +58,12 @@ def by_device(duck: duckdb.DuckDBPyConnection) -> Rows:
 
 
 def test_each_thing_counts_in_the_hour_in_which_it_happened(by_device: Rows) -> None:
-    told = {
+    shown = {
         key: (row["enqueued"], row["succeeded"], row["dead"], row["cancelled"], row["expired"])
         for key, row in by_device.items()
     }
     noon = NOON_HOUR
-    assert told == {
+    assert shown == {
         ("d1", "app.send", at(noon - 1)): (1, 0, 0, 0, 0),
         ("d1", "app.send", at(noon)): (5, 1, 1, 0, 0),
         ("d1", "app.send", at(noon + 1)): (0, 1, 0, 1, 1),
@@ -99,9 +99,9 @@ def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
     duck: duckdb.DuckDBPyConnection, by_device: Rows
 ) -> None:
     hours = [NOON_HOUR - 1, NOON_HOUR + 1]
-    wanted = {key: row for key, row in by_device.items() if key[-1] in {at(one) for one in hours}}
-    found = rollup_hour(duck, hours)
-    assert collected(found, "device", "task", "hour") == wanted
+    wanted = {key: row for key, row in by_device.items() if key[-1] in {at(hour) for hour in hours}}
+    result = rollup_hour(duck, hours)
+    assert collected(result, "device", "task", "hour") == wanted
 
 
 def test_percentiles_are_those_of_numpy() -> None:
@@ -117,11 +117,11 @@ def test_percentiles_are_those_of_numpy() -> None:
         for number, wait in enumerate(waits)
     ]
     table = rollup_hour(tables(attempts=rows))
-    found = collected(table, "task")
+    result = collected(table, "task")
     for task, waits in groups.items():
-        row = found[task,]
+        row = result[task,]
         for name, values in (("wait", waits), ("run", [wait // 3 for wait in waits])):
-            told = [row[f"{name}_p{p}_seconds"] for p in (50, 95, 99)]
+            shown = [row[f"{name}_p{p}_seconds"] for p in (50, 95, 99)]
             wanted = np.percentile(np.array(values), [50, 95, 99]) / SECOND
-            assert told == pytest.approx(list(wanted), rel=1e-12)
+            assert shown == pytest.approx(list(wanted), rel=1e-12)
             assert row[f"{name}_max_seconds"] == pytest.approx(max(values) / SECOND)

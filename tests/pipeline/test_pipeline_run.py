@@ -99,8 +99,8 @@ def whole(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def test_small_batches_make_the_tables_that_one_large_one_makes(small: Lake, whole: Lake) -> None:
-    for one, other in zip(base_tables(small), base_tables(whole), strict=True):
-        assert one == other
+    for item, other in zip(base_tables(small), base_tables(whole), strict=True):
+        assert item == other
     states = {row["state"] for row in base_tables(small)[1].values()}
     assert {"succeeded", "dead", "cancelled", "ready", "scheduled"} <= states
 
@@ -135,18 +135,18 @@ def test_spark_makes_the_tables_that_are_made_here(
     from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
 
     monkeypatch.setattr(batch, "SHARE_ROWS", 100)
-    root, told = tmp_path / "hub", _Told()
+    root, shown = tmp_path / "hub", _Told()
     options = RunOptions(journals=root, max_bytes=2**20, tables=())
     lake = Lake.open(tmp_path / "lake", create=True)
     asyncio.run(live(root / "edge-1", 1, 20))
     with lake.writer() as writer:
-        assert run(writer, options, told, Executors(spark)).batches == 1
+        assert run(writer, options, shown, Executors(spark)).batches == 1
     asyncio.run(live(root / "edge-2", 2, 10))
     with lake.writer() as writer:
-        assert run(writer, options, told).batches == 1
+        assert run(writer, options, shown).batches == 1
     asyncio.run(live(root / "edge-1", 3, 10))
     with lake.writer() as writer:
-        assert run(writer, options, told, Executors(spark)).batches == 1
+        assert run(writer, options, shown, Executors(spark)).batches == 1
     other = Lake.open(tmp_path / "other", create=True)
     fold_rows(other, rows_of(root), 0)
     assert base_tables(lake) == base_tables(other)
@@ -162,7 +162,7 @@ def test_spark_folds_a_restored_device_as_it_is_folded_here(
     from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
 
     monkeypatch.setattr(batch, "SHARE_ROWS", 50)
-    root, told = tmp_path / "hub", _Told()
+    root, shown = tmp_path / "hub", _Told()
     options = RunOptions(journals=root, max_bytes=2**20)
     lakes = [Lake.open(tmp_path / name, create=True) for name in ("spark", "here")]
     for turn in range(3):
@@ -173,16 +173,16 @@ def test_spark_folds_a_restored_device_as_it_is_folded_here(
         if turn == 0:
             shutil.copytree(root / "edge", tmp_path / "backup")
         with lakes[0].writer() as writer:
-            assert run(writer, options, told, Executors(spark)).batches == 1
+            assert run(writer, options, shown, Executors(spark)).batches == 1
         with lakes[1].writer() as writer:
-            assert run(writer, options, told).batches == 1
+            assert run(writer, options, shown).batches == 1
     by_spark, here = map(base_tables, lakes)
     assert by_spark == here
     assert {branch for _, branch, _ in here[1]} == {0, 1}
     names = ("rollup_hour", "failures", "duplicates", "breaks")
     for name in names:
-        one, other = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
-        assert sorted(one, key=repr) == sorted(other, key=repr), name
+        item, other = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
+        assert sorted(item, key=repr) == sorted(other, key=repr), name
 
 
 def test_rollups_of_touched_days_equal_those_of_everything(
@@ -221,7 +221,7 @@ def test_tables_that_grew_batch_by_batch_equal_those_made_anew(
         assert refresh(lake, names) == refresh(anew, names) == names
         keys = ("device", "queue", "task", "hour")
         assert table(lake, "rollup_hour", *keys) == table(anew, "rollup_hour", *keys), number
-        grown, made = (table(one, "device_lag", "log_id") for one in (lake, anew))
+        grown, made = (table(item, "device_lag", "log_id") for item in (lake, anew))
         for column in ("waiting", "scheduled", "running", "dead", "oldest_waiting_at"):
             assert [row[column] for row in grown.values()] == [
                 made[key][column] for key in grown
@@ -326,7 +326,7 @@ async def filled(path: Path, jobs: int) -> None:
 
 
 async def worked(path: Path, jobs: int) -> None:
-    """The first of them run: every second one dies."""
+    """Run the first of them: every second dies."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         for number, delivery in enumerate(await log.claim(jobs)):
             if number % 2:
@@ -336,7 +336,7 @@ async def worked(path: Path, jobs: int) -> None:
 
 
 async def unused(path: Path, jobs: int) -> None:
-    """Records that concern no job, and jobs that nobody claims."""
+    """Return records that concern no job, and jobs that nobody claims."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.pause("mail")
         for _ in range(jobs):

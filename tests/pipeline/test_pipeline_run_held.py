@@ -49,7 +49,7 @@ def reader(tmp_path: Path) -> Reader:
 def test_what_is_unread_is_told_without_java(reader: Reader) -> None:
     made, other = MadeLog(reader.logs / "a"), MadeLog(reader.logs / "b")
     frames = [made.enqueue(2), other.enqueue(1)]
-    assert reader.unread() == sum(one.end - one.offset for one in frames)
+    assert reader.unread() == sum(frame.end - frame.offset for frame in frames)
     reader.read()
     assert not reader.unread()
     more = other.enqueue(3)
@@ -124,10 +124,10 @@ def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
     edge.enqueue(1)
     lost.path.unlink()
     other.enqueue(2)
-    for told in ("2 records in 1 batch", "nothing new"):
+    for shown in ("2 records in 1 batch", "nothing new"):
         result = pipeline(tmp_path)
         assert result.exit_code == 1
-        assert told in result.stdout
+        assert shown in result.stdout
         assert "1 log held back, all others were read:" in result.stderr
         assert f"at least one segment before {5:020d}.log is missing" in result.stderr
 

@@ -22,7 +22,7 @@ Caused by: java.io.IOException: No space left on device
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "remedy"),
     [
         (DAMAGED, r"^/1.log: no frame, --corrupt skip reads on; nothing of it was committed"),
         (LOST, r"^a: gone; with --ignore-data-loss it goes; nothing"),
@@ -31,8 +31,8 @@ Caused by: java.io.IOException: No space left on device
         ("strange", r"\(strange\)"),
     ],
 )
-def test_of_spark_s_tracebacks_the_reason_is_told(text: str, told: str) -> None:
-    with pytest.raises(type(failure("x")), match=told) as error:
+def test_of_spark_s_tracebacks_the_reason_is_told(text: str, remedy: str) -> None:
+    with pytest.raises(type(failure("x")), match=remedy) as error:
         raise failure(text)
     assert "Traceback" not in str(error.value)
     assert "\n" not in str(error.value)

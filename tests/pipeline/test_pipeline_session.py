@@ -43,14 +43,14 @@ def processes_below(pid: int) -> set[int]:
         except OSError:
             continue
         parents[int(status.parent.name)] = int(after_name[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    result = {pid}
+    while more := {child for child, parent in parents.items() if parent in result} - result:
+        result |= more
+    return result
 
 
 def addresses_listened_on(pids: set[int]) -> set[str]:
-    """In the kernel's own hexadecimal, without the port."""
+    """Return them in the kernel's own hexadecimal, without the port."""
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -64,12 +64,12 @@ def addresses_listened_on(pids: set[int]) -> set[str]:
         for table in ("tcp", "tcp6")
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
-    found = [row[1] for row in rows if row[3] == _LISTENS and row[9] in inodes]
-    return {address.partition(":")[0] for address in found}
+    result = [row[1] for row in rows if row[3] == _LISTENS and row[9] in inodes]
+    return {address.partition(":")[0] for address in result}
 
 
 def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
-    spark.sparkContext.parallelize(range(2), 2).map(lambda one: one + 1).collect()
+    spark.sparkContext.parallelize(range(2), 2).map(lambda item: item + 1).collect()
     listening = addresses_listened_on(processes_below(os.getpid()))
     assert listening
     assert listening <= _LOOPBACKS
@@ -108,8 +108,8 @@ def test_executors_import_what_the_driver_can(
 
         return [sys.executable, taskq_plugins.spark.session.__name__, taskq_workers.__name__]
 
-    (found,) = spark.sparkContext.parallelize([1], 1).map(names).collect()
-    assert found == [sys.executable, "taskq_plugins.spark.session", "taskq_workers"]
+    (result,) = spark.sparkContext.parallelize([1], 1).map(names).collect()
+    assert result == [sys.executable, "taskq_plugins.spark.session", "taskq_workers"]
 
 
 def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> None:
@@ -118,8 +118,8 @@ def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> N
         spark_session,
     )
 
-    with spark_session("within") as found:
-        assert found is spark
+    with spark_session("within") as result:
+        assert result is spark
     assert open_session("again", conf={"spark.sql.shuffle.partitions": "9"}) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
 
@@ -132,8 +132,8 @@ def test_a_session_of_the_users_is_neither_changed_nor_stopped(
     monkeypatch.setattr(session, "_ours", {})  # as if somebody else had made it
     before = sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll)
     conf = {"spark.sql.shuffle.partitions": "7"}
-    with session.spark_session("ours", master="local[1]", conf=conf) as found:
-        assert found is spark
+    with session.spark_session("ours", master="local[1]", conf=conf) as result:
+        assert result is spark
     assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
     assert spark.range(3).count() == 3
 

@@ -77,8 +77,8 @@ def test_columns_are_written_as_values_one_by_one_are(data: st.DataObject) -> No
     rows = [{name: data.draw(st.none() | kinds[name]) for name in names} for _ in range(count)]
     batch = table(rows)
     start = data.draw(st.integers(0, count - 1))
-    found = payloads_of(batch.slice(start), names)
-    assert found == [encode_loose("t", (), row) for row in rows[start:]]
+    result = payloads_of(batch.slice(start), names)
+    assert result == [encode_loose("t", (), row) for row in rows[start:]]
 
 
 OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
@@ -147,9 +147,9 @@ def test_nulls_in_reserved_columns_leave_it_to_the_options(tmp_path: Path) -> No
 def test_many_rows_come_in_order_and_each_once(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_pydict({"n": range(40_000), "priority": [1, 2] * 20_000})
     assert sink(batch, tmp_path, task="t").jobs == 40_000
-    found = jobs(tmp_path)
-    assert [job.body for job in found] == [b'{"n":%d}' % n for n in range(40_000)]
-    assert [job.priority for job in found[:3]] == [1, 2, 1]
+    result = jobs(tmp_path)
+    assert [job.body for job in result] == [b'{"n":%d}' % n for n in range(40_000)]
+    assert [job.priority for job in result[:3]] == [1, 2, 1]
 
 
 # -- tasks that are known -------------------------------------------------------------------------

@@ -69,7 +69,7 @@ async def test_priorities_and_order_hold(spark: SparkSession, tmp_path: Path) ->
     save(frame, tmp_path, upload="once")
     async with TaskLog.open(tmp_path) as log:
         deliveries = await log.claim(10)
-    assert [json.loads(one.payload)["text"] for one in deliveries] == ["b", "d", "a", "c"]
+    assert [json.loads(delivery.payload)["text"] for delivery in deliveries] == ["b", "d", "a", "c"]
 
 
 def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
@@ -143,5 +143,5 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(
     arrive(2)
     run()
     run()
-    found = sorted(json.loads(job.body or b"")["n"] for job in jobs(tmp_path / "data"))
-    assert found == list(range(30))
+    result = sorted(json.loads(job.body or b"")["n"] for job in jobs(tmp_path / "data"))
+    assert result == list(range(30))

@@ -43,7 +43,7 @@ class Stream:
             )
 
     def batches(self) -> int:
-        return len([one for one in self._commits.glob("*") if one.name.isdigit()])
+        return len([item for item in self._commits.glob("*") if item.name.isdigit()])
 
     def kill_behind(self, batches: int, seconds: float) -> None:
         """Wait for so many batches, then so long, and kill driver, JVM and workers."""
@@ -74,8 +74,8 @@ async def test_each_row_of_a_killed_stream_is_one_job(tmp_path: Path) -> None:
     # Spark that is killed between noting a file and noting its batch gives the next one two files.
     assert FILES - KILLS <= stream.batches() <= FILES
     adopt(tmp_path / "data")
-    found = np.array([int((job.body or b"")[5:-1]) for job in jobs(tmp_path / "data")])
-    assert len(found) == ROWS
-    assert (np.sort(found) == np.arange(ROWS)).all()
+    result = np.array([int((job.body or b"")[5:-1]) for job in jobs(tmp_path / "data")])
+    assert len(result) == ROWS
+    assert (np.sort(result) == np.arange(ROWS)).all()
     async with TaskLog.open(tmp_path / "data", upkeep=False) as log:
         assert [queue.ready for queue in (await log.stats()).queues] == [ROWS]

@@ -44,8 +44,8 @@ def bodies(data_dir: Path) -> list[bytes]:
 
 def files(data_dir: Path) -> list[str]:
     """Return what waits or was left behind: manifests and parts."""
-    found = [path.name for path in (data_dir / "inbox").glob("*.*")]
-    return sorted(name for name in found if not name.endswith(".lock"))
+    result = [path.name for path in (data_dir / "inbox").glob("*.*")]
+    return sorted(name for name in result if not name.endswith(".lock"))
 
 
 @pytest.fixture
@@ -169,8 +169,8 @@ def test_a_batch_that_was_written_before_is_told_of(
         in_batch("query", 7)
         assert not capsys.readouterr().err
         stream(tmp_path).commit([stream(tmp_path).write(rows(*numbers))], 7)
-    told = capsys.readouterr().err
-    assert "batch 7 of stream query was written before, so its 2 jobs were not enqueued" in told
+    shown = capsys.readouterr().err
+    assert "batch 7 of stream query was written before, so its 2 jobs were not enqueued" in shown
     assert bodies(tmp_path) == [b'{"n":1}']
 
 

@@ -92,7 +92,9 @@ def test_bytes_are_given_to_whoever_asks_for_them(
 def test_times_are_one_column_unless_details_are_asked_for(tmp_path: Path) -> None:
     MadeLog(tmp_path / "a")
     plain = source(tmp_path).schema()
-    assert [one.name for one in plain if isinstance(one.dataType, TimestampType)] == ["timestamp"]
+    assert [item.name for item in plain if isinstance(item.dataType, TimestampType)] == [
+        "timestamp"
+    ]
     assert not [name for name in plain.fieldNames() if name.endswith("_ns")]
     assert "ts_ns" in source(tmp_path, includeDetails="true").schema().fieldNames()
 
@@ -137,9 +139,9 @@ def test_a_log_can_be_read_by_its_own_directory(fleet: dict[str, MadeLog]) -> No
 
 def parts(path: Path, **options: object) -> list[Any]:
     reader = source(path, **options).reader(spark_schema())
-    found = list(reader.partitions())
-    assert all(isinstance(one, Pieces) for one in found)
-    return found
+    result = list(reader.partitions())
+    assert all(isinstance(item, Pieces) for item in result)
+    return result
 
 
 def test_many_small_segments_make_one_partition_and_few_batches(tmp_path: Path) -> None:
@@ -159,12 +161,12 @@ def test_large_segments_are_cut_at_borders_of_frames_into_even_parts(tmp_path: P
     made = MadeLog(tmp_path)
     for _ in range(400):
         made.enqueue(3, size=600)
-    found = parts(tmp_path, targetPartitionBytes="64k")
-    sizes = [sum(piece.end - piece.start for piece in part.pieces) for part in found]
-    assert len(found) == round(sum(sizes) / 65536)
+    result = parts(tmp_path, targetPartitionBytes="64k")
+    sizes = [sum(piece.end - piece.start for piece in part.pieces) for part in result]
+    assert len(result) == round(sum(sizes) / 65536)
     assert max(sizes) < 1.2 * min(sizes)
     borders = {place.offset for place in made.frames} | {0, made.frames[-1].end}
-    assert all({piece.start, piece.end} <= borders for part in found for piece in part.pieces)
+    assert all({piece.start, piece.end} <= borders for part in result for piece in part.pieces)
     assert lsns(read_batch(tmp_path, targetPartitionBytes="64k")) == all_lsns(made)
 
 

@@ -53,8 +53,8 @@ def files(path: Path) -> list[Path]:
 
 
 def rows(data: Path, query: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(ask(data, query, "--json"))
-    return found
+    result: list[dict[str, Any]] = json.loads(ask(data, query, "--json"))
+    return result
 
 
 async def test_jobs_and_attempts_are_what_the_log_says(data: Path) -> None:
@@ -69,17 +69,17 @@ async def test_jobs_and_attempts_are_what_the_log_says(data: Path) -> None:
         }
         for view in views
     ]
-    told = rows(
+    shown = rows(
         data,
         "SELECT task, outcome, count(*) n, min(run_ns) >= 0 AS ran FROM attempts GROUP BY 1, 2 "
         "ORDER BY 2",
     )
-    assert told == [
+    assert shown == [
         {"task": "half", "outcome": outcome, "n": 3, "ran": True}
         for outcome in ("dead", "retried", "succeeded")
     ]
-    (one,) = rows(data, "SELECT headers FROM jobs WHERE state = 'scheduled'")
-    assert "a test" in str(one["headers"])
+    (item,) = rows(data, "SELECT headers FROM jobs WHERE state = 'scheduled'")
+    assert "a test" in str(item["headers"])
     (counted,) = rows(data, "SELECT count(*) n FROM records WHERE kind = 'enqueued'")
     assert counted == {"n": 7}
 
@@ -98,12 +98,12 @@ async def test_people_get_a_table_and_columns_are_named_as_the_pipelines(data: P
 
 
 async def test_attempts_are_asked_for_in_seconds_and_by_their_state(data: Path) -> None:
-    told = rows(
+    shown = rows(
         data,
         "SELECT task, count(*) n, quantile_cont(run_seconds, .95) AS seconds, "
         "max(run_ns) / 1e9 >= seconds AS fits FROM attempts WHERE state = 'dead' GROUP BY 1",
     )
-    assert [(row["task"], row["n"], row["fits"]) for row in told] == [("half", 3, True)]
+    assert [(row["task"], row["n"], row["fits"]) for row in shown] == [("half", 3, True)]
     running = rows(data, "SELECT count(*) n FROM attempts WHERE run_seconds IS NULL")
     assert running == [{"n": 0}]
 
@@ -135,9 +135,9 @@ async def test_a_question_reads_the_tables_and_nothing_else(
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nhunter2\n")
     before = files(tmp_path)
-    told = ask(data, query.format(secret=secret), code=2)
-    assert told.startswith("taskq: ")
-    assert "hunter2" not in told
+    shown = ask(data, query.format(secret=secret), code=2)
+    assert shown.startswith("taskq: ")
+    assert "hunter2" not in shown
     assert files(tmp_path) == before
 
 

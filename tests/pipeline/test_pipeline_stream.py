@@ -255,12 +255,12 @@ def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
     total = {"recordsBehind": 0, "bytesBehind": 0}
     for _ in range(3):
         rows = stream.step()
-        told = stream.reader.reportLatestOffset()
-        assert told is not None
-        left = {name: told[name] for name in total}
+        shown = stream.reader.reportLatestOffset()
+        assert shown is not None
+        left = {name: shown[name] for name in total}
         assert total["recordsBehind"] in {0, left["recordsBehind"] + len(rows)}
         total = left
-    assert told == {
+    assert shown == {
         "source": f"taskq {tmp_path}", "recordsBehind": 0, "bytesBehind": 0, "logs": 2,
         "logsBehind": 0, "logsHeld": 0,
         "logsRestored": 0,
@@ -268,9 +268,9 @@ def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
     b.enqueue(2)
     b.enqueue(2)
     stream.advance(ReadMaxRows(1))
-    told = stream.reader.reportLatestOffset()
-    assert told is not None
-    assert (told["recordsBehind"], told["bytesBehind"], told["logsBehind"]) == (2, size, 1)
+    shown = stream.reader.reportLatestOffset()
+    assert shown is not None
+    assert (shown["recordsBehind"], shown["bytesBehind"], shown["logsBehind"]) == (2, size, 1)
 
 
 def test_the_engine_decides_whether_the_limits_count(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     stream = Stream(tmp_path, failOnDataLoss="false")
     stream.end = start
     rows = stream.step()
-    left = [lsn for lsn in range(7, 14) if not any(one <= lsn < one + 4 for one in gone)]
+    left = [lsn for lsn in range(7, 14) if not any(item <= lsn < item + 4 for item in gone)]
     assert lsns(rows) == left
     assert "device edge" in caplog.text
     made.enqueue(1)

@@ -25,16 +25,16 @@ KEYS: Final = {
 _OF_THE_MOMENT: Final = ("record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds")
 
 
-def rows_of_equal_tables(one: Path, other: Path) -> dict[str, int]:
+def rows_of_equal_tables(item: Path, other: Path) -> dict[str, int]:
     """Return how many rows each table has, in either lake.
 
     Raises:
         AssertionError: a row differs, is missing or stands twice.
     """
     counts = {}
-    assert set(KEYS) <= set(Lake.open(one).tables()) == set(Lake.open(other).tables())
+    assert set(KEYS) <= set(Lake.open(item).tables()) == set(Lake.open(other).tables())
     for name, keys in KEYS.items():
-        left, right = (_sorted(Lake.open(path), name, keys) for path in (one, other))
+        left, right = (_sorted(Lake.open(path), name, keys) for path in (item, other))
         assert left.num_rows == right.num_rows, (name, left.num_rows, right.num_rows)
         assert left.group_by(list(keys)).aggregate([]).num_rows == left.num_rows, name
         assert left.equals(right), name

@@ -82,17 +82,17 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """
     seen: list[str] = []
     for source, path in _candidates(os.environ if environment is None else environment):
-        found = version_of(path)
-        if isinstance(found, str):
-            seen.append(f"{path} ({source}) {found}")
-        elif found[1] >= JAVA_VERSION_MIN:
-            return Java(path, found[0], source)
+        answer = version_of(path)
+        if isinstance(answer, str):
+            seen.append(f"{path} ({source}) {answer}")
+        elif answer[1] >= JAVA_VERSION_MIN:
+            return Java(path, answer[0], source)
         else:
-            seen.append(f"{path} ({source}) is Java {found[0]}")
-    told = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
+            seen.append(f"{path} ({source}) is Java {answer[0]}")
+    looked_at = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
     raise JavaMissing(
-        f"Spark needs Java {JAVA_VERSION_MIN} or later, but {told}: install one and set JAVA_HOME "
-        f"to it, or have it from pip: {install_line('spark-jre')}"
+        f"Spark needs Java {JAVA_VERSION_MIN} or later, but {looked_at}: install one and set "
+        f"JAVA_HOME to it, or have it from pip: {install_line('spark-jre')}"
     )
 
 
@@ -104,10 +104,10 @@ def version_of(path: str) -> tuple[str, int] | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run: {error}"
     said = (done.stderr + done.stdout).decode(errors="replace").strip()
-    found = _VERSION.search(said)
-    if found is None or done.returncode:
+    match = _VERSION.search(said)
+    if match is None or done.returncode:
         return f"tells no version (exit code {done.returncode}): {said.partition(chr(10))[0]:.200}"
-    return found["version"], int(found["major"])
+    return match["version"], int(match["major"])
 
 
 def write_shim(java: Java, folder: Path) -> Path:
@@ -120,7 +120,7 @@ def write_shim(java: Java, folder: Path) -> Path:
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(where it was found, its path) of each Java."""
+    """Yield (where it was found, its path) of each Java."""
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home) / "bin" / "java")
     if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
@@ -154,7 +154,7 @@ def launch(conf: SparkConf, last: deque[str]) -> Any:
 
 
 def _pass_on(reader: int, last: deque[str]) -> None:
-    """What Java and executors print goes to standard error, without the noise."""
+    """Pass what Java and executors print on to standard error, without the noise."""
     with os.fdopen(reader, "rb") as lines:
         for line in lines:
             if not line.startswith(_NOISE):
@@ -181,16 +181,16 @@ def end(gateway: Any) -> None:
 
 
 def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqError:
-    """The error to raise for one of pyspark's at a start, given the last that Java printed."""
+    """Return the error to raise for pyspark's at a start, given the last that Java printed."""
     if isinstance(error, TaskqError):
         return error
-    for signs, told in _KNOWN.items():
+    for signs, remedy in _KNOWN.items():
         if re.search(signs, "\n".join([str(error), *lines])):
-            return SparkError(told.format(tempfile.gettempdir()))
+            return SparkError(remedy.format(tempfile.gettempdir()))
     java = getattr(error, "java_exception", None)
     said = str(java.toString()) if java is not None else f"{type(error).__name__}: {error}"
     if "JAVA_GATEWAY_EXITED" in said and lines:
-        said = next((one for one in lines if "Error" in one or "Exception" in one), lines[0])
+        said = next((line for line in lines if "Error" in line or "Exception" in line), lines[0])
     essence = said.partition("\n")[0]
     return SparkError(f"Spark did not start on {master}: {essence}. See taskq pipeline doctor")
 
@@ -205,12 +205,12 @@ def look_at_package(name: str) -> str:
     at = _numbers(version)
     if at >= _numbers(low) and (not high or at < _numbers(high)):
         return version
-    told = f"{version or 'not installed'}, but {PACKAGES[name]} is needed"
-    raise SparkError(f"{told}: {install_line('spark')}")
+    problem = f"{version or 'not installed'}, but {PACKAGES[name]} is needed"
+    raise SparkError(f"{problem}: {install_line('spark')}")
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(one) for one in re.findall(r"\d+", version)[:3]]
+    return [int(digits) for digits in re.findall(r"\d+", version)[:3]]
 
 
 @click.command()
@@ -230,5 +230,5 @@ def doctor(context: click.Context, as_json: bool) -> None:
             render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
     if as_json:
         render.print_json({"findings": findings})
-    if any(found["grade"] == "fail" for found in findings):
+    if any(finding["grade"] == "fail" for finding in findings):
         context.exit(Failure.exit_code)

@@ -60,23 +60,23 @@ def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
     with open_reader(data_dir) as reader:
         tables = tables_of(reader, folds=_FOLDED.search(query) is not None)
     try:
-        found = answer(query, tables)
+        answered = answer(query, tables)
     except duckdb.Error as error:
         reason = str(error).partition("\n\n")[0]
         raise WrongUsage(f"{reason}\nThe tables are: {', '.join(tables)}") from None
-    rows = found.to_pylist()
+    rows = answered.to_pylist()
     if as_json:
-        render.print_json([{name: _json(one) for name, one in row.items()} for row in rows])
+        render.print_json([{name: _json(cell) for name, cell in row.items()} for row in rows])
         return
     headings = [
         f">{name}" if any(_is_number(row[name]) for row in rows) else name
-        for name in found.column_names
+        for name in answered.column_names
     ]
-    render.print_table(headings, [[_text(one) for one in row.values()] for row in rows])
+    render.print_table(headings, [[_text(cell) for cell in row.values()] for row in rows])
 
 
 def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
-    """The tables of a log as it stands, by name; with ``folds`` those of jobs and attempts, too.
+    """Return the tables of a log by name; with ``folds`` those of jobs and attempts, too.
 
     Raises:
         LogError: a segment is missing, unreadable or another one.
@@ -115,7 +115,7 @@ def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
         for setting in _CLOSED:
             connection.execute(setting)
         statements = connection.extract_statements(query)
-        if [one.type for one in statements] != [duckdb.StatementType.SELECT]:
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise WrongUsage("give one question: SELECT …, DESCRIBE jobs, SUMMARIZE attempts")
         return connection.sql(query).to_arrow_table()
     finally:
@@ -127,7 +127,7 @@ def _shown(table: pa.Table) -> pa.Table:
 
 
 def _handy(attempts: pa.Table) -> pa.Table:
-    """With the outcome under the name that jobs have for it, and the times in seconds, too."""
+    """Return them with the outcome under its name of jobs, and the times in seconds, too."""
     import pyarrow.compute as pc  # noqa: PLC0415 - an extra that help need not load
 
     attempts = attempts.append_column("state", attempts["outcome"])
@@ -147,12 +147,12 @@ def _json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, dict):
-        return {str(name): _json(one) for name, one in value.items()}
+        return {str(name): _json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(one) for one in value]
+        return [_json(item) for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _text(value: Any) -> str:
-    told = _json(value)
-    return "" if told is None else printable(str(told)).replace("\n", "\\n")
+    plain = _json(value)
+    return "" if plain is None else printable(str(plain)).replace("\n", "\\n")

@@ -23,7 +23,9 @@ def main() -> None:
         enqueued = [port.enqueue(EnqueueSpec("mail", "send", 5), bytes(n * 7)) for n in range(30)]
         request = ClaimRequest(20, wait_until_ns=store.steady_ns())
         deliveries = port.claim(request).result(30)
-        port.settle([Settlement(Kind.SUCCEEDED, one, b"done") for one in deliveries]).result(30)
+        port.settle(
+            [Settlement(Kind.SUCCEEDED, delivery, b"done") for delivery in deliveries]
+        ).result(30)
         for future in enqueued:
             future.result(30)
         if not is_said:

@@ -49,9 +49,9 @@ def stand_still(step: str, table: str) -> None:
 
 
 def _stop_at(args: tuple[Any, ...], table: str) -> None:
-    """The table is named by the call: itself, or by its directory."""
-    told = [one.table_uri if isinstance(one, DeltaTable) else one for one in args]
-    if table in {Path(one).name for one in told if isinstance(one, str)}:
+    """Stop where the call names the table: itself, or by its directory."""
+    shown = [arg.table_uri if isinstance(arg, DeltaTable) else arg for arg in args]
+    if table in {Path(item).name for item in shown if isinstance(item, str)}:
         print("here", flush=True)  # noqa: T201 - it tells its parent
         threading.Event().wait()
 

@@ -59,7 +59,7 @@ class Costs:
         return max(int(count), 1)
 
     def learn(self, jobs: Iterable[tuple[str, float, int]]) -> None:
-        """Of each job that ended: its task, the seconds it took there, the bytes it had."""
+        """Take in each ended job: its task, the seconds it took there, the bytes it had."""
         by_task: dict[str, list[float]] = {}
         size_bytes = 0
         for task, seconds, job_bytes in jobs:
@@ -93,7 +93,7 @@ def cut(
         alone: whether a job is to have a chunk of its own.
         free: how many partitions could run them, if more than these.
     """
-    total = sum(costs.seconds(one.task) for one in waiting)
+    total = sum(costs.seconds(job.task) for job in waiting)
     goal = min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
     chunks: list[list[Delivery]] = []
     while waiting and len(chunks) < partitions:

@@ -137,11 +137,11 @@ class SparkCrew:
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
-        """No job is ready and none runs: the burst is over."""
+        """Stop: no job is ready and none runs, so the burst is over."""
         self._stop(None)
 
     def came_empty(self) -> None:
-        """A claim brought nothing; there is no other log to claim from."""
+        """Do nothing: there is no other log to claim from."""
 
     def fail(self, error: BaseException) -> None:
         """Neither the log nor Spark can be used any more."""
@@ -242,7 +242,7 @@ class SparkCrew:
             self.give_back(chunk)
 
     def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> Chunk:
-        jobs = tuple(ship(one, payloads.get(one.job)) for one in chunk)
+        jobs = tuple(ship(delivery, payloads.get(delivery.job)) for delivery in chunk)
         order = self._order
         return Chunk(
             order.target,

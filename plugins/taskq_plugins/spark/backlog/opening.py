@@ -32,7 +32,7 @@ def must_open(delivery: Delivery) -> bool:
 async def open_payloads(
     app: TaskQ, chunk: list[Delivery]
 ) -> tuple[dict[int, bytes], list[Settlement]]:
-    """Payloads by job, where the record holds them otherwise; and what cannot be sent.
+    """Return payloads by job, where the record holds them otherwise; and what cannot be sent.
 
     The latter are taken out of the chunk.
     """

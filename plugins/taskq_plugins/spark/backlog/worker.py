@@ -77,7 +77,7 @@ class SparkWorker(Worker):
 
 @contextlib.contextmanager
 def spark_executor(app: TaskQ, order: Order) -> Iterator[SparkWorker]:
-    """A worker on Spark; starts the session, unless this process has one, and stops it again.
+    """Yield a worker on Spark; start a session unless this process has one, and stop it again.
 
     Raises:
         UsageError: Spark knows no such master.

@@ -84,8 +84,8 @@ def enqueue(
 
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
-    """As the sink takes them: text by name."""
-    headers = dict(_header(one) for one in given.pop("headers"))
+    """Return them as the sink takes them: text by name."""
+    headers = dict(_header(header) for header in given.pop("headers"))
     options = {"path": str(given.pop("data_dir")), "adopt": str(not given.pop("no_adopt"))}
     options |= {name: str(value) for name, value in given.items() if value is not None}
     if headers:
@@ -108,8 +108,8 @@ def _name(content: str, options: dict[str, str]) -> str:
 
 
 def _version(file: Path) -> tuple[int, int, int]:
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    facts = file.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
@@ -138,10 +138,10 @@ def _enqueue(
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415
 
-    found = Encoder(sink, app=app, place=file.name).all_entries(rows.batches)
+    entries = Encoder(sink, app=app, place=file.name).all_entries(rows.batches)
     with progress(rows.total, "reading rows") as advance:
         return upload(
-            sink.data_dir, sink.upload, found, adopts=sink.adopt, on_rows=advance, check=check
+            sink.data_dir, sink.upload, entries, adopts=sink.adopt, on_rows=advance, check=check
         )
 
 

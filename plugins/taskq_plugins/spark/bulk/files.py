@@ -157,16 +157,16 @@ def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[
 
 
 def _lines(path: Path, key: str | None) -> Iterator[pa.RecordBatch]:
-    """Objects as they are: what an object does not name is no argument, not even a null."""
-    found: list[dict[str, Any]] = []
+    """Yield objects as they are: what they do not name is no argument, not even a null."""
+    objects: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for number, line in _numbered(file, path):
-            found.append(_object(path, number, line, key))
-            if len(found) >= BATCH_ROWS:
-                yield _batch(path, found)
-                found = []
-    if found:
-        yield _batch(path, found)
+            objects.append(_object(path, number, line, key))
+            if len(objects) >= BATCH_ROWS:
+                yield _batch(path, objects)
+                objects = []
+    if objects:
+        yield _batch(path, objects)
 
 
 def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
@@ -224,13 +224,13 @@ def _settle(row: dict[str, Any]) -> str:
 
 
 def _batch(path: Path, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Only columns that some row has: each costs time."""
+    """Return rows as a batch of those columns that some row has: each costs time."""
     names = {name for row in rows for name in row}
     try:
         columns = {
-            one.name: pa.array([row.get(one.name) for row in rows], one.type)
-            for one in _OF_LINES
-            if one.name in names and one.name != "headers"
+            field.name: pa.array([row.get(field.name) for row in rows], field.type)
+            for field in _OF_LINES
+            if field.name in names and field.name != "headers"
         }
         if "headers" in names:
             maps = [

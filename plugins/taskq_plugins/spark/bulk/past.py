@@ -49,7 +49,7 @@ class Counted(NamedTuple):
 
     @property
     def jobs(self) -> int:
-        """Jobs that would be enqueued once more."""
+        """Return jobs that would be enqueued once more."""
         return sum(self.over.values())
 
 
@@ -88,7 +88,7 @@ class PastJobs:
         return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
 
     def entries(self) -> Iterator[Entries]:
-        """The chosen jobs as new ones, the oldest first; those that cannot be are problems."""
+        """Yield the chosen jobs as new ones, the oldest first; others become problems."""
         chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
         for batch in chosen.to_arrow_reader(_BATCH_ROWS):
             yield self._entries_of(batch.to_pylist())
@@ -118,7 +118,7 @@ class PastJobs:
 
 @contextmanager
 def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
-    """The jobs that a condition chooses, as they are now.
+    """Yield the jobs that a condition chooses, as they are now.
 
     Raises:
         UsageError: the condition does not read.
@@ -129,7 +129,7 @@ def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
 
 
 def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
-    """(tail, payload) of the job, as ``taskq replay`` would enqueue it.
+    """Return (tail, payload) of the job, as ``taskq replay`` would enqueue it.
 
     Raises:
         UsageError: it cannot be.

@@ -53,14 +53,14 @@ def replay(
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake, where)
     with past_jobs(Lake.open(lake), where) as past:
-        found = past.counted(_SAMPLE_ROWS)
+        chosen = past.counted(_SAMPLE_ROWS)
         if not yes:
-            _tell_plan(found, _command(lake, where, data_dir, run), run, as_json=as_json)
+            _tell_plan(chosen, _command(lake, where, data_dir, run), run, as_json=as_json)
             return
-        with progress(found.jobs, "reading jobs") as advance:
+        with progress(chosen.jobs, "reading jobs") as advance:
             name, adopts = f"replay-{run}", not no_adopt
             done = upload(data_dir, name, past.entries(), adopts=adopts, on_rows=advance)
-    _tell(found, past, done, run, as_json=as_json)
+    _tell(chosen, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)
 
@@ -75,40 +75,40 @@ def _command(lake: Path, where: str, data_dir: Path, run: str) -> str:
     return f"taskq pipeline replay {shlex.join(words)}"
 
 
-def _tell_plan(found: Counted, command: str, run: str, *, as_json: bool) -> None:
+def _tell_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
                 "dry_run": True,
                 "run": run,
-                "count": found.jobs,
-                "states": found.over,
-                "not_over": found.live,
-                "jobs": found.sample.column("job_id").to_pylist(),
+                "count": chosen.jobs,
+                "states": chosen.over,
+                "not_over": chosen.live,
+                "jobs": chosen.sample.column("job_id").to_pylist(),
             }
         )
         return
     from taskq_plugins.spark.lake.display import print_rows  # noqa: PLC0415
 
-    if not found.jobs:
+    if not chosen.jobs:
         render.echo("no job that is over fits: nothing to replay")
     else:
-        print_rows(found.sample)
-        if found.jobs > found.sample.num_rows:
-            render.echo(f"and {found.jobs - found.sample.num_rows} more")
-        states = ", ".join(f"{count} {state}" for state, count in found.over.items())
-        render.echo(f"would enqueue {count_of(found.jobs)} once more ({states}), enqueued nothing")
-    _tell_live(found)
-    if found.jobs:
+        print_rows(chosen.sample)
+        if chosen.jobs > chosen.sample.num_rows:
+            render.echo(f"and {chosen.jobs - chosen.sample.num_rows} more")
+        states = ", ".join(f"{count} {state}" for state, count in chosen.over.items())
+        render.echo(f"would enqueue {count_of(chosen.jobs)} once more ({states}), enqueued nothing")
+    _tell_live(chosen)
+    if chosen.jobs:
         render.echo(f"to do it:\n  {command}")
 
 
-def _tell_live(found: Counted) -> None:
-    if found.live:
-        render.echo(f"{count_of(found.live)} that fit are not over yet, and are left alone")
+def _tell_live(chosen: Counted) -> None:
+    if chosen.live:
+        render.echo(f"{count_of(chosen.live)} that fit are not over yet, and are left alone")
 
 
-def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json: bool) -> None:
+def _tell(chosen: Counted, past: PastJobs, done: Published, run: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -117,7 +117,9 @@ def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json:
                 "count": done.jobs if done.is_new else 0,
                 "done_before": bool(done.jobs) and not done.is_new,
                 "problems": past.problem_count,
-                "errors": [{"id": one.job_id, "error": one.reason} for one in past.problems],
+                "errors": [
+                    {"id": problem.job_id, "error": problem.reason} for problem in past.problems
+                ],
             }
         )
         return
@@ -128,8 +130,8 @@ def _tell(found: Counted, past: PastJobs, done: Published, run: str, *, as_json:
         tell_rest(done)
     else:
         render.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
-    _tell_live(found)
-    for one in past.problems[:_PROBLEMS_SHOWN_MAX]:
-        render.echo(f"taskq: {one.job_id}: {one.reason}", err=True)
+    _tell_live(chosen)
+    for problem in past.problems[:_PROBLEMS_SHOWN_MAX]:
+        render.echo(f"taskq: {problem.job_id}: {problem.reason}", err=True)
     if past.problem_count > _PROBLEMS_SHOWN_MAX:
         render.echo(f"taskq: and {past.problem_count - _PROBLEMS_SHOWN_MAX} more", err=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def where_to(command: Callable[..., None]) -> Callable[..., None]:
-    """``--to`` and ``--no-adopt``."""
+    """Add ``--to`` and ``--no-adopt``."""
     to = click.option(
         "--to",
         "-d",

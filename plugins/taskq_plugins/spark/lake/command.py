@@ -24,7 +24,7 @@ _ROWS_SHOWN: Final = 20
 
 
 def lake_option(command: Callable[..., None]) -> Callable[..., None]:
-    """``--lake``: the directory of the tables."""
+    """Add ``--lake``: the directory of the tables."""
     return click.option(
         "--lake",
         "lake_path",
@@ -66,8 +66,8 @@ def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
     render.print_facts(facts)
     render.echo()
     rows = [
-        (one.table, f"{one.rows:,}", str(one.files), render.size(one.size_bytes))
-        for one in lake.holdings()
+        (holding.table, f"{holding.rows:,}", str(holding.files), render.size(holding.size_bytes))
+        for holding in lake.holdings()
     ]
     render.print_table(("table", ">rows", ">files", ">size"), rows)
     render.echo()
@@ -96,7 +96,7 @@ def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[
         "lake": str(lake.path),
         "committed_at": documents.moment(lake.committed_at()),
         "batch": None if batch is None else batch.number,
-        "tables": [one._asdict() for one in lake.holdings()],
+        "tables": [holding._asdict() for holding in lake.holdings()],
         "logs": [
             {
                 "device": log.device,
@@ -150,11 +150,11 @@ def show(
         return
     if limit is None and not as_json:
         limit = _ROWS_SHOWN
-    found = query.rows(lake, query.Query(table, names, where, limit))
+    rows = query.rows(lake, query.Query(table, names, where, limit))
     if as_json:
-        display.print_json_rows(found)
+        display.print_json_rows(rows)
         return
-    display.print_rows(found)
+    display.print_rows(rows)
     total = sum(file.rows for file in lake.data_files(table))
-    if where is None and found.num_rows < total:
-        render.echo(f"{found.num_rows} of {total:,} rows; --limit shows more", err=True)
+    if where is None and rows.num_rows < total:
+        render.echo(f"{rows.num_rows} of {total:,} rows; --limit shows more", err=True)

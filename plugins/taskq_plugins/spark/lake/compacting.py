@@ -79,8 +79,8 @@ def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]
 
 
 def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int | None) -> None:
-    """Into files of about the size from which on they are no longer small."""
-    found = dataset.dataset(list(paths), schema=schema, format="parquet")
+    """Copy into files of about the size from which on they are no longer small."""
+    small = dataset.dataset(list(paths), schema=schema, format="parquet")
     total = rows = 0
 
     def number(batch: pa.RecordBatch) -> int:
@@ -91,7 +91,7 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
         return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
 
     # One at a time: what is read ahead would be most of what a run that is kept open needs.
-    ahead = found.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
+    ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
     for index, batches in groupby(ahead, number):
         with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:
             for group in _row_groups(batches):
@@ -99,7 +99,7 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches that are written together: each row group has statistics of every column."""
+    """Yield batches to write together: each row group has statistics of every column."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

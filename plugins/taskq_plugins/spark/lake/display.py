@@ -67,12 +67,12 @@ def print_json_rows(rows: pa.Table) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Maps as objects: Arrow gives them as pairs."""
+    """Return maps as objects: Arrow gives them as pairs."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        pairs = [one for one in value if isinstance(one, tuple)]
-        return dict(pairs) if pairs else [_plain(one) for one in value]
+        pairs = [item for item in value if isinstance(item, tuple)]
+        return dict(pairs) if pairs else [_plain(item) for item in value]
     return value
 
 

@@ -58,25 +58,25 @@ def chosen_jobs(
     Raises:
         UsageError: the condition does not read.
     """
-    found = set(job_ids)
+    ids = set(job_ids)
     if where is not None:
         chosen = query.rows(lake, query.Query("jobs", (_JOB_ID,), where))
-        found.update(chosen[_JOB_ID].to_pylist())
+        ids.update(chosen[_JOB_ID].to_pylist())
     if purged:
         is_purged = pc.field("kind").isin([kinds.name_of(kind) for kind in kinds.REMOVALS])
         gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)
         there = lake.dataset("jobs").to_table(columns=[_JOB_ID])
-        found.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))
-    return sorted(found)
+        ids.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))
+    return sorted(ids)
 
 
 def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
     """Return how much there is of these jobs, by table."""
-    told = []
+    counts = []
     for table in _there(lake):
         hits = [(file, int(pc.sum(mask).as_py())) for file, mask in _holding(lake, table, job_ids)]
-        told.append(Erased(table, sum(rows for _, rows in hits), len(hits)))
-    return told
+        counts.append(Erased(table, sum(rows for _, rows in hits), len(hits)))
+    return counts
 
 
 def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
@@ -90,7 +90,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     lake = writer.lake
     if len({batch and batch.number for batch in map(lake.batch, _there(lake))}) > 1:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
-    told: list[Erased] = []
+    erased: list[Erased] = []
     keys: list[pa.Array] = []
     for table in _there(lake):
         directory = writer.new_directory(table)
@@ -104,13 +104,13 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
             gone.append(file)
             rows += int(pc.sum(mask).as_py())
         _replace(writer, table, directory, gone)
-        told.append(Erased(table, rows, len(gone)))
+        erased.append(Erased(table, rows, len(gone)))
     if lake.has(_DUPLICATES) and keys:
         _erase_keys(writer, pa.concat_arrays(keys))
     for table in (*_there(lake), _DUPLICATES):
         if lake.has(table):
             writer.vacuum(table, keep_hours=0)
-    return told
+    return erased
 
 
 def _there(lake: Lake) -> list[str]:
@@ -123,7 +123,9 @@ def _holding(
     """Yield the files with rows of these jobs, and which rows those are."""
     ids = pa.array(job_ids, pa.string())
     # An id ends with the job's number.
-    numbers = [int(number) for one in job_ids if (number := one.rpartition("-")[2]).isdecimal()]
+    numbers = [
+        int(number) for job_id in job_ids if (number := job_id.rpartition("-")[2]).isdecimal()
+    ]
     for file in lake.data_files(table):
         low, high = file.ranges.get("job", (1, 0))
         if not any(low <= number <= high for number in numbers):
@@ -132,7 +134,7 @@ def _holding(
         mask = pc.is_in(_columns(path, [_JOB_ID])[_JOB_ID], ids)
         if pc.any(mask).as_py():
             # What was erased before is not written again.
-            held = [pc.is_valid(one) for one in _columns(path, ERASED).columns]
+            held = [pc.is_valid(column) for column in _columns(path, ERASED).columns]
             mask = pc.and_(mask, reduce(pc.or_, held, pc.is_null(mask)))
             if pc.any(mask).as_py():
                 yield file, mask
@@ -153,7 +155,7 @@ def _without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 
 def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
-    """Rows of duplicates are of a key, which is what there is to be erased."""
+    """Drop the rows of these keys: the key is what there is to be erased."""
     lake = writer.lake
     directory = writer.new_directory(_DUPLICATES)
     gone = lake.data_files(_DUPLICATES)
@@ -194,16 +196,18 @@ def erase(
     lake = Lake.open(lake_path)
     with lake.writer() as writer:
         chosen = chosen_jobs(lake, job_ids, where, purged=purged)
-        told = erase_jobs(writer, chosen) if yes else count_rows(lake, chosen)
+        erased = erase_jobs(writer, chosen) if yes else count_rows(lake, chosen)
     if as_json:
-        tables = {one.table: {"rows": one.rows, "files": one.files} for one in told}
+        tables = {
+            of_table.table: {"rows": of_table.rows, "files": of_table.files} for of_table in erased
+        }
         render.print_json({"dry_run": not yes, "jobs": len(chosen), "tables": tables})
         return
-    _tell(told, len(chosen), yes=yes)
+    _tell(erased, len(chosen), yes=yes)
 
 
-def _tell(told: list[Erased], jobs: int, *, yes: bool) -> None:
-    rows = [(one.table, f"{one.rows:,}", str(one.files)) for one in told]
+def _tell(erased: list[Erased], jobs: int, *, yes: bool) -> None:
+    rows = [(of_table.table, f"{of_table.rows:,}", str(of_table.files)) for of_table in erased]
     render.print_table(("table", ">rows", ">files"), rows)
     what = f"payloads, results, keys and headers of {count_of(jobs)}"
     if yes:

@@ -45,7 +45,7 @@ class DataFile(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The part of the table whose rows it has."""
+        """Return the part of the table whose rows it has."""
         return self.path.rpartition("/")[2].partition("-")[0]
 
 
@@ -88,8 +88,8 @@ def adopt(directory: Path, table: Path) -> Staged:
         size = moved.stat().st_size
         files.append(DataFile(name, footer.num_rows, size, day, ranges, nulls))
     if files:
-        for one in {(table / file.path).parent for file in files} | {table}:
-            sync_directory(one)
+        for parent in {(table / file.path).parent for file in files} | {table}:
+            sync_directory(parent)
     return Staged(tuple(files), schema or pa.schema([]))
 
 
@@ -115,19 +115,22 @@ def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[st
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     places = {groups[0].column(index).path_in_schema: index for index in range(footer.num_columns)}
     for name in counted(footer.schema.to_arrow_schema()):
-        told = [group.column(places[name]).statistics for group in groups]
-        if all(one is not None and one.has_null_count for one in told):
-            nulls[name] = sum(one.null_count for one in told)
-            known = [one for one in told if one.has_min_max]
+        statistics = [group.column(places[name]).statistics for group in groups]
+        if all(group is not None and group.has_null_count for group in statistics):
+            nulls[name] = sum(group.null_count for group in statistics)
+            known = [group for group in statistics if group.has_min_max]
             if known:
-                ranges[name] = (min(one.min for one in known), max(one.max for one in known))
+                ranges[name] = (
+                    min(group.min for group in known),
+                    max(group.max for group in known),
+                )
             if known or nulls[name] == footer.num_rows:
                 continue
         column = parquet.read_table(path, columns=[name], partitioning=None)[name]
         nulls[name] = column.null_count
-        found = pc.min_max(column).as_py()
-        if found["min"] is not None:
-            ranges[name] = (found["min"], found["max"])
+        bounds = pc.min_max(column).as_py()
+        if bounds["min"] is not None:
+            ranges[name] = (bounds["min"], bounds["max"])
     return ranges, nulls
 
 
@@ -220,7 +223,7 @@ def write_rows(rows: pa.Table, target: Path, number: int) -> None:
 
 
 def placed(rows: pa.Table, file: DataFile) -> pa.Table:
-    """With the part and the day of the file that they are from."""
+    """Return the rows with the part and the day of the file that they are from."""
     count = rows.num_rows
     rows = rows.append_column(PART_COLUMN, pa.array([file.part] * count, pa.string()))
     if "/" not in file.path:

@@ -60,8 +60,8 @@ def positions(lake: Lake) -> dict[str, Position]:
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
     # One row for each stretch that was read without a gap: the last one tells how far.
-    told = rows.sort_by(_ORDER).select(list(_COLUMNS)).to_pylist()
-    return {row["log_id"]: Position(**row) for row in told}
+    stretches = rows.sort_by(_ORDER).select(list(_COLUMNS)).to_pylist()
+    return {row["log_id"]: Position(**row) for row in stretches}
 
 
 def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
@@ -72,13 +72,13 @@ def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
         LakeDamaged: a file is missing.
     """
     known = positions(lake)
-    told: list[LogProgress] = []
+    there: list[LogProgress] = []
     if journals is not None:
         for log in find_logs(journals, on_problem=log_problem):
             rows = list(inventory([log], on_problem=log_problem))
-            told.append(_progress(log, rows, known.pop(log.log_id, None)))
-    gone = (LogProgress(one.device, one.log_id, one, None, 0) for one in known.values())
-    return sorted((*told, *gone), key=lambda one: (one.device, one.log_id))
+            there.append(_progress(log, rows, known.pop(log.log_id, None)))
+    gone = (LogProgress(at.device, at.log_id, at, None, 0) for at in known.values())
+    return sorted((*there, *gone), key=lambda progress: (progress.device, progress.log_id))
 
 
 def _progress(log: LogPlace, rows: list[SegmentRow], position: Position | None) -> LogProgress:

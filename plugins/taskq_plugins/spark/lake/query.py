@@ -83,7 +83,7 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
 
 @contextmanager
 def opened(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB with the table as ``rows``, for what the condition chooses of it.
+    """Yield DuckDB with the table as ``rows``, for what the condition chooses of it.
 
     Let pass nothing but one condition over these rows: brackets of its own could end the place that
     it is put in and begin something else there, a further choice of rows or a statement.
@@ -146,7 +146,7 @@ _CHARTS: Final = {
 
 
 def chart(lake: Lake, query: Query) -> tuple[str, list[Bar]]:
-    """Title and bars of a table's picture: its last hours, or its largest entries.
+    """Return title and bars of a table's picture: its last hours, or its largest entries.
 
     Raises:
         UsageError: the table has no picture.
@@ -158,10 +158,10 @@ def chart(lake: Lake, query: Query) -> tuple[str, list[Bar]]:
     title, label, good, bad, by_time = _CHARTS[query.table]
     what = f"{label} AS label, {good} AS good, {bad} AS bad"
     order = "label DESC" if by_time else "good + bad DESC, label"
-    found: list[dict[str, Any]] = select(lake, query, what, order, "label").to_pylist()
+    rows: list[dict[str, Any]] = select(lake, query, what, order, "label").to_pylist()
     bars = [
-        Bar(one["label"], float(one["good"] or 0), float(one["bad"] or 0))
-        for one in found
-        if one["label"] is not None
+        Bar(row["label"], float(row["good"] or 0), float(row["bad"] or 0))
+        for row in rows
+        if row["label"] is not None
     ]
     return title, bars[::-1] if by_time else bars

@@ -116,8 +116,8 @@ class _Listing(NamedTuple):
         paths = [files.named(path) for path in actions["path"].to_pylist()]
         old = known.files if known is not None else {}
         new = pa.array([path not in old for path in paths], pa.bool_())
-        found = {one.path: one for one in files.listed(actions.filter(new).to_pylist())}
-        return cls(delta.version(), {path: found.get(path) or old[path] for path in paths})
+        fresh = {file.path: file for file in files.listed(actions.filter(new).to_pylist())}
+        return cls(delta.version(), {path: fresh.get(path) or old[path] for path in paths})
 
 
 class Lake:
@@ -161,7 +161,7 @@ class Lake:
                     f"{' '.join(sorted(odd))} in it: name another with --lake"
                 )
             where.mkdir(parents=True, exist_ok=True)
-            others = sorted(one.name for one in where.iterdir() if one.name[0] not in "._")
+            others = sorted(entry.name for entry in where.iterdir() if entry.name[0] not in "._")
             # A run that was killed before its first commit left files, and its lock.
             if others and not lake.tables() and not (where / LOCK).exists():
                 raise LakeError(
@@ -175,7 +175,7 @@ class Lake:
     def tables(self) -> list[str]:
         """Return names of the tables, without those of the pipeline alone."""
         try:
-            names = sorted(one.name for one in self.path.iterdir() if (one / _LOG).is_dir())
+            names = sorted(entry.name for entry in self.path.iterdir() if (entry / _LOG).is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return []
         if self._versions is not None:
@@ -202,18 +202,18 @@ class Lake:
             raise LakeError(f"{self.path}: there is no table {table!r}; there are: {known}")
         try:
             if self._open is None or table not in self._open:
-                found = DeltaTable(str(where), version=version)
+                delta = DeltaTable(str(where), version=version)
                 if self._open is not None:
-                    self._open[table] = found
-                return found
-            found = self._open[table]
-            if (where / _LOG / f"{found.version() + 1:020}.json").exists():
-                found.update_incremental()
+                    self._open[table] = delta
+                return delta
+            delta = self._open[table]
+            if (where / _LOG / f"{delta.version() + 1:020}.json").exists():
+                delta.update_incremental()
         except TableNotFoundError as error:
             raise LakeDamaged(where, f"has no log that reads ({error})") from error
         except (DeltaError, OSError) as error:
             raise LakeDamaged(where / _LOG, f"does not read ({error})") from error
-        return found
+        return delta
 
     def schema(self, table: str) -> pa.Schema:
         """Return a table's columns.
@@ -248,7 +248,7 @@ class Lake:
         return list(known.files.values())
 
     def paths(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> list[str]:
-        """Paths of a table's files.
+        """Return paths of a table's files.
 
         Raises:
             LakeDamaged: one is missing, or not as long as it was.
@@ -258,17 +258,17 @@ class Lake:
 
     def holdings(self) -> list[Holding]:
         """Return what each table holds."""
-        found = []
+        holdings = []
         for name in self.tables():
             there, delta = self.data_files(name), self.delta(name)
-            rows, size = sum(one.rows for one in there), sum(one.size_bytes for one in there)
-            found.append(Holding(name, rows, len(there), size, delta.version()))
-        return found
+            rows, size = sum(file.rows for file in there), sum(file.size_bytes for file in there)
+            holdings.append(Holding(name, rows, len(there), size, delta.version()))
+        return holdings
 
     # -- batches ----------------------------------------------------------------------------------
 
     def batch(self, table: str = JOBS) -> Batch | None:
-        """The last batch that a table has; of ``jobs``: that all have. None before the first."""
+        """Return the last batch that a table has, None before the first; ``jobs`` has it last."""
         if not self.has(table):
             return None
         for commit in _commits(self.delta(table)):
@@ -291,7 +291,7 @@ class Lake:
         return int(next(_commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
 
     def version_at(self, table: str, number: int) -> int:
-        """The newest version of a table that has nothing of a later batch; -1: there is none."""
+        """Return the newest version of a table without a later batch; -1: there is none."""
         candidate = -1
         for commit in _commits(self.delta(table)):
             if candidate < 0:
@@ -304,17 +304,17 @@ class Lake:
         return candidate
 
     def pinned(self, number: int | None = None) -> Lake:
-        """All tables as one batch left them: the last that all have, unless told otherwise."""
+        """Return all tables as a batch left them: by default the last that all have."""
         last = self.batch()
         if number is None:
             number = -1 if last is None else last.number
         there = [*self.tables(), OPEN_RECORDS]
-        versions = {one: self.version_at(one, number) for one in there if self.has(one)}
-        known = {one: version for one, version in versions.items() if version >= 0}
+        versions = {table: self.version_at(table, number) for table in there if self.has(table)}
+        known = {table: version for table, version in versions.items() if version >= 0}
         return Lake(self.path, known, self)
 
     def changes(self, table: str, number: int) -> tuple[list[str], list[str]] | None:
-        """Paths of the files that came, and of those that went, with the batches behind one.
+        """Return paths of the files that came and that went, with the batches behind one.
 
         Returns None where the table's log tells no more of it, or a file that went is removed.
 
@@ -329,7 +329,9 @@ class Lake:
             if not entry.exists():
                 return None
             actions = [json.loads(line) for line in entry.read_text().splitlines()]
-            batch = next(one["commitInfo"] for one in actions if "commitInfo" in one).get("batch")
+            batch = next(action["commitInfo"] for action in actions if "commitInfo" in action).get(
+                "batch"
+            )
             if batch is None:  # as the batch before it left the rows
                 beside += actions
                 continue
@@ -348,8 +350,8 @@ class Lake:
         return self.paths(table, lambda file: file.path in came), [*map(str, gone)]
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
-        """A table as it was filled last before a moment; None: it was not, or is so still."""
-        filled = (one for one in _commits(self.delta(table)) if one["operation"] == "WRITE")
+        """Return a table as filled last before a moment; None: it was not, or is so still."""
+        filled = (entry for entry in _commits(self.delta(table)) if entry["operation"] == "WRITE")
         for number, commit in enumerate(filled):
             if commit["timestamp"] * 1_000_000 <= moment_ns:
                 return Lake(self.path, {table: commit["version"]}) if number else None
@@ -357,7 +359,7 @@ class Lake:
 
     @contextmanager
     def writer(self) -> Iterator[LakeWriter]:
-        """What writes to the lake; there is one at a time.
+        """Yield what writes to the lake; there is one at a time.
 
         Raises:
             LakeBusy: another process writes.
@@ -420,9 +422,9 @@ class LakeWriter:
             known = delta.transaction_version(app)
             if known is not None and known >= batch.number:
                 return False
-            told = {"stream": batch.stream, "batch": batch.number, "offsets": batch.offsets}
+            noted = {"stream": batch.stream, "batch": batch.number, "offsets": batch.offsets}
             properties = CommitProperties(
-                custom_metadata=told, app_transactions=[Transaction(app, batch.number)]
+                custom_metadata=noted, app_transactions=[Transaction(app, batch.number)]
             )
         elif not change.added and not change.removed:
             return False
@@ -538,11 +540,11 @@ def _schema(delta: DeltaTable) -> pa.Schema:
 
 
 def _commits(delta: DeltaTable) -> Iterator[dict[str, Any]]:
-    """What the log says of each version, the newest first; of the last ones it is soon told."""
-    told = 0
+    """Yield what the log says of each version, the newest first; the last ones come soon."""
+    given = 0
     for limit in (1, 50, None):
-        found = delta.history(limit)
-        yield from found[told:]
-        if limit is None or len(found) < limit:
+        commits = delta.history(limit)
+        yield from commits[given:]
+        if limit is None or len(commits) < limit:
             return
-        told = len(found)
+        given = len(commits)

@@ -200,11 +200,11 @@ class _Plan:
         self._targets = targets
         self._paths = [str(lake.path / RECORDS / file.path) for file in records.files]
         self._known = {table: before.data_files(table) for table in _FOLDED}
-        told = _read(self._paths, _NAMES, records.schema)
-        parts = [one for one in self._known[OPEN_RECORDS] if one.part == LOG_PART]
+        named = _read(self._paths, _NAMES, records.schema)
+        parts = [file for file in self._known[OPEN_RECORDS] if file.part == LOG_PART]
         old = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
-        breaks = told.filter(pc.equal(told["kind"], BREAK)).num_rows
-        plain = told.filter(pc.not_equal(told["kind"], BREAK))
+        breaks = named.filter(pc.equal(named["kind"], BREAK)).num_rows
+        plain = named.filter(pc.not_equal(named["kind"], BREAK))
         new = plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))
         if breaks:
             broken = _read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS)
@@ -216,19 +216,19 @@ class _Plan:
         part = pa.array([LOG_PART] * rows.num_rows, pa.string())
         self.log_rows = pa.table(full, records.schema).append_column(PART_COLUMN, part)
         stepped = (
-            told.filter(pc.is_in(told["kind"], pa.array(sorted(STEPS))))
+            named.filter(pc.is_in(named["kind"], pa.array(sorted(STEPS))))
             .group_by(LOG)
             .aggregate([])
             .to_pylist()
         )
-        changed = {(one["log_id"], one["branch"]) for one in stepped}
+        changed = {(log["log_id"], log["branch"]) for log in stepped}
         changed |= {(log_id, branch - 1) for log_id, branch in self._forks}
-        changed |= {one for one, _ in _past_gaps(logs) - _past_gaps(before_logs)}
+        changed |= {past_gap for past_gap, _ in _past_gaps(logs) - _past_gaps(before_logs)}
         self._logs = logs
-        own = touched_by(told)
-        born = told.filter(pc.is_in(told["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
+        own = touched_by(named)
+        born = named.filter(pc.is_in(named["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
         waiting = self._waiting(logs, changed)
-        self._jobs = told["job"]
+        self._jobs = named["job"]
         # The records of those that were born in this batch are all in it.
         earlier = own.join(born, KEYS, join_type="left anti")
         probed = pa.concat_tables([earlier, waiting]).group_by(KEYS).aggregate([])
@@ -269,13 +269,13 @@ class _Plan:
         """Yield the files whose rows stand in new ones now."""
         yield from self._hits[table]
         if table == OPEN_RECORDS:
-            yield from (one for one in self._known[table] if one.part == LOG_PART)
+            yield from (file for file in self._known[table] if file.part == LOG_PART)
 
     def _path(self, table: str, file: DataFile) -> str:
         return str(self._lake.path / table / file.path)
 
     def _changing(self, table: str) -> Iterable[DataFile]:
-        return (one for one in self._known[table] if one.part not in {OVER, LOG_PART})
+        return (file for file in self._known[table] if file.part not in {OVER, LOG_PART})
 
     def _read_files(
         self,
@@ -284,21 +284,21 @@ class _Plan:
         names: list[str],
         where: pc.Expression | None = None,
     ) -> pa.Table:
-        paths = [self._path(table, one) for one in files]
+        paths = [self._path(table, file) for file in files]
         return _read(paths, names, self._records.schema, where)
 
     def _waiting(self, logs: Mapping[LogKey, Log], changed: Collection[LogKey]) -> pa.Table:
-        """Jobs that are touched without a record of their own: all of the logs that changed."""
+        """Return jobs touched without a record of their own: all of the logs that changed."""
         newest_ns = max((log.now_ns for log in logs.values()), default=0)
         known = pa.table(
             {
                 "log_id": [log_id for log_id, _ in logs],
                 "branch": pa.array([branch for _, branch in logs], pa.int32()),
                 "now_ns": pa.array([log.now_ns for log in logs.values()], pa.int64()),
-                "is_changed": pa.array([one in changed for one in logs], pa.bool_()),
+                "is_changed": pa.array([log in changed for log in logs], pa.bool_()),
             }
         )
-        found = [self._records.schema.empty_table().select(KEYS)]
+        touched = [self._records.schema.empty_table().select(KEYS)]
         for file in self._changing(JOBS):
             due = file.ranges.get("due_ns")
             if not changed and (due is None or due[0] > newest_ns):
@@ -308,11 +308,11 @@ class _Plan:
             )
             rows = rows.join(known, list(LOG))
             is_due = pc.fill_null(pc.less_equal(rows["due_ns"], rows["now_ns"]), fill_value=False)
-            found.append(rows.filter(pc.or_(is_due, rows["is_changed"])).select(KEYS))
-        return pa.concat_tables(found)
+            touched.append(rows.filter(pc.or_(is_due, rows["is_changed"])).select(KEYS))
+        return pa.concat_tables(touched)
 
     def _heirs(self, log_id: str, branch: int) -> pa.Table:
-        """The records of the jobs that a branch takes on: those that were not over at its fork.
+        """Return the records of the jobs that a branch takes on: not over at its fork.
 
         Of those that were not over where the other branch was left either they are at hand; those
         that have ended since, but behind the fork, are looked for in the table of all records.
@@ -331,22 +331,22 @@ class _Plan:
         is_shared = pc.less(at_hand["lsn"], begins)
         is_over = pc.and_(is_told, pc.invert(pc.is_in(at_hand["job"], ended)))
         kept = pc.and_(pc.or_kleene(is_shared, is_over), pc.less(at_hand["job"], begins))
-        found = [at_hand.filter(kept)]
+        parts = [at_hand.filter(kept)]
         until = begins
         for older in range(branch - 1, -1, -1):
             shared = of_log & (pc.field("branch") == older) & (lsn < until) & concerning
-            found.append(
+            parts.append(
                 self._read_files(RECORDS, files, names, shared & pc.field("job").isin(ended))
             )
             until = min(until, self._logs[log_id, older].begins)
-        heirs = pa.concat_tables(found)
+        heirs = pa.concat_tables(parts)
         own = pa.array([branch] * heirs.num_rows, pa.int32())
         return heirs.set_column(heirs.schema.get_field_index("branch"), "branch", own)
 
     def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
         """Return the files that hold rows of these jobs: by the ranges known of them, then read."""
         numbers = np.sort(probed["job"].to_numpy())
-        found = []
+        holding = []
         for file in self._changing(table):
             low, high = file.ranges.get("job", (1, 0))
             at = np.searchsorted(numbers, low)
@@ -354,18 +354,18 @@ class _Plan:
                 continue
             keys = parquet.read_table(self._path(table, file), columns=KEYS, partitioning=None)
             if pc.any(touched_rows(keys, probed)).as_py():
-                found.append(file)
-        return found
+                holding.append(file)
+        return holding
 
 
 def _forks(logs: Mapping[LogKey, Log], before: Mapping[LogKey, Log]) -> list[LogKey]:
     """Return the branches that begin in the batch."""
-    return sorted(one for one in logs if one[1] and one not in before)
+    return sorted(log for log in logs if log[1] and log not in before)
 
 
 def _past_gaps(logs: Mapping[LogKey, Log]) -> set[tuple[LogKey, tuple[int, int]]]:
     """Return the gaps of logs of which all was read up to where they were declared."""
-    return {(one, gap) for one, log in logs.items() for gap in log.gaps if log.is_past(gap)}
+    return {(log_key, gap) for log_key, log in logs.items() for gap in log.gaps if log.is_past(gap)}
 
 
 def _read(
@@ -374,8 +374,8 @@ def _read(
     chosen = pa.schema([schema.field(name) for name in names])
     if not paths:
         return chosen.empty_table()
-    found = dataset.dataset(paths, schema=schema, format="parquet")
-    rows: pa.Table = found.to_table(columns=names, filter=where)
+    data = dataset.dataset(paths, schema=schema, format="parquet")
+    rows: pa.Table = data.to_table(columns=names, filter=where)
     return rows
 
 
@@ -404,26 +404,26 @@ def fold_share(share: Share) -> None:
             kept[table].append(placed(rows.filter(pc.invert(is_touched)), file))
     made = rows_of(pa.concat_tables(records), logs)
     for table, rows in ((JOBS, made.jobs), (ATTEMPTS, made.attempts), (OPEN_RECORDS, made.kept)):
-        others = (one.select(rows.column_names).cast(rows.schema) for one in kept[table])
+        others = (rest.select(rows.column_names).cast(rows.schema) for rest in kept[table])
         write_rows(pa.concat_tables([*others, rows]), share.targets[table], share.number)
 
 
 def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
     """Return which rows are of these jobs."""
     keys = rows.select(KEYS).append_column("row", pa.array(np.arange(rows.num_rows)))
-    found = keys.join(touched, KEYS, join_type="left semi")["row"]
+    hits = keys.join(touched, KEYS, join_type="left semi")["row"]
     mask = np.zeros(rows.num_rows, dtype=bool)
-    mask[found.to_numpy()] = True
+    mask[hits.to_numpy()] = True
     return pa.array(mask)
 
 
 def _records(share: Share) -> pa.Table:
     if not share.records:
         return share.columns.empty_table()
-    found = dataset.dataset(list(share.records), schema=share.columns, format="parquet")
+    data = dataset.dataset(list(share.records), schema=share.columns, format="parquet")
     concerning = pc.field("kind").isin(sorted(CONCERNING))
     within = _range(share)
-    return found.to_table(filter=concerning if within is None else concerning & within)
+    return data.to_table(filter=concerning if within is None else concerning & within)
 
 
 def _range(share: Share) -> pc.Expression | None:

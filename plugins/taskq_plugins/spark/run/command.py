@@ -179,7 +179,7 @@ def run(
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
             drops_payloads=payloads == "drop",
-            keep_days={table: days for one in keep_days for table, days in one.items()},
+            keep_days={table: days for keep_day in keep_days for table, days in keep_day.items()},
         )
         if keep_open:
             from taskq_workers.process.supervisor import keep_heap_small  # noqa: PLC0415 - few do

@@ -128,8 +128,8 @@ def refresh_tables(
 
 
 def _changes(duck: duckdb.DuckDBPyConnection, lake: Lake, number: int) -> Changes | None:
-    """The rows that came and went since a batch, signed; None if that is not known any more."""
-    found = {}
+    """Return the rows that came and went since a batch, signed; None if nobody knows any more."""
+    by_table = {}
     for table in (JOBS, ATTEMPTS):
         changes = lake.changes(table, number)
         if changes is None:
@@ -138,8 +138,8 @@ def _changes(duck: duckdb.DuckDBPyConnection, lake: Lake, number: int) -> Change
             signed(_read(duck, lake, table, paths), sign)
             for sign, paths in zip((1, -1), changes, strict=True)
         ]
-        found[table] = rows[0].union(rows[1])
-    return found
+        by_table[table] = rows[0].union(rows[1])
+    return by_table
 
 
 def _read(
@@ -196,8 +196,8 @@ def _rolled_up(
             chosen = frozenset(file.path for file in gone)
             schema = lake.schema(ROLLUP)
             paths = lake.paths(ROLLUP, lambda file: file.path in chosen)
-            found = dataset.dataset(paths, schema=schema, format="parquet").to_table()
-            old = found.drop_columns([DATE])
+            before = dataset.dataset(paths, schema=schema, format="parquet").to_table()
+            old = before.drop_columns([DATE])
     _show(duck, lake, ATTEMPTS, partial(_tells, ATTEMPTS, days))
     if old is None:
         _show(duck, lake, JOBS, partial(_tells, JOBS, days))
@@ -225,7 +225,7 @@ def _computed(
             _show(duck, lake, JOBS, lambda file: file.part != OVER)
             count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
         duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
-        read = [one._asdict() for one in positions(lake).values()]
+        read = [position._asdict() for position in positions(lake).values()]
         duck.register("read", pa.Table.from_pylist(read, READ))
         return device_lag(duck, time.time_ns())
     if name == "failures":
@@ -252,8 +252,8 @@ def _logs(journals: Path | None) -> list[LogPlace]:
 def _broken(lake: Lake) -> pa.Table:
     """Return the records that tell of breaks: those that are kept, whatever days are let go."""
     paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
-    found = dataset.dataset(paths, schema=lake.schema(OPEN_RECORDS), format="parquet")
-    rows: pa.Table = found.to_table(
+    data = dataset.dataset(paths, schema=lake.schema(OPEN_RECORDS), format="parquet")
+    rows: pa.Table = data.to_table(
         columns=["device", "log_id", "branch", "lsn", "value"], filter=pc.field("kind") == BREAK
     )
     return rows
@@ -261,14 +261,14 @@ def _broken(lake: Lake) -> pa.Table:
 
 def _segments(journals: Path | None) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for one in inventory(_logs(journals), on_problem=log_problem):
-        row = {"device": one.device, "log_id": one.log_id, "segment": one.first_lsn}
-        if one.is_gap_before:
+    for place in inventory(_logs(journals), on_problem=log_problem):
+        row = {"device": place.device, "log_id": place.log_id, "segment": place.first_lsn}
+        if place.is_gap_before:
             rows.append(row | {"is_missing": True})
-        times = {"modified_ns": one.modified_ns, "last_record_ns": None, "is_missing": False}
-        if one.next_lsn > one.first_lsn:
-            times["last_record_ns"] = one.last_time_ns
-        rows.append(row | times | {"size_bytes": one.size_bytes})
+        times = {"modified_ns": place.modified_ns, "last_record_ns": None, "is_missing": False}
+        if place.next_lsn > place.first_lsn:
+            times["last_record_ns"] = place.last_time_ns
+        rows.append(row | times | {"size_bytes": place.size_bytes})
     return rows
 
 

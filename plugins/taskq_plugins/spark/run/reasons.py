@@ -45,7 +45,7 @@ def failure(text: str) -> PipelineFailed:
     """
     ours = _OURS.findall(text)
     if ours:
-        kind = SourceGone if any(one in text for one in _GONE) else PipelineFailed
+        kind = SourceGone if any(sign in text for sign in _GONE) else PipelineFailed
         return kind(f"{spelled(ours[-1])[:_CHARACTERS_MAX]}; nothing of it was committed")
     lines = [match.group().strip() for match in _ERROR.finditer(text)]
     shown = (lines or [text.strip().partition("\n")[0] or "no reason was given"])[-1]

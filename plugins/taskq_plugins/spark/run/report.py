@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_report(*, as_json: bool) -> Iterator[Report]:
-    """The report that fits where it goes."""
+    """Yield the report that fits where it goes."""
     if as_json:
         yield JsonLines()
     elif not sys.stderr.isatty():
@@ -50,7 +50,7 @@ class Lines:
         self.step("starting Spark")
 
     def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """A micro-batch was committed."""
+        """Tell of a micro-batch that was committed."""
         self.records += folded.records
         self.step(
             f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
@@ -58,11 +58,11 @@ class Lines:
         )
 
     def on_table(self, name: str) -> None:
-        """A derived table is about to be computed."""
+        """Tell of a derived table that is about to be computed."""
         self.step(f"computing {name}")
 
     def nothing_new(self, lake: Lake) -> None:
-        """All was read before."""
+        """Tell that all was read before."""
         render.echo(f"nothing new; the tables stand at batch {_batch(lake)}")
 
     def done(self, summary: Summary, lake: Lake) -> None:
@@ -74,7 +74,8 @@ class Lines:
             f"({rate:,.0f} records/s); batch {_batch(lake)}"
         )
         rows = [
-            (one.table, f"{one.rows:,}", render.size(one.size_bytes)) for one in lake.holdings()
+            (holding.table, f"{holding.rows:,}", render.size(holding.size_bytes))
+            for holding in lake.holdings()
         ]
         render.print_table(("table", ">rows", ">size"), rows)
 
@@ -89,8 +90,8 @@ class Live(Lines):
 
     def step(self, text: str) -> None:
         """Tell one step."""
-        told = f"{self.records:,} records · {text}" if self.records else text
-        self._progress.update(self._task, description=told)
+        description = f"{self.records:,} records · {text}" if self.records else text
+        self._progress.update(self._task, description=description)
 
     def done(self, summary: Summary, lake: Lake) -> None:
         """Print the summary where the line was."""
@@ -106,8 +107,8 @@ class Live(Lines):
 class JsonLines:
     """One JSON object a line for each step; the last one is the summary."""
 
-    def _write(self, event: str, **told: object) -> None:
-        render.echo(json.dumps({"event": event, **told}))
+    def _write(self, event: str, **details: object) -> None:
+        render.echo(json.dumps({"event": event, **details}))
         sys.stdout.flush()
 
     def starting(self) -> None:
@@ -115,7 +116,7 @@ class JsonLines:
         self._write("starting")
 
     def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """A micro-batch was committed."""
+        """Tell of a micro-batch that was committed."""
         self._write(
             "batch",
             batch=number,
@@ -126,15 +127,15 @@ class JsonLines:
         )
 
     def on_table(self, name: str) -> None:
-        """A derived table is about to be computed."""
+        """Tell of a derived table that is about to be computed."""
         self._write("table", table=name)
 
     def nothing_new(self, lake: Lake) -> None:
-        """All was read before."""
+        """Tell that all was read before."""
         self._end(lake, 0, 0, 0.0, ())
 
     def done(self, summary: Summary, lake: Lake) -> None:
-        """The summary."""
+        """Write the summary."""
         self._end(lake, summary.records, summary.batches, summary.seconds, summary.refreshed)
 
     def _end(
@@ -152,7 +153,7 @@ class JsonLines:
             batches=batches,
             seconds=round(seconds, 3),
             refreshed=list(refreshed),
-            rows={one.table: one.rows for one in lake.holdings()},
+            rows={holding.table: holding.rows for holding in lake.holdings()},
         )
 
 

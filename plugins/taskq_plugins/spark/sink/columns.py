@@ -99,7 +99,7 @@ def no_value() -> UsageError:
 
 
 def binary_of(column: pa.Array) -> pa.Array:
-    """Text as its UTF-8, whatever kind of text or binary the column is."""
+    """Return text as its UTF-8, whatever kind of text or binary the column is."""
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -126,9 +126,9 @@ def _cut(text: str, limit: int) -> str:
 
 def _span(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        found = span(value)
+        length = span(value)
         # Files have moments as text; a span of time has no colon.
-        return _moment(name, value) if name == "expires" and ":" in value else found
+        return _moment(name, value) if name == "expires" and ":" in value else length
     return float(value) if isinstance(value, Decimal) else value
 
 

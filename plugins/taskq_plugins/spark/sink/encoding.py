@@ -125,12 +125,12 @@ class Encoder:
         """Return all rows at once, or None if each must be looked at by itself."""
         rows, keys = self._rows(batch)
         if rows is None and keys is None:
-            one = self._recipes.of((), has_key=False)
-            if not one.is_plain:
+            only = self._recipes.of((), has_key=False)
+            if not only.is_plain:
                 return None
-            return Entries(self._payloads(batch, named=bool(one.task)), one.tail, None)
-        found = self._recipes.each(rows or repeat((), batch.num_rows), keys)
-        kinds = set(found)
+            return Entries(self._payloads(batch, named=bool(only.task)), only.tail, None)
+        recipes = self._recipes.each(rows or repeat((), batch.num_rows), keys)
+        kinds = set(recipes)
         if not all(recipe.is_plain for recipe in kinds):
             return None
         named = {bool(recipe.task) for recipe in kinds}
@@ -138,10 +138,10 @@ class Encoder:
             return None
         payloads = self._payloads(batch, named=True in named)
         if keys is None:
-            return Entries(payloads, None, [recipe.tail for recipe in found])
+            return Entries(payloads, None, [recipe.tail for recipe in recipes])
         tails = [
             recipe.tail if key is None else recipe.keyed_tail(key)
-            for recipe, key in zip(found, keys, strict=True)
+            for recipe, key in zip(recipes, keys, strict=True)
         ]
         return Entries(payloads, None, tails)
 
@@ -158,11 +158,11 @@ class Encoder:
 
     def _of_rows(self, batch: pa.RecordBatch) -> Entries:
         rows, keys = self._rows(batch)
-        found = self._recipes.each(rows or repeat((), batch.num_rows), keys)
+        recipes = self._recipes.each(rows or repeat((), batch.num_rows), keys)
         bodies = self._bodies(batch)
         pairs = [
             _entry(recipe, key, body)
-            for recipe, key, body in zip(found, keys or repeat(None), bodies, strict=False)
+            for recipe, key, body in zip(recipes, keys or repeat(None), bodies, strict=False)
         ]
         return Entries([payload for _, payload in pairs], None, [tail for tail, _ in pairs])
 

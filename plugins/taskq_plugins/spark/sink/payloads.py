@@ -52,7 +52,7 @@ def values_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Values as Python has them: maps as dicts, moments to the microsecond.
+    """Return values as Python has them: maps as dicts, moments to the microsecond.
 
     Raises:
         UsageError: a moment has nanoseconds, or lies outside of the years 1 to 9999.
@@ -90,14 +90,14 @@ def _holds_map(kind: pa.DataType) -> bool:
 
 
 def _unmapped(value: Any, kind: pa.DataType) -> Any:
-    """Pairs of maps as dicts, at every depth."""
+    """Return pairs of maps as dicts, at every depth."""
     if value is None or not _holds_map(kind):
         return value
     if types.is_map(kind):
-        return {name: _unmapped(one, kind.item_type) for name, one in value}
+        return {name: _unmapped(item, kind.item_type) for name, item in value}
     if types.is_struct(kind):
-        return {one.name: _unmapped(value[one.name], one.type) for one in kind}
-    return [_unmapped(one, kind.value_type) for one in value]
+        return {field.name: _unmapped(value[field.name], field.type) for field in kind}
+    return [_unmapped(item, kind.value_type) for item in value]
 
 
 def _fragments(name: str, column: pa.Array) -> pa.Array:

@@ -47,7 +47,7 @@ class Row(NamedTuple):
     headers: tuple[tuple[str, str], ...] | None = None
 
     def changes(self) -> OptionChanges:
-        """As options of an enqueue, the key's aside."""
+        """Return them as options of an enqueue, the key's aside."""
         changes: dict[str, Any] = {
             name: value
             for name, value in self._asdict().items()
@@ -116,7 +116,7 @@ class Recipe:
         return self._enqueuer.call(**given)
 
     def entry(self, body: bytes, key: object, own: Extras | None = None) -> tuple[bytes, bytes]:
-        """(tail, payload as it is stored) of one job; ``own`` stands when the row has no key.
+        """Return (tail, payload as stored) of a job; ``own`` stands when the row has no key.
 
         Raises:
             UsageError: the key is none.

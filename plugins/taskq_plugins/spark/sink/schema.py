@@ -39,7 +39,7 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 def _is_headers(kind: pa.DataType) -> bool:
     if types.is_struct(kind):
-        return all(_is_text(one.type) for one in kind)
+        return all(_is_text(field.type) for field in kind)
     return bool(types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type))
 
 
@@ -87,8 +87,8 @@ def shape_of(schema: pa.Schema, *, task: str) -> Shape:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(f"column {min(twice)!r} is there twice: rename or drop one of them")
-    for one in schema:
-        _check(one.name, one.type)
+    for field in schema:
+        _check(field.name, field.type)
     arguments = tuple(name for name in names if name not in RESERVED)
     has_value = "value" in names
     if has_value and arguments:
@@ -126,7 +126,7 @@ def _check(name: str, kind: pa.DataType) -> None:
 
 
 def _unwritable(kind: pa.DataType) -> str:
-    """Why values of the type cannot be arguments; "" if they can."""
+    """Return why values of the type cannot be arguments; "" if they can."""
     if types.is_dictionary(kind):
         return _unwritable(kind.value_type)
     if types.is_nested(kind):

@@ -46,7 +46,7 @@ def new_upload(prefix: str) -> str:
 def write_parts(
     data_dir: Path,
     upload: str,
-    found: Iterable[Entries],
+    entries: Iterable[Entries],
     on_rows: Callable[[int], None] | None = None,
 ) -> list[Part]:
     """Write entries into parts, all on disk when this returns.
@@ -54,7 +54,7 @@ def write_parts(
     Args:
         data_dir: of the task log.
         upload: what the parts belong to.
-        found: the entries, some at a time.
+        entries: of the jobs, some at a time.
         on_rows: told how many were written since it was last told.
 
     Raises:
@@ -65,13 +65,13 @@ def write_parts(
     writer: PartWriter | None = None
     count = 0
     try:
-        for entries in found:
+        for some in entries:
             if writer is None:
                 writer, count = PartWriter(data_dir, upload, trusted=True), 0
-            entries.write_to(writer)
-            count += len(entries.payloads)
+            some.write_to(writer)
+            count += len(some.payloads)
             if on_rows is not None:
-                on_rows(len(entries.payloads))
+                on_rows(len(some.payloads))
             if count >= PART_JOBS_MAX:
                 parts.append(writer.close())
                 writer = None
@@ -87,7 +87,7 @@ def write_parts(
 def upload(
     data_dir: Path,
     name: str,
-    found: Iterable[Entries],
+    entries: Iterable[Entries],
     *,
     adopts: bool,
     on_rows: Callable[[int], None] | None = None,
@@ -98,7 +98,7 @@ def upload(
     Args:
         data_dir: of the task log.
         name: by which a second one of the same is known.
-        found: the entries, some at a time.
+        entries: of the jobs, some at a time.
         adopts: whether they are adopted.
         on_rows: told how many were written since it was last told.
         check: called before they are published; if it raises, nothing is left of them.
@@ -108,7 +108,7 @@ def upload(
     """
     own = new_upload("own")
     try:
-        parts = write_parts(data_dir, own, found, on_rows)
+        parts = write_parts(data_dir, own, entries, on_rows)
         check()
     except BaseException:
         discard(data_dir, own)

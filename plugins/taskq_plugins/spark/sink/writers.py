@@ -141,7 +141,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the batch unless it was; adopt it unless running workers are to."""
-        streams = {one.stream for one in messages if isinstance(one, Written)}
+        streams = {message.stream for message in messages if isinstance(message, Written)}
         for stream in streams:
             name = f"{stream}@{batchId}"
             adopts = self._options.adopt
@@ -157,7 +157,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what the tasks that ended have written; of the others the next sweep does."""
         del batchId
-        for upload in {one.upload for one in messages if isinstance(one, Written)}:
+        for upload in {message.upload for message in messages if isinstance(message, Written)}:
             discard(self._options.data_dir, upload)
 
 
@@ -184,7 +184,10 @@ def _write(
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
     return [
-        Part(*one) for message in messages if isinstance(message, Written) for one in message.parts
+        Part(*part)
+        for message in messages
+        if isinstance(message, Written)
+        for part in message.parts
     ]
 
 

@@ -55,10 +55,10 @@ class Left(NamedTuple):
 
 
 def left(standing: Standing, here: Position) -> Left:
-    """Bytes and records of the log behind ``here``; records as the segments' names tell them."""
+    """Return what is behind ``here``; records as the segments' names tell them."""
     size = records = 0
     end = standing.end.mark
-    places = [one for one in standing.places if here.segment <= one.first_lsn <= end.segment]
+    places = [place for place in standing.places if here.segment <= place.first_lsn <= end.segment]
     for number, place in enumerate(places):
         is_here = place.first_lsn == here.segment
         size += max(standing.size(place) - (here.offset if is_here else START), 0)
@@ -74,16 +74,16 @@ def left(standing: Standing, here: Position) -> Left:
 
 
 def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], int]:
-    """(how far to read each of these logs, number of the last one that got something, -1: none).
+    """Return (how far to read each log, number of the last that got something or -1).
 
     They are served in their order, each with an even share, and what some do not need goes to the
     others. Who begins behind the last one that was served the next time lets none starve.
     """
-    here = [one.here for one in backlogs]
+    here = [backlog.here for backlog in backlogs]
     size_left, files_left, records_left = limits
     last = -1
     while True:
-        waiting = [n for n, one in enumerate(backlogs) if here[n].place < one.target.place]
+        waiting = [n for n, backlog in enumerate(backlogs) if here[n].place < backlog.target.place]
         if not waiting:
             return here, last
         size_share = max(size_left // len(waiting), SHARE_BYTES_MIN)
@@ -112,7 +112,7 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
 
 
 def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
-    """As far as a share goes; one frame at least, if it is within ``frame_max``."""
+    """Go as far as a share does; one frame at least, if it is within ``frame_max``."""
     standing, here, target = backlog
     size = files = records = 0
     while here.place < target.place and files < share.files and records < share.records:
@@ -151,7 +151,7 @@ def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
 
 
 def _timed(standing: Standing, here: Position) -> Position:
-    """The start of a segment with the time of the frame before it, to know a restored log by."""
+    """Return a segment's start with the time of the frame before, to know a restored log by."""
     place = standing.find(here.segment)
     if here.offset != START or here.time_ns or place is None:
         return here
@@ -164,8 +164,8 @@ def _bytes_of(standing: Standing, here: Position, records: int) -> int:
     """Return bytes of the frames behind ``here`` that have no more than so many records."""
     if records >= UNLIMITED // 2:
         return UNLIMITED
-    found = at_lsn(standing, here.lsn + records)
-    return max(found.offset - here.offset, 0) if found.segment == here.segment else UNLIMITED
+    behind = at_lsn(standing, here.lsn + records)
+    return max(behind.offset - here.offset, 0) if behind.segment == here.segment else UNLIMITED
 
 
 def _behind(standing: Standing, here: Position, target: Position) -> Position:
@@ -187,12 +187,12 @@ def _cut(
 ) -> Position:
     """Return the last border of frames within the room, or else the first one beyond it."""
     with standing.open(place) as file:
-        found = file.last_before(min(here.offset + room + 1, limit), here.offset + 8)
-        if found is None:
-            found = file.first_from(here.offset + 8, limit)
-            if found is None:
+        border = file.last_before(min(here.offset + room + 1, limit), here.offset + 8)
+        if border is None:
+            border = file.first_from(here.offset + 8, limit)
+            if border is None:
                 return _at(here, limit)
-        offset, header = found
+        offset, header = border
         before = file.last_before(offset, max(here.offset, START))
     if before is not None and before[0] + before[1].size == offset:
         frame, was = before

@@ -63,8 +63,8 @@ class BatchReader(DataSourceReader):
             FleetError: there is no log to read.
             DataLoss: one is not whole.
         """
-        found = patiently(self._plan)
-        parts = pack(found, self._options.target_partition_bytes)
+        planned = patiently(self._plan)
+        parts = pack(planned, self._options.target_partition_bytes)
         return [Pieces(part) for part in parts] or [Pieces([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -76,18 +76,18 @@ class BatchReader(DataSourceReader):
         sight = look(options)
         check_found(options, sight)
         on_loss = loss_handler(options.fail_on_data_loss)
-        found: list[Stretch] = []
+        planned: list[Stretch] = []
         for standing in sight.standings:
             try:
-                found += self._of_log(standing, on_loss)
+                planned += self._of_log(standing, on_loss)
             except DataLoss as error:
                 if options.fail_on_data_loss != "hold":
                     raise
                 _log.warning("failOnDataLoss=hold: %s", error)
                 start, end = self._bounds(standing)
                 end = whole_until(standing, start, end)
-                found += stretches(standing, start, end.place, on_loss)
-        return found
+                planned += stretches(standing, start, end.place, on_loss)
+        return planned
 
     def _of_log(self, standing: Standing, on_loss: Callable[[LogError], None]) -> list[Stretch]:
         start, end = self._bounds(standing)
@@ -104,5 +104,5 @@ class BatchReader(DataSourceReader):
         ending = self._options.ending_offsets
         if ending is not None:
             end = bound_of(ending, standing)
-            latest = latest if end is None else min(end, latest, key=lambda one: one.place)
+            latest = latest if end is None else min(end, latest, key=lambda bound: bound.place)
         return start, latest

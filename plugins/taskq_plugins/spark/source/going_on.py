@@ -70,7 +70,7 @@ def _behind_break(
     declared = _declared(standing, position)
     if declared is not None:
         return declared if declared.place < standing.latest.place else None
-    following = next((one for one in standing.places if one.first_lsn >= position.lsn), None)
+    following = next((place for place in standing.places if place.first_lsn >= position.lsn), None)
     if following is None or standing.find(position.segment) is not None:
         return next_branch(standing, position)
     return _from_segment(standing, following, position, on_loss)
@@ -83,12 +83,12 @@ def _declared(standing: Standing, position: Position) -> Position | None:
     left the frame which was read last.
     """
     begin: Position | None = None
-    for one in reversed([one for one in breaks(standing.log) if one.is_fork]):
-        start = Position(position.device, *_place_of(one), one.at.segment, 0)
+    for fork in reversed([fork for fork in breaks(standing.log) if fork.is_fork]):
+        start = Position(position.device, *_place_of(fork), fork.at.segment, 0)
         begin = start if begin is None or start.place < begin.place else begin
         try:
             with SegmentFile(
-                one.left_segment(position.segment), standing.log.log_id, position.segment
+                fork.left_segment(position.segment), standing.log.log_id, position.segment
             ) as file:
                 if position.frame and _stands(file, position):
                     return begin.begun()._replace(branch=position.branch + 1)
@@ -97,16 +97,16 @@ def _declared(standing: Standing, position: Position) -> Position | None:
     return None
 
 
-def _place_of(one: Declared) -> tuple[int, int]:
-    return one.at.segment, max(one.at.offset, START)
+def _place_of(declared: Declared) -> tuple[int, int]:
+    return declared.at.segment, max(declared.at.offset, START)
 
 
 def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
     """Return the gap that a hub says is before a segment."""
-    found = (
-        one for one in breaks(standing.log) if (one.is_fork, one.at.segment) == (False, first_lsn)
+    gaps = (
+        gap for gap in breaks(standing.log) if (gap.is_fork, gap.at.segment) == (False, first_lsn)
     )
-    return next(found, None)
+    return next(gaps, None)
 
 
 def _from_segment(
@@ -132,7 +132,7 @@ def _from_segment(
 
 
 def _is_next(standing: Standing, following: SegmentPlace, position: Position) -> bool:
-    """Whether nothing is between what was read and a segment, the one before which is gone."""
+    """Return whether nothing is between what was read and a segment, all before it gone."""
     if following.first_lsn <= position.lsn:
         return True
     with standing.open(following) as file:
@@ -144,11 +144,15 @@ def break_before(standing: Standing, was: Position, here: Position) -> Break | N
     """Return what is to be told where reading goes on at another place than it had come to."""
     if here.branch != was.branch:
         forks = (
-            one for one in breaks(standing.log) if one.is_fork and _place_of(one) == here.place
+            fork for fork in breaks(standing.log) if fork.is_fork and _place_of(fork) == here.place
         )
-        told = next(forks, None)
+        declared = next(forks, None)
         return Break(
-            "fork", _shared(standing, here), None, told and told.end_lsn, told and told.cause
+            "fork",
+            _shared(standing, here),
+            None,
+            declared and declared.end_lsn,
+            declared and declared.cause,
         )
     place = standing.find(here.segment)
     if here.segment == was.segment or here.offset > START or place is None:
@@ -159,8 +163,10 @@ def break_before(standing: Standing, was: Position, here: Position) -> Break | N
 
 
 def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
-    told = _gap_before(standing, place.first_lsn)
-    return Break("gap", lsn, place.first_lsn, told and told.end_lsn, told and told.cause)
+    declared = _gap_before(standing, place.first_lsn)
+    return Break(
+        "gap", lsn, place.first_lsn, declared and declared.end_lsn, declared and declared.cause
+    )
 
 
 def _shared(standing: Standing, here: Position) -> int:
@@ -168,10 +174,10 @@ def _shared(standing: Standing, here: Position) -> int:
     place = standing.find(here.segment)
     if place is not None and here.offset > START:
         with standing.open(place) as file:
-            found = file.last_before(here.offset)
-        if found is not None:
-            return found[1].next_lsn
-    before = [one for one in standing.places if one.first_lsn < here.segment]
+            last = file.last_before(here.offset)
+        if last is not None:
+            return last[1].next_lsn
+    before = [segment for segment in standing.places if segment.first_lsn < here.segment]
     return edges(standing.log, before[-1]).next_lsn if before else 0
 
 
@@ -182,16 +188,16 @@ def next_branch(standing: Standing, position: Position) -> Position | None:
     What a device wrote while its clock was behind may be passed over, unless it was in an epoch of
     its own; where the clock went back before, some of what was read comes again with the branch.
     """
-    found = [standing.latest]
-    places = [one for one in standing.places if one.first_lsn <= standing.end.mark.segment]
-    known = [number for number, one in enumerate(places) if one.epoch == position.epoch]
+    begins = [standing.latest]
+    places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
+    known = [number for number, place in enumerate(places) if place.epoch == position.epoch]
     if position.time_ns:
-        found.append(at_time(standing, position.time_ns + 1))
+        begins.append(at_time(standing, position.time_ns + 1))
     else:  # behind damage, where no time is known
-        found.append(standing.earliest)
+        begins.append(standing.earliest)
     later = places[known[-1] + 1 :] if known else []
-    found += [standing.start_of(one) for one in later[:1]]
-    begin = min(found, key=lambda one: one.place)
+    begins += [standing.start_of(segment) for segment in later[:1]]
+    begin = min(begins, key=lambda at: at.place)
     if begin.place == standing.latest.place:
         return None
     return begin.begun()._replace(branch=position.branch + 1)
@@ -238,16 +244,16 @@ def _moved(standing: Standing, position: Position) -> Position | None:
     """Return where the frame stands now that was read last; None if it is not in the log."""
     if not position.frame:
         return None
-    found = at_lsn(standing, position.lsn - 1)
-    place = standing.find(found.segment)
+    stood = at_lsn(standing, position.lsn - 1)
+    place = standing.find(stood.segment)
     if place is None:
         return None
     with standing.open(place) as file:
-        header = file.frame_at(found.offset)
+        header = file.frame_at(stood.offset)
     if header is None or not _is_last(header, position):
         return None
     return position._replace(
-        segment=found.segment, offset=found.offset + header.size, frame=found.offset
+        segment=stood.segment, offset=stood.offset + header.size, frame=stood.offset
     )
 
 
@@ -258,7 +264,7 @@ def stretches(
     on_loss: Callable[[LogError], None],
     behind: Break | None = None,
 ) -> Iterator[Stretch]:
-    """The bytes from ``start`` to ``end``, segment by segment; ``behind``: what is before them.
+    """Yield the bytes from ``start`` to ``end`` by segment; ``behind``: what is before them.
 
     Where the last of them are gone, a stretch without bytes tells what is missing.
 
@@ -297,14 +303,14 @@ def stretches(
 
 
 def _whole_end(standing: Standing, place: SegmentPlace) -> tuple[int, int]:
-    """(offset, lsn) behind the last frame of a segment that was cut short."""
+    """Return (offset, lsn) behind the last frame of a segment that was cut short."""
     with standing.open(place) as file:
-        found = file.last_before(file.size_bytes)
-        if found is not None and found[0] + found[1].size > file.size_bytes:
-            found = file.last_before(found[0])
-    if found is None:
+        last = file.last_before(file.size_bytes)
+        if last is not None and last[0] + last[1].size > file.size_bytes:
+            last = file.last_before(last[0])
+    if last is None:
         return START, place.first_lsn
-    offset, header = found
+    offset, header = last
     return offset + header.size, header.next_lsn
 
 
@@ -319,10 +325,10 @@ def whole_until(standing: Standing, start: Position, end: Position) -> Position:
         if reached is None:
             return held
         with standing.open(reached.place) as file:
-            found = file.last_before(reached.end)
-        if found is None:
+            last = file.last_before(reached.end)
+        if last is None:
             return held._replace(segment=reached.place.first_lsn, offset=reached.end, frame=0)
-        offset, header = found
+        offset, header = last
         mark = Mark(reached.place.first_lsn, reached.end, header.next_lsn, header.epoch)
         return held.moved_to(End(mark, offset, header.time_ns))
     return end
@@ -339,7 +345,9 @@ def _check_gap(
         return _gap(standing, before.next_lsn, place)
     with standing.open(place) as file:
         header = file.header()
-    is_passed_over = any(before.next_lsn <= one < place.first_lsn for one in standing.left_out)
+    is_passed_over = any(
+        before.next_lsn <= first_lsn < place.first_lsn for first_lsn in standing.left_out
+    )
     if is_passed_over or follows(before, place, header.created_ns if header is not None else 0):
         return None
     where = f"at least one segment before {segment_name(place.first_lsn)}"

@@ -76,10 +76,10 @@ def _flag(text: str) -> bool:
 
 def _names(text: str) -> frozenset[object]:
     names = parse_json(text) if text.startswith("[") else text.split(",")
-    found = frozenset(name.strip() if isinstance(name, str) else name for name in names)
-    if not found or not all(isinstance(name, str) and name for name in found):
+    chosen = frozenset(name.strip() if isinstance(name, str) else name for name in names)
+    if not chosen or not all(isinstance(name, str) and name for name in chosen):
         raise ValueError("an empty name")
-    return found
+    return chosen
 
 
 def _moment(text: str) -> int:
@@ -167,8 +167,8 @@ def _check_together(options: ReadOptions) -> None:
 
 
 def _suggestion(name: str) -> str:
-    near = get_close_matches(name.lower(), [one.lower() for one in _ALLOWED], 1)
+    near = get_close_matches(name.lower(), [option.lower() for option in _ALLOWED], 1)
     if near:
-        meant = next(one for one in _ALLOWED if one.lower() == near[0])
+        meant = next(option for option in _ALLOWED if option.lower() == near[0])
         return f": did you mean {meant}?"
     return f": there are {', '.join(_ALLOWED)}"

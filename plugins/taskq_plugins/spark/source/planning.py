@@ -34,14 +34,14 @@ _CUT_MIN: Final = 8
 _TRIES: Final = 5
 
 
-def pack(found: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
+def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
     """Return pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
 
     Few partitions, since each costs Spark about 28 ms.
     A pure function of the stretches and of bytes that never change. The partitions are made about
     equal, so that none is a small rest which some core works off alone.
     """
-    waiting = list(found)
+    waiting = list(between)
     left = sum(stretch.end - stretch.start for stretch in waiting)
     count = max(round(left / target_bytes), 1)
     parts: list[list[Piece]] = []
@@ -69,8 +69,8 @@ def _border(stretch: Stretch, offset: int) -> int:
     """Return the first border of frames from ``offset`` on."""
     place = stretch.place
     with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
-        found = file.first_from((offset + 7) & ~7, stretch.end)
-    return found[0] if found is not None else stretch.end
+        border = file.first_from((offset + 7) & ~7, stretch.end)
+    return border[0] if border is not None else stretch.end
 
 
 def _piece(stretch: Stretch, start: int, end: int) -> Piece:

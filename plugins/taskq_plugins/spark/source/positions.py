@@ -41,7 +41,7 @@ class Position(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """(segment, offset): what orders positions of one log."""
+        """Return (segment, offset): what orders positions of one log."""
         return self.segment, self.offset
 
     def origin(self) -> Position:
@@ -54,13 +54,13 @@ class Position(NamedTuple):
         return self._replace(from_segment=self.segment, from_offset=self.offset)
 
     def of(self, stream: Position) -> Position:
-        """The place as one of a stream that began where the other did, in the same branch."""
+        """Return the place as that of a stream that began where the other did, in its branch."""
         return self._replace(
             from_segment=stream.from_segment, from_offset=stream.from_offset, branch=stream.branch
         )
 
     def is_at(self, end: Position) -> bool:
-        """Whether all up to ``end`` was read: numbers may be the same where frames are not."""
+        """Return whether all up to ``end`` was read: numbers alone do not say it."""
         times = (self.time_ns, end.time_ns)
         return self.place == end.place and (0 in times or times[0] == times[1])
 

@@ -94,12 +94,12 @@ class Held(DataLoss):
 
 
 def loss_handler(mode: str) -> Callable[[LogError], None]:
-    """What is done about data that is lost: raised, or with "false" told to the process's log."""
+    """Return what is done about lost data: raised, or with "false" told in the process's log."""
     return _log_loss if mode == "false" else _raise_loss
 
 
 def restored(was: Position, now: Position | None) -> str:
-    """What is said of a log that does not hold what was read of it; ``now``: where it goes on."""
+    """Return what is said of a log that was set back; ``now``: where it goes on."""
     goes_on = "nothing in it is new yet"
     if now is not None:
         place = f"{segment_name(now.segment)}, offset {now.offset}"

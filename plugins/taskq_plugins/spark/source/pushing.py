@@ -128,9 +128,9 @@ class PushingReader(BatchReader):
         return read_partition(partition, self._reading, (self._sieve(), self._rows))
 
     def _plan(self) -> list[Stretch]:
-        found = super()._plan()
-        bounds = {id(one): _lsns(found, number) for number, one in enumerate(found)}
-        return [one for one in found if self._may_hold(one, bounds[id(one)])]
+        planned = super()._plan()
+        bounds = {id(stretch): _lsns(planned, number) for number, stretch in enumerate(planned)}
+        return [stretch for stretch in planned if self._may_hold(stretch, bounds[id(stretch)])]
 
     def _may_hold(self, stretch: Stretch, lsns: tuple[int, int]) -> bool:
         known: dict[str, tuple[Any, Any]] = {
@@ -158,10 +158,10 @@ class PushingReader(BatchReader):
         return batch
 
 
-def _lsns(found: list[Stretch], number: int) -> tuple[int, int]:
+def _lsns(planned: list[Stretch], number: int) -> tuple[int, int]:
     """Return bounds of a stretch's lsns, as its segment's name and the next segment's tell them."""
-    this = found[number]
-    following = found[number + 1] if number + 1 < len(found) else None
+    this = planned[number]
+    following = planned[number + 1] if number + 1 < len(planned) else None
     high = 2**63 - 1
     if following is not None and following.log.log_id == this.log.log_id:
         high = following.place.first_lsn - 1

@@ -62,7 +62,7 @@ class QueueFilter:
         self._log: _LogJobs | None = None
 
     def keep(self, piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of the batch that stay; it was decoded from the piece, with ``NEEDED``."""
+        """Return the rows that stay of a batch, decoded from the piece with ``NEEDED``."""
         log = self._log
         if log is None or self._path != piece.path.rpartition("/log/")[0]:
             self.close()
@@ -105,7 +105,7 @@ class _LogJobs:
 
     def are_wanted(self, jobs: list[int]) -> list[bool]:
         known = self._known
-        for job in sorted({one for one in jobs if one not in known}):
+        for job in sorted({asked for asked in jobs if asked not in known}):
             if job not in known:
                 self._look_near(job)
             if job not in known:
@@ -135,7 +135,9 @@ class _LogJobs:
                 both = pc.and_(pc.is_valid(batch.column("queue")), pc.is_valid(batch.column("job")))
                 named = batch.filter(both)
                 queues = named.column("queue").to_pylist()
-                self.learn(named.column("job").to_pylist(), (one in self._queues for one in queues))
+                self.learn(
+                    named.column("job").to_pylist(), (queue in self._queues for queue in queues)
+                )
         except (FileNotFoundError, LogError):
             return
 
@@ -180,7 +182,7 @@ Sieve = tuple["Callable[[Piece], Iterator[Piece]]", "Callable[[pa.RecordBatch], 
 def read_pieces(
     pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some pieces; small batches are joined, since each costs as much as a large one.
+    """Yield the rows of some pieces; small batches are joined, as each costs what a large one does.
 
     Raises:
         DataLoss: a segment is gone, and failOnDataLoss is true.
@@ -200,8 +202,8 @@ def _all_rows(
         parts: Iterable[Piece] = (piece,) if piece.start < piece.end else ()
         if sieve is not None and parts:
             parts = sieve[0](piece)
-        told = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
-        for batch in chain(told, *(_decoded(part, schema, reading) for part in parts)):
+        rows = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
+        for batch in chain(rows, *(_decoded(part, schema, reading) for part in parts)):
             kept = batch if queues is None else queues.keep(piece, batch)
             if sieve is not None:
                 kept = sieve[1](kept)
@@ -234,13 +236,13 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
             yield _row_of(piece, schema, kind="damaged", problem=str(error))
 
 
-def _break_row(piece: Piece, schema: pa.Schema, told: Break) -> pa.RecordBatch:
-    known = {name: value for name, value in told._asdict().items() if value is not None}
-    return _row_of(piece, schema, kind=BREAK, lsn=told.lsn, value=json.dumps(known))
+def _break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
+    known = {name: value for name, value in gone._asdict().items() if value is not None}
+    return _row_of(piece, schema, kind=BREAK, lsn=gone.lsn, value=json.dumps(known))
 
 
-def _row_of(piece: Piece, schema: pa.Schema, **told: Any) -> pa.RecordBatch:
-    row = piece._asdict() | {"offset": piece.start} | told
+def _row_of(piece: Piece, schema: pa.Schema, **details: Any) -> pa.RecordBatch:
+    row = piece._asdict() | {"offset": piece.start} | details
     columns = [pa.array([row.get(field.name)]).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -34,12 +34,12 @@ class Standing(NamedTuple):
 
     @property
     def latest(self) -> Position:
-        """The place behind all that may be read now."""
+        """Return the place behind all that may be read now."""
         return Position(self.log.device, 0, 0, 0, 0).moved_to(self.end)
 
     @property
     def earliest(self) -> Position:
-        """The start of the oldest segment; of an empty log nowhere."""
+        """Return the start of the oldest segment; of an empty log nowhere."""
         if not self.places or not self.end.mark.segment:
             return self.latest.begun()
         return self.start_of(self.places[0]).begun()
@@ -89,7 +89,7 @@ def look(options: ReadOptions) -> Sight:
         log_problem(error)
 
     logs = find_logs(Path(options.path), options.devices, on_problem=on_problem)
-    found: list[Standing] = []
+    standings: list[Standing] = []
     for log in logs:
         known = len(problems)
         try:
@@ -103,8 +103,8 @@ def look(options: ReadOptions) -> Sight:
         left_out = frozenset[int]()
         if len(problems) > known:
             left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
-        found.append(Standing(log, places, end, left_out))
-    return Sight(found, bool(problems))
+        standings.append(Standing(log, places, end, left_out))
+    return Sight(standings, bool(problems))
 
 
 def place_of(standing: Standing, given: Given) -> Position:
@@ -124,18 +124,18 @@ def _at_border(standing: Standing, position: Position) -> Position:
     if place is None or position.frame:
         return position
     with standing.open(place) as file:
-        found = file.last_before(position.offset + 1)
-    if found is None or found[0] + found[1].size <= position.offset:
+        last = file.last_before(position.offset + 1)
+    if last is None or last[0] + last[1].size <= position.offset:
         return position
-    return position._replace(offset=found[0], lsn=found[1].first_lsn, epoch=found[1].epoch)
+    return position._replace(offset=last[0], lsn=last[1].first_lsn, epoch=last[1].epoch)
 
 
 def at_lsn(standing: Standing, lsn: int) -> Position:
-    """At the frame that holds a record, or else at the first behind where it would stand."""
+    """Return the frame that holds a record, or else the first behind where it would stand."""
     places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
     if not places:
         return standing.latest
-    place = max((one for one in places if one.first_lsn <= lsn), default=places[0])
+    place = max((segment for segment in places if segment.first_lsn <= lsn), default=places[0])
     end = standing.size(place)
     position = standing.start_of(place)
     with standing.open(place) as file:
@@ -145,7 +145,7 @@ def at_lsn(standing: Standing, lsn: int) -> Position:
                 return position._replace(offset=offset, lsn=header.first_lsn, epoch=header.epoch)
             mark = Mark(place.first_lsn, offset + header.size, header.next_lsn, header.epoch)
             position = position.moved_to(End(mark, offset, header.time_ns))
-    following = next((one for one in places if one.first_lsn > place.first_lsn), None)
+    following = next((segment for segment in places if segment.first_lsn > place.first_lsn), None)
     if following is not None:
         return standing.start_of(following)
     return position
@@ -156,16 +156,16 @@ def _halve(file: SegmentFile, lsn: int, end: int) -> int:
     low, high = START, end
     while high - low > _HALVING_ENDS_BYTES:
         middle = (low + high) // 2 & ~7
-        found = file.first_from(middle, high)
-        if found is None or found[1].first_lsn > lsn:
+        frame = file.first_from(middle, high)
+        if frame is None or frame[1].first_lsn > lsn:
             high = middle
         else:
-            low = found[0]
+            low = frame[0]
     return low
 
 
 def at_time(standing: Standing, time_ns: int) -> Position:
-    """At the first frame of that time or later; at the end if there is none yet.
+    """Return the first frame of that time or later; the end if there is none yet.
 
     Log time may go back, so headers are hopped over from the segment on before which it passed.
     """

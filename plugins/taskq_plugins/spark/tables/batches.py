@@ -79,14 +79,14 @@ def log_rows(records: pa.Table) -> pa.Table:
     lasts = read.take(ends["row_last"]).select([*keys, *_LAST]).to_pylist()
     lasts.sort(key=itemgetter(*keys))
     merged: list[dict[str, Any]] = []
-    for one in lasts:
+    for last in lasts:
         before = merged[-1] if merged else None
-        if before and _log_of(before) == _log_of(one) and one["segment"] <= before["lsn"] + 1:
-            if one["lsn"] > before["lsn"]:
-                merged[-1] = one | {"segment": before["segment"]}
+        if before and _log_of(before) == _log_of(last) and last["segment"] <= before["lsn"] + 1:
+            if last["lsn"] > before["lsn"]:
+                merged[-1] = last | {"segment": before["segment"]}
         else:
-            merged.append(one)
-    told_rows = [one | {"kind": POSITION} for one in merged]
+            merged.append(last)
+    told_rows = [stretch | {"kind": POSITION} for stretch in merged]
     return pa.concat_tables([others, pa.Table.from_pylist(told_rows, records.schema)])
 
 
@@ -97,30 +97,30 @@ def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
         rows: of ``log_rows``.
     """
     names = [*LOG, "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
-    found: defaultdict[LogKey, Log] = defaultdict(lambda: Log(0, [], []))
+    logs: defaultdict[LogKey, Log] = defaultdict(lambda: Log(0, [], []))
     forks: dict[LogKey, int] = {}
-    for one in rows.select(names).to_pylist():
-        log = found[_log_of(one)]
-        if one["kind"] in STEPS:
-            log = log._replace(steps=sorted({*log.steps, (one["lsn"], one["step_ns"] or 0)}))
-        elif one["kind"] == BREAK:
-            told_break = json.loads(one["value"])
+    for row in rows.select(names).to_pylist():
+        log = logs[_log_of(row)]
+        if row["kind"] in STEPS:
+            log = log._replace(steps=sorted({*log.steps, (row["lsn"], row["step_ns"] or 0)}))
+        elif row["kind"] == BREAK:
+            told_break = json.loads(row["value"])
             if told_break["what"] == "fork":
-                forks[_log_of(one)] = one["lsn"]
+                forks[_log_of(row)] = row["lsn"]
             elif "end_lsn" in told_break:
                 gap = (told_break["goes_on"], told_break["end_lsn"])
                 log = log._replace(gaps=sorted({*log.gaps, gap}))
         else:
-            is_last = all(one["lsn"] > last for _, last in log.stretches)
-            stretches = [*log.stretches, (one["segment"], one["lsn"])]
-            now_ns = one["ts_ns"] if is_last else log.now_ns
+            is_last = all(row["lsn"] > last for _, last in log.stretches)
+            stretches = [*log.stretches, (row["segment"], row["lsn"])]
+            now_ns = row["ts_ns"] if is_last else log.now_ns
             log = log._replace(stretches=stretches, now_ns=now_ns)
-        found[_log_of(one)] = log
+        logs[_log_of(row)] = log
     for (log_id, branch), lsn in sorted(forks.items()):
-        left = found[log_id, branch - 1]
-        found[log_id, branch - 1] = left._replace(left=lsn)
-        found[log_id, branch] = _grown(found[log_id, branch], left, lsn)
-    return dict(found)
+        left = logs[log_id, branch - 1]
+        logs[log_id, branch - 1] = left._replace(left=lsn)
+        logs[log_id, branch] = _grown(logs[log_id, branch], left, lsn)
+    return dict(logs)
 
 
 def _log_of(row: Mapping[str, Any]) -> LogKey:
@@ -132,10 +132,10 @@ def _grown(own: Log, left: Log, lsn: int) -> Log:
     shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
     return own._replace(
         now_ns=own.now_ns or left.now_ns,
-        steps=[*(one for one in left.steps if one[0] < lsn), *own.steps],
+        steps=[*(step for step in left.steps if step[0] < lsn), *own.steps],
         stretches=[*shared, *own.stretches],
         begins=lsn,
-        gaps=[*(one for one in left.gaps if one[0] < lsn), *own.gaps],
+        gaps=[*(gap for gap in left.gaps if gap[0] < lsn), *own.gaps],
     )
 
 
@@ -168,15 +168,15 @@ def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
     kept: list[int] = []
     kept_parts: list[str] = []
     told_jobs: list[tuple[str, int, int]] = []
-    for key, group in groupby(events, key=lambda one: keys[one.row]):
+    for key, group in groupby(events, key=lambda event: keys[event.row]):
         log_id, branch, number = key
         of_job, log = list(group), logs[log_id, branch]
         job = _settled(fold(number, of_job, bodies, log), of_job[-1].lsn, log)
         if job is not None:
             jobs.append(job)
         if job is None or job.state in OVER:
-            if any(one.kind == TOLD for one in of_job) or (
-                any(one.begins() and one.kind not in BIRTHS for one in of_job)
+            if any(event.kind == TOLD for event in of_job) or (
+                any(event.begins() and event.kind not in BIRTHS for event in of_job)
                 and not log.was_read(number)
             ):
                 told_jobs.append(key)
@@ -189,7 +189,7 @@ def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
 
 
 def _settled(job: Job | None, last_lsn: int, log: Log) -> Job | None:
-    """The job as its branch has it, where that parts from another; None: the other has it."""
+    """Return the job as its branch has it, where it parts from another; None: the other has it."""
     if job is None:
         return None
     if job.state in OVER:
@@ -208,16 +208,16 @@ def part_of(state: str) -> str:
 
 
 def _needed(events: Sequence[Event], log: Log, *, is_brought: bool) -> Iterable[int]:
-    """The rows of a job that is not over: of those that carry it, the first that may bring it.
+    """Yield the rows of a job that is not over: of those that carry it, the first.
 
     Behind a gap the last record says that the job is still told of, whatever that record is.
     """
-    for one in events:
-        if one.kind in REPEATS and not (log.gaps and one is events[-1]):
-            if is_brought or not one.begins():
+    for event in events:
+        if event.kind in REPEATS and not (log.gaps and event is events[-1]):
+            if is_brought or not event.begins():
                 continue
             is_brought = True
-        yield one.row
+        yield event.row
 
 
 def _kept(
@@ -240,7 +240,7 @@ def _jobs(jobs: Sequence[Job], records: pa.Table) -> tuple[pa.Table, pa.Table]:
     born = records.take(pa.array([job.born.row for job in jobs], _LONG))
     placed = records.take(pa.array([job.placed.row for job in jobs], _LONG))
     tried = _tried(
-        [one for job in jobs for one in job.attempts], records.schema.field("owner").type
+        [attempt for job in jobs for attempt in job.attempts], records.schema.field("owner").type
     )
     counts = [len(job.attempts) for job in jobs]
     offsets = [0]
@@ -310,7 +310,7 @@ def _tried(attempts: Sequence[Attempt], owner: pa.DataType) -> pa.Table:
     }  # fmt: skip
     return pa.table(
         {
-            name: pa.array([getattr(one, name) for one in attempts], kind)
+            name: pa.array([getattr(attempt, name) for attempt in attempts], kind)
             for name, kind in kinds.items()
         }
     )

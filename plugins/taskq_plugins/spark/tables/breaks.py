@@ -52,26 +52,26 @@ BREAKS: Final = pa.schema(
 )
 
 
-def breaks(found: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
+def breaks(records: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
     """Return one row for each break that was declared, or found while reading.
 
     Args:
-        found: records of kind "break".
+        records: those of kind "break".
         logs: those that are there, some with breaks that came before they were read.
     """
-    rows = [_found(one) for one in found.to_pylist()]
+    rows = [_found(record) for record in records.to_pylist()]
     known = {_key(row): row for row in rows}
     for log in logs:
-        for one in declared_breaks(log):
+        for declared_break in declared_breaks(log):
             row: dict[str, Any] = {
                 "device": log.device,
                 "log_id": log.log_id,
-                "kind": "fork" if one.is_fork else "gap",
+                "kind": "fork" if declared_break.is_fork else "gap",
                 "is_declared": True,
-                "lsn": one.lsn,
-                "goes_on_lsn": None if one.is_fork else one.at.segment,
-                "end_lsn": one.end_lsn,
-                "cause": one.cause,
+                "lsn": declared_break.lsn,
+                "goes_on_lsn": None if declared_break.is_fork else declared_break.at.segment,
+                "end_lsn": declared_break.end_lsn,
+                "cause": declared_break.cause,
             }
             known.setdefault(_key(row), row)
     return pa.Table.from_pylist(list(known.values()), BREAKS)
@@ -84,15 +84,15 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _found(row: dict[str, Any]) -> dict[str, Any]:
-    told = json.loads(row["value"])
+    declared = json.loads(row["value"])
     return {
         "device": row["device"],
         "log_id": row["log_id"],
-        "kind": told["what"],
-        "is_declared": "end_lsn" in told,
+        "kind": declared["what"],
+        "is_declared": "end_lsn" in declared,
         "branch": row["branch"],
         "lsn": row["lsn"],
-        "goes_on_lsn": told.get("goes_on"),
-        "end_lsn": told.get("end_lsn"),
-        "cause": told.get("cause"),
+        "goes_on_lsn": declared.get("goes_on"),
+        "end_lsn": declared.get("end_lsn"),
+        "cause": declared.get("cause"),
     }

@@ -132,9 +132,11 @@ def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     """
     duck.execute(_SEEN, {"lost": FailureKind.pattern_of("", lost=True)})
     try:
-        told = duck.sql("SELECT DISTINCT coalesce(reason, '') AS reason FROM seen").to_arrow_table()
-        patterns = map(FailureKind.pattern_of, told["reason"].to_pylist())
-        duck.register("patterns", told.append_column("pattern", pa.array(patterns, pa.string())))
+        reasons = duck.sql(
+            "SELECT DISTINCT coalesce(reason, '') AS reason FROM seen"
+        ).to_arrow_table()
+        patterns = map(FailureKind.pattern_of, reasons["reason"].to_pylist())
+        duck.register("patterns", reasons.append_column("pattern", pa.array(patterns, pa.string())))
         kinds = duck.sql(_KINDS).to_arrow_table()
     finally:
         duck.execute("DROP TABLE seen")

@@ -100,17 +100,17 @@ class Log(NamedTuple):
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def has_lost(self, last_lsn: int) -> bool:
-        """Whether a job which is not over, and was told of last there, is not told of any more."""
+        """Return whether a job that is not over, and was told of last there, is told of no more."""
         if self.left is not None:
             return True
         return any(last_lsn < gap[0] and self.is_past(gap) for gap in self.gaps)
 
     def was_read(self, lsn: int) -> bool:
-        """Whether a job's number lies in what was read: then its ENQUEUED record was seen, too."""
+        """Return whether a job's number lies in what was read, and so its ENQUEUED record."""
         return any(first <= lsn <= last for first, last in self.stretches)
 
     def stepped(self, first: int, last: int | None = None) -> int:
-        """Nanoseconds that the clock was set by between two records; None: since the first."""
+        """Return nanoseconds that the clock was set by between records; None: since the first."""
         if not self.steps:
             return 0
         return sum(step for lsn, step in self.steps if lsn > first and (last is None or lsn < last))
@@ -214,16 +214,16 @@ class Bodies:
         if not data:
             return []
         views = decode_history(data)
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         before_ns: int | None = born.enqueued_ns if born.kind not in BIRTHS else born.ts_ns
         for view in views:
             ended_ns = view.ended_ns or None
-            is_known = bool(found) or (view.number == 1 and len(views) < ATTEMPTS_KEPT)
+            is_known = bool(attempts) or (view.number == 1 and len(views) < ATTEMPTS_KEPT)
             wait_ns = None
             if is_known and before_ns is not None:
                 wait_ns = max(view.started_ns, before_ns) - before_ns
             run_ns = None if ended_ns is None else max(0, ended_ns - view.started_ns)
-            found.append(
+            attempts.append(
                 Attempt(
                     number=view.number,
                     owner=self._owner(view.owner),
@@ -236,10 +236,10 @@ class Bodies:
                 )
             )
             before_ns = ended_ns
-        return found
+        return attempts
 
     def _owner(self, number: int) -> Any:
-        """As the source gives it."""
+        """Return it as the source gives it."""
         if self._is_text:
             return f"{number:016x}"
         return number - (1 << 64) if number >> 63 else number
@@ -252,7 +252,7 @@ def _text(value: Any) -> str | None:
 
 
 def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job | None:
-    """The job that these records tell of, by lsn; None if there is none, or it was told before.
+    """Return the job that these records tell of, by lsn; None: none, or it was told before.
 
     Args:
         number: of the job.
@@ -260,16 +260,16 @@ def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job 
         bodies: what they carry.
         log: what is known of the log, these records included.
     """
-    if any(one.kind == TOLD for one in events):
+    if any(event.kind == TOLD for event in events):
         return None
-    born = next((one for one in events if one.begins()), None)
+    born = next((event for event in events if event.begins()), None)
     if born is None or (born.kind not in BIRTHS and log.was_read(number)):
         return None
-    behind = [one for one in events if one.kind in EVENTS and one.lsn > born.lsn]
+    behind = [event for event in events if event.kind in EVENTS and event.lsn > born.lsn]
     state = born.state_behind()
     if state in OVER and born.kind not in _REVIVALS:
         behind = []
-    ends = next((at for at, one in enumerate(behind) if one.kind in _LAST), None)
+    ends = next((at for at, event in enumerate(behind) if event.kind in _LAST), None)
     if ends is not None:
         if behind[ends].kind in _REMOVALS and state not in OVER:
             return None
@@ -282,7 +282,7 @@ def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
     is_carried = born.kind in _WHOLE
     job = Job(
         born=born,
-        placed=next((one for one in reversed(acting) if one.kind in _EDITS), born),
+        placed=next((event for event in reversed(acting) if event.kind in _EDITS), born),
         state=acting[-1].state_behind() if acting else born.state_behind(),
         attempt=(born.attempt or 0) if is_carried else 0,
         enqueued_ns=born.ts_ns if born.kind in BIRTHS else born.enqueued_ns,
@@ -305,12 +305,12 @@ def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
 def _tell_reason(
     job: Job, acting: Sequence[Event], early: Sequence[Attempt], bodies: Bodies
 ) -> None:
-    """Why it failed last, unless it succeeded or began anew since; and its result as carried."""
+    """Tell why it failed last, unless it began anew or succeeded since; and its carried result."""
     born = job.born
-    for one in reversed(acting):
-        if one.kind in _SUCCESSES or one.kind in _ANEW:
+    for event in reversed(acting):
+        if event.kind in _SUCCESSES or event.kind in _ANEW:
             return
-        if (reason := bodies.reason(one)) is not None:
+        if (reason := bodies.reason(event)) is not None:
             job.reason = reason
             return
     if born.kind in _WHOLE:
@@ -321,14 +321,16 @@ def _tell_reason(
         job.reason = _text(body)
         # Attempts that were counted before a requeue are not asked for a reason any more.
         if job.reason is None and born.attempt:
-            job.reason = next((one.reason for one in reversed(early) if one.reason), None)
+            job.reason = next(
+                (attempt.reason for attempt in reversed(early) if attempt.reason), None
+            )
 
 
 def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
-    """When it is due, expires and was settled."""
+    """Tell when it is due, expires and was settled."""
     born, last = job.born, acting[-1] if acting else None
     settling = next(
-        (one for one in reversed(acting) if one.kind in _ENDS or one.kind in _ANEW), None
+        (event for event in reversed(acting) if event.kind in _ENDS or event.kind in _ANEW), None
     )
     if settling is not None:
         job.settled_ns = settling.ts_ns if settling.kind in _ENDS else None
@@ -344,7 +346,7 @@ def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
         else:
             job.due_ns = due_ns
     # What told last when it expires: a requeue, or the birth.
-    told_by = next((one for one in reversed(acting) if one.kind in _REVIVALS), born)
+    told_by = next((event for event in reversed(acting) if event.kind in _REVIVALS), born)
     if told_by.expires_ns is None:
         return
     job.expires_ns = told_by.expires_ns
@@ -363,7 +365,7 @@ def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> It
     for at, claim in enumerate(acting):
         if claim.kind not in _CLAIMS:
             continue
-        found = Attempt(claim.attempt, claim.owner, claim.ts_ns)
+        attempt = Attempt(claim.attempt, claim.owner, claim.ts_ns)
         before = acting[at - 1] if at else job.born
         is_placed = not at or before.kind in _EDITS
         since_ns = _since_placed(before) if is_placed else _since(before)
@@ -371,27 +373,27 @@ def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> It
             since_ns += log.stepped(before.lsn, claim.lsn)
             if is_placed:
                 since_ns = max(since_ns, _wall_due_ns(before))
-            found.wait_ns = max(0, claim.ts_ns - since_ns)
+            attempt.wait_ns = max(0, claim.ts_ns - since_ns)
         if at + 1 < len(acting) and acting[at + 1].kind not in _BESIDE:
-            found.end(acting[at + 1], bodies, log, claim.lsn)
-        yield found
+            attempt.end(acting[at + 1], bodies, log, claim.lsn)
+        yield attempt
 
 
 def _since(before: Event) -> int | None:
-    """Since when a job could have been claimed, by the event before, as the clock stood then."""
+    """Return since when it could be claimed, by the event before, as the clock stood then."""
     if before.kind in _RETURNS:
         return max(before.ts_ns, before.due_ns or before.ts_ns)
     return before.ts_ns if before.kind in _REVIVALS else None
 
 
 def _wall_due_ns(born: Event) -> int:
-    """The date before which it was not due, 0 for none: that does not shift with the clock."""
+    """Return the date before which it was not due, 0 for none: it does not shift."""
     is_wall = (born.moments or 0) & _DUE_IS_WALL
     return (born.due_ns or 0) if is_wall and born.state_behind() == _SCHEDULED else 0
 
 
 def _since_placed(born: Event) -> int | None:
-    """Likewise by the record that brought it, or let it wait otherwise."""
+    """Return the same by the record that brought it, or let it wait otherwise."""
     is_wall = (born.moments or 0) & _DUE_IS_WALL
     if born.kind not in _WHOLE:
         return born.ts_ns if is_wall or born.due_ns is None else max(born.ts_ns, born.due_ns)
