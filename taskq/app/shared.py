@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
     from taskq.log.read.timetravel import Moment
-    from taskq.log.segments.segments import Extent
     from taskq.log.state.story import Story
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
@@ -235,8 +234,7 @@ class LogHolder:
         if at is not None:
             return await self._stats_at(at)
         port = await self._connection.port()
-        stats: LogStats = await port.stats()
-        return stats
+        return await port.stats()
 
     stats_sync = blocking(stats)
 
@@ -249,7 +247,7 @@ class LogHolder:
 
         count = checked_limit(count, "count")
         port = await self._connection.port()
-        views: list[JobView] = await port.peek(count, queue)
+        views = await port.peek(count, queue)
         return await self._connection.packer.listed(views)
 
     peek_sync = blocking(peek)
@@ -387,7 +385,7 @@ class LogHolder:
         from taskq.reading.named import reader_views  # noqa: PLC0415
 
         port = await self._connection.port()
-        extent: Extent = await port.extent(-1)
+        extent = await port.extent(-1)
         store = self._connection.store()
         return await off_loop(reader_views, store.path, store.log_id, extent)
 
@@ -426,7 +424,7 @@ class LogHolder:
         if lsn is not None:
             lsn = _checked_lsn(lsn, "lsn")
         port = await self._connection.port()
-        extent: Extent = await port.extent()
+        extent = await port.extent()
         store = self._connection.store()
         place = lsn if lsn is not None else where
         return await off_loop(seek_reader, store, reader, place, time_ns, extent)
@@ -513,8 +511,7 @@ class LogHolder:
         """
         limit = None if keep is None else seconds(keep, "keep")
         port = await self._connection.port()
-        report: CompactReport = await port.compact(limit, dry_run=dry_run)
-        return report
+        return await port.compact(limit, dry_run=dry_run)
 
     compact_sync = blocking(compact)
 

@@ -212,16 +212,14 @@ class Connection:
         if not items:
             return []
         port = await self.port()
-        answers: list[int | Duplicate] = await port.enqueue_many(items)
-        return answers
+        return await port.enqueue_many(items)
 
     def send_many_sync(self, items: list[Item]) -> list[int | Duplicate]:
         """Do as ``send_many`` from a thread, blocking until the answer is durable."""
         _check_size(items)
         if not items:
             return []
-        answers: list[int | Duplicate] = self.thread_port().enqueue_many(items).result()
-        return answers
+        return self.thread_port().enqueue_many(items).result()
 
     async def transact(self, bundle: Bundle) -> Done:
         """Carry a transaction out; raises what its parts meet, and then nothing was written."""
@@ -229,15 +227,13 @@ class Connection:
             # Only new jobs: when the disk fills up, they are refused before what empties it.
             return Done([], await self.send_many(list(bundle.items)))
         port = await self.port()
-        done: Done = await port.transact(bundle)
-        return done
+        return await port.transact(bundle)
 
     def transact_sync(self, bundle: Bundle) -> Done:
         """Do as ``transact``, blocking this thread."""
         if not (bundle.settlements or bundle.cancels):
             return Done([], self.send_many_sync(list(bundle.items)))
-        done: Done = self.thread_port().transact(bundle).result()
-        return done
+        return self.thread_port().transact(bundle).result()
 
     def thread_port(self) -> ThreadPort:
         """Return the port for threads, once there is room in it.

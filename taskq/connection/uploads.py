@@ -42,7 +42,6 @@ def adopt(data_dir: Path) -> int:
     """
     connection = Connection(os.fspath(data_dir), log_config({"upkeep": False}))
     try:
-        jobs: int = connection.store().thread_port.adopt().result()
-        return jobs
+        return connection.store().thread_port.adopt().result()
     finally:
         connection.close()

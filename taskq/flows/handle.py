@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from taskq.calls.ports import AppPort
     from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
-    from taskq.log.read.flows import End
 
 R = TypeVar("R")
 
@@ -200,7 +199,7 @@ class FlowHandle(Generic[R]):
             some = ended[start : start + ENDS_MAX]
             port = await self._connection.port()
             jobs = [self.jobs[number].lsn for number in some]
-            ends: list[End] = await port.look(partial(look_at_ends, jobs=jobs))
+            ends = await port.look(partial(look_at_ends, jobs=jobs))
             for number, end in zip(some, ends, strict=True):
                 states[number] = end.state
         return states

@@ -139,7 +139,7 @@ async def withdraw(
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
     port = await connection.port()
-    end: int = await port.look(lambda sight: sight.journal.next_lsn)
+    end = await port.look(lambda sight: sight.journal.next_lsn)
     sweeping = Sweeping(connection.tag)
     start, left = 1, limit
     while start and left != 0:
@@ -254,7 +254,7 @@ class DeadLetters:
         if wanted.error is not None:
             return (await self._sweep(wanted, None, DeadLetters._count)).count
         port = await self._connection.port()
-        count: int = await port.look(partial(count_dead, wanted=wanted))
+        count = await port.look(partial(count_dead, wanted=wanted))
         return count + sum([await log.count(**filters) for log in self._rest])
 
     count_sync = blocking(count)
@@ -361,7 +361,7 @@ class DeadLetters:
         if limit is not None:
             limit = checked_limit(limit)
         port = await self._connection.port()
-        end: int = await port.look(lambda sight: sight.journal.next_lsn)
+        end = await port.look(lambda sight: sight.journal.next_lsn)
         sweeping = Sweeping(self._connection.tag)
         start, left = 1, limit
         while start and left != 0:

@@ -61,7 +61,7 @@ async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], E
         port = await connection.port()
         item: Rewrite = await port.look(partial(waiting_job, job=lsn))
         port = await connection.port()
-        changed: bool | None = await port.edit(wish(item))
+        changed = await port.edit(wish(item))
         if changed is not None:
             return changed
     raise LogError(

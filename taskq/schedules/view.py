@@ -98,8 +98,7 @@ class LogSchedules:
             return views_of(sight.facets.need_agenda().schedules, now_ns, next_count)
 
         port = await self._connection.port()
-        views: Views = await port.look(look)
-        return views
+        return await port.look(look)
 
     list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
@@ -127,8 +126,7 @@ class LogSchedules:
     async def _steer(self, name: str, action: str) -> bool:
         check_name("schedule name", name)
         port = await self._connection.port()
-        changed: bool = await port.steer(Steer(name, action))
-        return changed
+        return await port.steer(Steer(name, action))
 
 
 def views_of(

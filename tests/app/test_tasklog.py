@@ -105,7 +105,7 @@ async def test_a_claim_that_is_cancelled_takes_no_job(log: TaskLog, wait: str | 
 async def test_a_claim_that_is_cancelled_as_its_job_comes_gives_it_back(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = LoopPort.claim
+    claim: Any = LoopPort.claim
 
     def cancelled_when_answered(port: LoopPort, request: ClaimRequest) -> Any:
         asked = claim(port, request)

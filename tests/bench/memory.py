@@ -122,7 +122,8 @@ def reopen(directory: str, kind: str, waiting: str, finished: str = "0") -> dict
         assert isinstance(duplicate, Duplicate)
     gc.collect()
     growth = rss_bytes() - before
-    folded = store.thread_port.stats().result().engine.caught_up_records
+    engine = store.thread_port.stats().result().engine
+    folded = engine.caught_up_records if engine is not None else 0
     assert len(deliveries) == (0 if kind == "scheduled" else 1)
     assert counts(store) == (int(finished), int(waiting))
     claims = [0.0]

@@ -49,7 +49,8 @@ def spilled(log: TaskLog | TaskQ) -> list[Path]:
 async def stored(log: TaskLog, job_id: str) -> JobView:
     """Return the job with payload and result as the log has them."""
     port, lsn = await log._located(job_id)
-    view: JobView = await port.view(lsn)
+    view = await port.view(lsn)
+    assert view is not None
     return view
 
 

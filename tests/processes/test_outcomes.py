@@ -40,7 +40,7 @@ def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
     job = put(store, b"first")
     [delivery] = port.claim(ClaimRequest(1)).result(10)
     outcome: Future[Outcome] = port.outcome(job)
-    assert port.view(job).result(10).lsn == job
+    assert port.view(job).result(10)
     pause = Pause(store)
     settled = port.settle([Settlement(Kind.SUCCEEDED, delivery, b"result")])
     second = port.enqueue(EnqueueSpec(), b"second")

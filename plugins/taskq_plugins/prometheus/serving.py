@@ -118,5 +118,5 @@ class _Onlooker:
 
 def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
     """As of this process, which has the log open and folded already."""
-    owners: list[OwnerView] = app.store().thread_port.look(Sight.owners).result()
+    owners = app.store().thread_port.look(Sight.owners).result()
     return app.stats_sync(), owners

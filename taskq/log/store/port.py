@@ -11,7 +11,20 @@ import threading
 from asyncio import Future as _Future
 from collections import deque
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    overload,
+)  # fmt: skip
 
 from taskq.core.kinds import RELEASE
 from taskq.core.records import Cause, Flag
@@ -30,22 +43,31 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.core.views import EngineStats, JobView, QueueStats
+    from taskq.core.views import CompactReport, EngineStats, JobView, QueueStats
     from taskq.log.requests import (
         Answer,
         Bundle,
+        Cancel,
         Delivery,
+        Done,
         Duplicate,
         Edit,
         Ended,
         EnqueueSpec,
         Enrolment,
+        Item,
         Letter,
+        Outcome,
         Steer,
         Turn,
     )
+    from taskq.log.segments.segments import Extent
     from taskq.log.state.facets import Sight
     from taskq.log.store.mailbox import Mailbox
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
@@ -55,22 +77,56 @@ _PACKED_MIN: Final = int(Flag.ZLIB)
 #: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
 #: (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
+#: What reads this process's folds, without the lock.
+Look: TypeAlias = "Callable[[Sight], T]"
 
 
-class _Port:
+class Sent(Protocol[T_co]):
+    """The answer to a request, still to come: a future of the kind that the port makes."""
+
+
+#: The futures of one kind of port.
+F = TypeVar("F", bound=Sent[Any])
+
+if TYPE_CHECKING:
+
+    class _request(Generic[P, T]):  # noqa: N801 - a decorator
+        """A method of both kinds of port, which returns a future of the port's own kind."""
+
+        def __init__(self, method: Callable[Concatenate[Any, P], Sent[T]]) -> None: ...
+
+        @overload
+        def __get__(self, port: None, kind: type) -> Self: ...
+
+        @overload
+        def __get__(self, port: LoopPort, kind: type) -> Callable[P, _Future[T]]: ...
+
+        @overload
+        def __get__(self, port: ThreadPort, kind: type) -> Callable[P, futures.Future[T]]: ...
+
+        def __get__(self, port: object, kind: type) -> object: ...
+
+else:
+
+    def _request(method: T) -> T:
+        """Leave a method as it is; see above."""
+        return method
+
+
+class _Port(Generic[F]):
     """What the two kinds of port have in common; ``make`` makes the futures they return.
 
     Attributes:
         late: how many answers brought deliveries to somebody who had given up; they went back.
     """
 
-    def __init__(self, mailbox: Mailbox, make: Callable[[], Any]) -> None:
+    def __init__(self, mailbox: Mailbox, make: Callable[[], F]) -> None:
         self._mailbox = mailbox
         self._requests = mailbox.requests
         self._future = make
         self.late = 0
 
-    def _send(self, op: int, operand: object) -> Any:
+    def _send(self, op: int, operand: object) -> F:
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
@@ -93,20 +149,23 @@ class _Port:
         """Return whether the mailbox is at its limit: wait for ``room`` before sending more."""
         return len(self._requests) >= MAILBOX_MAX
 
-    def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
+    @_request
+    def enqueue_many(self, items: list[Item]) -> Sent[list[int | Duplicate]]:
         """Enqueue all or none."""
         return self._send(Op.ENQUEUE_MANY, items)
 
-    def claim(self, request: ClaimRequest) -> Any:
+    @_request
+    def claim(self, request: ClaimRequest) -> Sent[list[Delivery]]:
         """Deliveries, once there are any; [] when the request's time is up."""
         return self._send(Op.CLAIM, request)
 
-    def forget(self, asked: Any) -> None:
+    def forget(self, asked: _Future[list[Delivery]] | futures.Future[list[Delivery]]) -> None:
         """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
         if not asked.cancel() and asked.exception() is None:
             self._late(asked.result())
 
-    def settle(self, items: list[Settlement]) -> Any:
+    @_request
+    def settle(self, items: list[Settlement]) -> Sent[list[TaskqError | None]]:
         """End deliveries: for each None, or the error that it met."""
         return self._send(Op.SETTLE, items)
 
@@ -122,94 +181,107 @@ class _Port:
         """End deliveries without waiting for it; what the disk refuses is tried again."""
         self._send_soon(Op.SETTLE_SOON, items, on_error)
 
-    def cancel(self, lsn: int) -> Any:
+    @_request
+    def cancel(self, lsn: int) -> Sent[Cancel]:
         """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
         return self._send(Op.CANCEL, lsn)
 
-    def transact(self, bundle: Bundle) -> Any:
+    @_request
+    def transact(self, bundle: Bundle) -> Sent[Done]:
         """Carry all of it out, or nothing: a ``Done``, or the error that one part met."""
         return self._send(Op.TRANSACT, bundle)
 
-    def extend(self, delivery: Delivery, lease_ns: int) -> Any:
+    @_request
+    def extend(self, delivery: Delivery, lease_ns: int) -> Sent[None]:
         """Let a claim end so long from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
-    def outcome(self, lsn: int) -> Any:
+    @_request
+    def outcome(self, lsn: int) -> Sent[Outcome]:
         """Return how a job ended, once it has."""
         return self._send(Op.OUTCOME, lsn)
 
-    def view(self, lsn: int) -> Any:
+    @_request
+    def view(self, lsn: int) -> Sent[JobView | None]:
         """Return everything the log says of a job, None if there is no such job."""
         return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
 
-    def stats(self) -> Any:
+    @_request
+    def stats(self) -> Sent[LogStats]:
         """Counts per queue."""
         return self._send(Op.STATS, _stats)
 
-    def peek(self, count: int, queue: str | None = None) -> Any:
+    @_request
+    def peek(self, count: int, queue: str | None = None) -> Sent[list[JobView]]:
         """Return the next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
 
-    def look(
-        self,
-        look: Callable[[Sight], object],
-        *,
-        needs_agenda: bool = True,
-        needs_keys: bool = False,
-    ) -> Any:
-        """Return what a function of this process's folds gives: it reads only, without the lock."""
+    def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
 
-    def skip(self, lsn: int) -> Any:
+    @_request
+    def skip(self, lsn: int) -> Sent[int]:
         """Go on above an lsn that somebody has seen, in another epoch; the first lsn there."""
         return self._send(Op.SKIP, lsn)
 
-    def settle_for(self, ends: list[Ended]) -> Any:
+    @_request
+    def settle_for(self, ends: list[Ended]) -> Sent[list[bool]]:
         """End waiting jobs that another machine ran: for each whether it waited."""
         return self._send(Op.SETTLE_FOR, ends)
 
-    def letters(self, jobs: list[int]) -> Any:
+    @_request
+    def letters(self, jobs: list[int]) -> Sent[list[Letter]]:
         """Return those of these jobs that are dead letters, as ``requeue`` takes them."""
         return self._send(Op.LOOK, (lambda sight: letters(sight, jobs).items, Trait.AGENDA))
 
-    def requeue(self, letters: list[Letter]) -> Any:
+    @_request
+    def requeue(self, letters: list[Letter]) -> Sent[list[TaskqError | None]]:
         """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)
 
-    def purge(self, lsns: list[int]) -> Any:
+    @_request
+    def purge(self, lsns: list[int]) -> Sent[list[TaskqError | None]]:
         """Forget dead letters: for each None, or why it was not done."""
         return self._send(Op.PURGE, lsns)
 
-    def pause(self, queue: str, *, paused: bool) -> Any:
+    @_request
+    def pause(self, queue: str, *, paused: bool) -> Sent[bool]:
         """Pause or resume a queue: whether that was new."""
         return self._send(Op.PAUSE if paused else Op.RESUME, queue)
 
-    def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Any:
+    @_request
+    def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Sent[list[int]]:
         """Cancel those of these jobs that wait: their lsns."""
         return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
 
-    def edit(self, wish: Edit) -> Any:
+    @_request
+    def edit(self, wish: Edit) -> Sent[bool | None]:
         """Let a job wait otherwise: whether that is new, None if it changed since it was found."""
         return self._send(Op.EDIT, wish)
 
-    def tick(self, turn: Turn) -> Any:
+    @_request
+    def tick(self, turn: Turn) -> Sent[list[int | Duplicate] | None]:
         """Write ticks: what their jobs became, or None if another process was faster."""
         return self._send(Op.TICK, turn)
 
-    def enrol(self, schedules: list[Enrolment]) -> Any:
+    @_request
+    def enrol(self, schedules: list[Enrolment]) -> Sent[None]:
         """Let the log know schedules."""
         return self._send(Op.ENROL, schedules)
 
-    def steer(self, wish: Steer) -> Any:
+    @_request
+    def steer(self, wish: Steer) -> Sent[bool]:
         """Pause, resume, reset or remove a schedule: whether that was new."""
         return self._send(Op.STEER, wish)
 
-    def extent(self, beyond: int | None = None) -> Any:
+    @_request
+    def extent(self, beyond: int | None = None) -> Sent[Extent]:
         """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""
         return self._send(Op.FOLLOW, beyond)
 
-    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Any:
+    @_request
+    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[CompactReport]:
         """Compact now: a CompactReport once it is done."""
         mailbox = self._mailbox
         if not mailbox.usable:
@@ -218,7 +290,8 @@ class _Port:
         mailbox.order(Order(keep_seconds, dry_run, self, future))
         return future
 
-    def adopt(self) -> Any:
+    @_request
+    def adopt(self) -> Sent[int]:
         """Adopt what was published: how many jobs came of it, once nothing waits any more."""
         mailbox = self._mailbox
         if not mailbox.usable:
@@ -258,7 +331,7 @@ def _take_all(source: list[Delivery], taken: list[Delivery]) -> None:
             taken.append(source.pop())
 
 
-class LoopPort(_Port):
+class LoopPort(_Port[_Future[Any]]):
     """The port of one event loop; only that loop's thread uses it."""
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
@@ -293,6 +366,12 @@ class LoopPort(_Port):
         if mailbox.asleep:
             mailbox.wake_up()
         return future
+
+    def look(
+        self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
+    ) -> _Future[T]:
+        """Return what a function of this process's folds gives: it reads only, without the lock."""
+        return self._look(look, needs_agenda, needs_keys)
 
     @property
     def full(self) -> bool:
@@ -405,7 +484,7 @@ class LoopPort(_Port):
         self.give_up()
 
 
-class ThreadPort(_Port):
+class ThreadPort(_Port[futures.Future[Any]]):
     """The port of threads that have no event loop; any thread may use it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -415,8 +494,13 @@ class ThreadPort(_Port):
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> futures.Future[int | Duplicate]:
         """As ``LoopPort.enqueue``."""
-        future: futures.Future[int | Duplicate] = self._send(_ENQUEUE, (spec, body, extras))
-        return future
+        return self._send(_ENQUEUE, (spec, body, extras))
+
+    def look(
+        self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
+    ) -> futures.Future[T]:
+        """As ``LoopPort.look``."""
+        return self._look(look, needs_agenda, needs_keys)
 
     def room(self) -> None:
         """Block until the mailbox has room."""

@@ -203,6 +203,7 @@ def test_the_log_frees_itself_on_a_full_disk_and_goes_on(
         passed += 20_000
     assert isinstance(first, int)
     view = port.view(first).result(_SECONDS)
+    assert view is not None
     assert view.state is State.SCHEDULED
     assert view.payload == b"later"
     store.close()

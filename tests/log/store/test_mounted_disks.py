@@ -91,6 +91,7 @@ def test_a_worker_ends_its_jobs_on_the_full_disk_and_goes_on_when_there_is_room(
     jobs = port.enqueue_many([(_SPEC, bytes(200), None)] * _JOBS).result(_SECONDS)
     _use_up(disk)
     for number, job in enumerate(jobs):
+        assert isinstance(job, int)
         outcome = other.thread_port.outcome(job)
         if not number % 10:
             eventually(lambda: store.mailbox.asleep and other.mailbox.asleep)

@@ -24,11 +24,20 @@ from taskq_workers.slots import outcomes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from taskq.core.views import JobView
+    from taskq.log.store.port import LoopPort
     from tests.workers.fakes import FakeApp
 
 SECONDS: Final = 20
 TEXT: Final = "the same words again and again, " * 200
 DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
+
+
+async def seen(port: LoopPort, lsn: int) -> JobView:
+    """Return a job as the log has it."""
+    view = await port.view(lsn)
+    assert view is not None
+    return view
 
 
 async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
@@ -64,7 +73,7 @@ async def test_a_bomb_ends_as_a_dead_letter_at_once(quick_app: TaskQ) -> None:
             await other.result(SECONDS)
         for job in (honest, other):
             port = quick_app.store().port()
-            assert (await port.view(job.lsn)).attempt == 1
+            assert (await seen(port, job.lsn)).attempt == 1
 
 
 async def test_a_job_whose_file_is_gone_is_dead_and_says_which(quick_app: TaskQ) -> None:
@@ -119,9 +128,9 @@ async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
             without.setitem(sys.modules, "zstandard", None)
             async with quick_app.worker():
                 port = quick_app.store().port()
-                view = await port.view(job.lsn)
+                view = await seen(port, job.lsn)
                 while len(view.attempts) < 3:
-                    view = await port.view(job.lsn)
+                    view = await seen(port, job.lsn)
         assert view.attempt <= 1
         assert install_line("zstd") in view.attempts[0].reason
         warnings = [one for one in caplog.messages if "jobs wait for another worker" in one]
@@ -177,15 +186,14 @@ async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path
 
         async def flags(job: Any) -> int:
             assert await job.result(SECONDS) == TEXT
-            stored: int = (await port.view(job.lsn)).result_flags
-            return stored
+            return (await seen(port, job.lsn)).result_flags
 
         assert await flags(await repeat.enqueue(TEXT)) == Flag.ZLIB
         assert await flags(await repeat.options(queue="raw").enqueue(TEXT)) == 0
         assert await flags(await repeat_in_thread.enqueue(TEXT)) == Flag.ZSTD
         small = await repeat.enqueue("x")
         assert await small.result(SECONDS) == "x"
-        assert (await port.view(small.lsn)).result_flags == 0
+        assert (await seen(port, small.lsn)).result_flags == 0
         quiet = await forget.enqueue(TEXT)
         with pytest.raises(ResultGone):
             await quiet.result(SECONDS)
@@ -211,7 +219,7 @@ async def test_jobs_that_join_a_success_may_be_large(quick_app: TaskQ) -> None:
         results = [await child.handle.result(SECONDS) for child in children]
         assert results == [len(DENSE), len(TEXT)]
         port = quick_app.store().port()
-        flags = [(await port.view(child.handle.lsn)).payload_flags for child in children]
+        flags = [(await seen(port, child.handle.lsn)).payload_flags for child in children]
         assert flags == [Flag.SPILLED, Flag.ZLIB]
 
 

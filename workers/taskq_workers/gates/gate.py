@@ -171,10 +171,9 @@ class Gate(ABC):
     async def demand(self) -> bool:
         """Return whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
-        found: bool = await self.host.port.look(
+        return await self.host.port.look(
             lambda one: one.facets.need_agenda().taking.has_ready(queues, tasks)
         )
-        return found
 
     # -- for the two kinds ------------------------------------------------------------------------
 

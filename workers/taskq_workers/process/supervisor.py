@@ -149,7 +149,7 @@ class Supervisor:
         store = self._store = self._worker.store()
         # Answered after the worker's first claim, for which the jobs of dead processes were looked
         # through: only now it is known how many came back.
-        stats: LogStats = await store.port().stats()
+        stats = await store.port().stats()
         self._ready_at = time.monotonic()
         self._on_ready(store, stats)
         # What is loaded stays, so the collector need not look at it again. It takes 20 ms, which

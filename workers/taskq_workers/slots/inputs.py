@@ -55,7 +55,7 @@ class Inputs:
         for start in range(0, len(takes.inputs), ENDS_MAX):
             jobs = list(takes.inputs[start : start + ENDS_MAX])
             port = await connection.port()
-            ends: list[End] = await port.look(partial(look_at_ends, jobs=jobs))
+            ends = await port.look(partial(look_at_ends, jobs=jobs))
             for end in ends:
                 result = await self._result(delivery, takes, end)
                 size += len(result) + 1

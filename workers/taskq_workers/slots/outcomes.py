@@ -150,9 +150,7 @@ async def unless_too_old(
         return settlement
     delivery = settlement.delivery
     try:
-        age: int = await port.look(
-            lambda one: age_ns(one.journal, delivery.job), needs_agenda=False
-        )
+        age = await port.look(lambda one: age_ns(one.journal, delivery.job), needs_agenda=False)
     except BaseException:  # noqa: BLE001 - the attempt's own outcome must reach the log
         _log.warning("the age of job %s could not be read: it is tried again", delivery.job_id)
         return settlement
