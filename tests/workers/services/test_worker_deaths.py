@@ -120,7 +120,7 @@ async def test_a_stopped_worker_hears_nothing(app: TaskQ, told: list[DeadLetter]
     async with app:
         async with app.worker():
             pass
-        async with await TaskLog.open(app.data_dir) as log:
+        async with await TaskLog.open(app.data_dir, durability="os") as log:
             await log.put(b"x", attempts=1)
             (delivery,) = await log.claim()
             await log.nack(delivery)
