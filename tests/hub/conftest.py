@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from taskq_plugins.hub.server import Protocol, Server
-from tests.hub.test_server import Place
+from tests.hub.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

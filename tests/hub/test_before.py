@@ -21,7 +21,7 @@ from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import Synced, sync
-from tests.hub.carrier import Direct
+from tests.hub.place import Direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,27 +8,19 @@ import json
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
-from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import NOWHERE, Sync
-from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from click.testing import Result
 
+    from tests.hub.place import Place
+
 _DEVICE: Final = "edge-7"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 def _run(*words: object) -> Result:
@@ -37,11 +29,11 @@ def _run(*words: object) -> Result:
 
 async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
     assert _run("hub", "status", place.hub).exit_code == 0
-    token = _run("hub", "enrol", place.hub, _DEVICE).output.strip()
+    _run("hub", "enrol", place.hub, _DEVICE).output.strip()
     told = _run("hub", "status", place.hub)
     assert (told.exit_code, "edge-7: heard of never, LATE" in told.output) == (1, True)
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+    await place.write()
+    await place.sync()
     told = _run("hub", "status", place.hub)
     assert (told.exit_code, "behind" in told.output) == (0, False)
     told = _run("hub", "status", place.hub, _DEVICE, "--late", "0s", "--json")
@@ -55,17 +47,16 @@ async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(plac
 
 
 async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: Place) -> None:
-    token = devices.enrol(place.hub, _DEVICE)
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+    await place.write()
+    await place.sync()
     backup = place.path / "backup"
     assert _run("backup", place.path / _DEVICE, backup).exit_code == 0
-    await place.write(_DEVICE, 5)
-    await place.sync(_DEVICE, token)
-    place.remove(_DEVICE)
+    await place.write(5)
+    await place.sync()
+    place.remove()
     assert _run("restore", backup, place.path / _DEVICE).exit_code == 0
-    await place.write(_DEVICE, 4, 20)
-    await place.sync(_DEVICE, token)
+    await place.write(4, 20)
+    await place.sync()
     told = _run("hub", "breaks", place.hub)
     assert "edge-7: fork from lsn" in told.output
     assert "/old/1" in told.output
@@ -77,9 +68,8 @@ async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: 
 
 
 def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) -> None:
-    token = devices.enrol(place.hub, _DEVICE)
-    asyncio.run(place.write(_DEVICE))
-    asyncio.run(place.sync(_DEVICE, token))
+    asyncio.run(place.write())
+    asyncio.run(place.sync())
     (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
     before = place.tree()
     job = json.loads(_run("ls", copy, "--json").stdout)[0]["id"]
@@ -98,7 +88,7 @@ def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) ->
 
 
 def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
-    asyncio.run(place.write(_DEVICE))
+    asyncio.run(place.write())
     log, stick = place.path / _DEVICE, place.path / "stick"
     told = _run("sync", log, "--status")
     assert (told.exit_code, "never in sync" in told.output) == (1, True)
@@ -120,9 +110,8 @@ def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
 
 
 def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> None:
-    token = devices.enrol(place.hub, _DEVICE)
-    asyncio.run(place.write(_DEVICE))
-    asyncio.run(place.sync(_DEVICE, token))
+    asyncio.run(place.write())
+    asyncio.run(place.sync())
     job = _run("hub", "put", place.hub, _DEVICE, "update").output.strip()
     told = _run("why", "-d", place.hub / "outbox", job)
     assert told.exit_code == 0, told.output
@@ -131,8 +120,7 @@ def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> N
 
 
 def test_what_a_shell_finds_in_the_directory_of_a_device_is_its_log(place: Place) -> None:
-    token = devices.enrol(place.hub, _DEVICE)
-    asyncio.run(place.write(_DEVICE))
-    asyncio.run(place.sync(_DEVICE, token))
+    asyncio.run(place.write())
+    asyncio.run(place.sync())
     found = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
     assert _run("ls", "-d", *found).exit_code == 0

@@ -7,12 +7,11 @@ import os
 import shutil
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskq import TaskLog
-from taskq.connection.settings import HubSettings
 from taskq.core.model import State
 from taskq.engine import DurableLog
 from taskq.log.machine.disk import LocalDisk, SystemClock
@@ -24,23 +23,14 @@ from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.server import PART_BYTES_MAX, Server
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, PACKED, HubError, HubStops
-from tests.hub.carrier import Direct
+from tests.hub.place import Direct
 
 if TYPE_CHECKING:
-    from tests.hub.test_server import Place
+    from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"
 _LARGE: Final = 1_500_000
-
-
-@pytest.fixture
-def token(place: Place) -> str:
-    return devices.enrol(place.hub, _DEVICE)
-
-
-def _line(place: Place, token: str, **settings: Any) -> Line:
-    return Line(_URL, token, Direct(place.server), HubSettings(**settings))
 
 
 def _log_id(place: Place) -> str:
@@ -53,7 +43,7 @@ def _log_id(place: Place) -> str:
 
 async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> None:
     code = devices.invite(place.hub, _DEVICE)
-    line = _line(place, "")
+    line = place.line("")
     token = await line.redeem(code)
     assert devices.device_of(place.hub, token) == _DEVICE
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
@@ -70,111 +60,101 @@ async def test_a_code_of_yesterday_holds_no_more(
     later = time.time_ns() + 86_401 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: later)
     with pytest.raises(HubError, match="401"):
-        await _line(place, "").redeem(code)
+        await place.line("").redeem(code)
 
 
 async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_device(
-    place: Place, token: str
+    place: Place,
 ) -> None:
-    await place.write(_DEVICE)
-    assert await place.sync(_DEVICE, token, machine="first") == [Verdict.NEW]
+    await place.write()
+    assert await place.sync(machine="first") == [Verdict.NEW]
     with pytest.raises(HubStops, match="taskq hub move"):
-        await place.sync(_DEVICE, token, machine="second")
-    assert await place.sync(_DEVICE, token, machine="first") == [Verdict.BEHIND]
-    assert await place.sync(_DEVICE, token, machine="") == [Verdict.BEHIND]
+        await place.sync(machine="second")
+    assert await place.sync(machine="first") == [Verdict.BEHIND]
+    assert await place.sync(machine="") == [Verdict.BEHIND]
     devices.move(place.hub, _DEVICE)
-    assert await place.sync(_DEVICE, token, machine="second") == [Verdict.BEHIND]
+    assert await place.sync(machine="second") == [Verdict.BEHIND]
     assert "second" not in "".join(one.read_text() for one in place.hub.rglob("*.json"))
 
 
-async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(
-    place: Place, token: str
-) -> None:
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
-    before = place.copies(_DEVICE)
+async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Place) -> None:
+    await place.write()
+    await place.sync()
+    before = place.copies()
     devices.retire(place.hub, _DEVICE)
     with pytest.raises(HubStops, match="401"):
-        await place.sync(_DEVICE, token)
-    assert (place.copies(_DEVICE), devices.facts(place.hub, _DEVICE)["state"]) == (
+        await place.sync()
+    assert (place.copies(), devices.facts(place.hub, _DEVICE)["state"]) == (
         before, "retired",
     )  # fmt: skip
 
 
-async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(
-    place: Place, token: str
-) -> None:
+async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(place: Place) -> None:
     told = [(await place.ask("GET", "/v1/logs", f"tq1.x.{n:043}")).status_code for n in range(12)]
     assert told == [401] * 10 + [429] * 2
-    assert (await place.ask("GET", "/v1/logs", token)).status_code == 200
+    assert (await place.ask("GET", "/v1/logs")).status_code == 200
 
 
 # -- what it may fill -----------------------------------------------------------------------------
 
 
-async def test_a_device_fills_what_it_may_and_no_more(place: Place, token: str) -> None:
+async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
     place.server = Server(place.hub, device_bytes=100_000)
-    await place.write(_DEVICE, 3, 50_000)
+    await place.write(3, 50_000)
     with pytest.raises(HubError, match="507"):
-        await place.sync(_DEVICE, token)
+        await place.sync()
     assert devices.used_bytes(place.hub, _DEVICE) < 120_000
     place.restart()
-    assert (await place.sync(_DEVICE, token))[-1] in (Verdict.NEW, Verdict.BEHIND)
+    assert (await place.sync())[-1] in (Verdict.NEW, Verdict.BEHIND)
 
 
-async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(
-    place: Place, token: str
-) -> None:
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place: Place) -> None:
+    await place.write()
+    await place.sync()
     before = place.tree()
     bomb = zlib.compress(bytes(20 * PART_BYTES_MAX), 9)
     headers = {"Content-Type": PACKED, "Taskq-Session": "1", "Upload-Offset": "0"}
     path = f"/v1/logs/{_log_id(place)}/segments/{1:020}"
     for body in (bomb, b"no stream"):
         told = await place.ask(
-            "PATCH", path, token, content=body, headers=headers | {"Taskq-Stem": "none"}
+            "PATCH", path, content=body, headers=headers | {"Taskq-Stem": "none"}
         )
         assert told.status_code == 409
     assert place.tree() == before
 
 
 async def test_frames_are_compressed_on_a_line_and_stored_as_they_were(
-    place: Place, token: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskq_plugins.hub.device.line._LOOPBACK", frozenset())
-    await place.write(_DEVICE, 30, 20_000)
-    line = Line("https://hub.example", token, Direct(place.server))
+    await place.write(30, 20_000)
+    line = Line("https://hub.example", place.token, Direct(place.server))
     done = await sync(str(place.path / _DEVICE), line)
-    segments, copies = place.segments(_DEVICE), place.copies(_DEVICE)
+    segments, copies = place.segments(), place.copies()
     assert done.sent_bytes < sum(map(len, copies.values())) / 10
     assert all(segments[name].startswith(data) for name, data in copies.items())
 
 
-async def test_large_bodies_come_before_the_records_that_name_them(
-    place: Place, token: str
-) -> None:
+async def test_large_bodies_come_before_the_records_that_name_them(place: Place) -> None:
     async with TaskLog.open(place.path / _DEVICE, spill=True) as log:
         await log.put(os.urandom(_LARGE))
-    await place.sync(_DEVICE, token)
+    await place.sync()
     (ours,) = (place.path / _DEVICE / "spill").iterdir()
     (theirs,) = place.hub.rglob("spill/*")
     assert (theirs.name, theirs.read_bytes()) == (ours.name, ours.read_bytes())
     theirs.rename(theirs.with_suffix(".part"))
     os.truncate(theirs.with_suffix(".part"), 1_000)
     place.lose_log_only(_log_id(place))
-    await place.sync(_DEVICE, token)
+    await place.sync()
     assert theirs.read_bytes() == ours.read_bytes()
 
 
-async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(
-    place: Place, token: str
-) -> None:
+async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(place: Place) -> None:
     """Also one that this hub does not know: it checks frames without."""
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+    await place.write()
+    await place.sync()
     log = DurableLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
-    line = _line(place, token)
+    line = place.line()
     for features in ({"records-9"}, {"records-9", "zstd-9"}):
         asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)
         assert isinstance(await line.ask(asked), Synced)
@@ -182,40 +162,40 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(
         assert set(json.loads(file.read_text())["features"]["incompat"]) >= features
     place.restart()
     log.close()
-    await place.write(_DEVICE)
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    await place.write()
+    assert await place.sync() == [Verdict.BEHIND]
 
 
 # -- what it may read -----------------------------------------------------------------------------
 
 
-async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place, token: str) -> None:
+async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> None:
     other = devices.enrol(place.hub, "edge-8")
-    await place.write(_DEVICE, 40, 5_000)
-    await place.sync(_DEVICE, token)
+    await place.write(40, 5_000)
+    await place.sync()
     secret = place.hub / "devices" / _DEVICE / _log_id(place) / "log" / f"{9:020}.log"
     secret.symlink_to(place.hub / "devices" / _DEVICE / ".device.json")
-    logs = (await place.ask("GET", "/v1/logs", token)).json()["logs"]
+    logs = (await place.ask("GET", "/v1/logs")).json()["logs"]
     log = f"/v1/logs/{logs[0]['log_id']}"
-    told = await place.ask("GET", f"{log}/segments/{1:020}", token)
-    assert told.content == place.copies(_DEVICE)[f"{1:020}.log"]
+    told = await place.ask("GET", f"{log}/segments/{1:020}")
+    assert told.content == place.copies()[f"{1:020}.log"]
     part = {"Range": "bytes=100-199"}
-    piece = await place.ask("GET", f"{log}/segments/{1:020}", token, headers=part)
+    piece = await place.ask("GET", f"{log}/segments/{1:020}", headers=part)
     assert (piece.status_code, piece.content) == (206, told.content[100:200])
     paths = [log, f"{log}/segments", f"{log}/identity", f"{log}/segments/{1:020}"]
     foreign = [(path, other) for path in paths]
     names = ("...", "..%2f", "%00", "é", "a" * 300, f"segments/{9:020}", "spill/" + "0" * 64)
-    foreign += [(f"{log}/{name}", token) for name in names]
+    foreign += [(f"{log}/{name}", place.token) for name in names]
     for path, whose in foreign:
         answer = await place.ask("GET", path, whose)
         assert (answer.status_code, answer.content) == (NOT_THERE[0], NOT_THERE[2]), path
 
 
 @pytest.mark.parametrize("route", ["ask", "breaks", "spill", f"segments/{1:020}"])
-async def test_no_route_reaches_another_devices_log(place: Place, token: str, route: str) -> None:
+async def test_no_route_reaches_another_devices_log(place: Place, route: str) -> None:
     other = devices.enrol(place.hub, "edge-8")
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+    await place.write()
+    await place.sync()
     before = place.tree()
     position = [1, 0, 0, ""]
     values = {
@@ -238,15 +218,13 @@ async def test_no_route_reaches_another_devices_log(place: Place, token: str, ro
 # -- back to a device, and by hand ----------------------------------------------------------------
 
 
-async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(
-    place: Place, token: str
-) -> None:
+async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place: Place) -> None:
     async with TaskLog.open(place.path / _DEVICE, spill=True) as log:
         jobs = [await log.put(b"%d" % number + bytes(3_000)) for number in range(60)]
         jobs.append(await log.put(os.urandom(_LARGE)))
-    await place.sync(_DEVICE, token)
+    await place.sync()
     shutil.rmtree(place.path / _DEVICE)
-    line, told = _line(place, token), list[tuple[int, int]]()
+    line, told = place.line(), list[tuple[int, int]]()
     line.tell = lambda gone, whole: told.append((gone, whole))
     await fetched(line, place.path / _DEVICE)
     assert told == sorted(told)
@@ -254,31 +232,32 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(
     async with TaskLog.open(place.path / _DEVICE) as log:
         assert {(await log.get(one)).state for one in jobs} == {State.READY}
         assert await log.put(b"more") not in jobs
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    assert await place.sync() == [Verdict.BEHIND]
     given_back(place.hub, _DEVICE, place.path / "again")
     async with TaskLog.open(place.path / "again") as log:
         assert (await log.get(jobs[0])).state is State.READY
 
 
-async def test_a_stick_carries_a_log_to_the_hub(place: Place, token: str) -> None:
-    await place.write(_DEVICE, 40, 5_000)
+async def test_a_stick_carries_a_log_to_the_hub(place: Place) -> None:
+    assert place.token
+    await place.write(40, 5_000)
     stick = Stick(place.path / "stick", _DEVICE)
     await sync(str(place.path / _DEVICE), stick)  # type: ignore[arg-type]
     ((device, _, _),) = taken_in(place.hub, place.path / "stick")
     assert device == _DEVICE
-    segments = place.segments(_DEVICE)
-    assert all(segments[name].startswith(data) for name, data in place.copies(_DEVICE).items())
-    await place.write(_DEVICE)
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    segments = place.segments()
+    assert all(segments[name].startswith(data) for name, data in place.copies().items())
+    await place.write()
+    assert await place.sync() == [Verdict.BEHIND]
     assert len(list(taken_in(place.hub, place.path / "stick"))) == 1  # an older one changes nothing
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    assert await place.sync() == [Verdict.BEHIND]
 
 
-async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place, token: str) -> None:
+async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place) -> None:
     async with TaskLog.open(place.path / _DEVICE, segment_bytes=64 * 1024) as log:
         for _ in range(40):
             await log.put(bytes(4_000))
-    await place.sync(_DEVICE, token)
+    await place.sync()
     assert not list(faults(place.hub, deep=True))
     file = min(place.hub.rglob("*.log"))
     data = bytearray(file.read_bytes())

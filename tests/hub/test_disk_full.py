@@ -10,15 +10,15 @@ import pytest
 
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.hub import copy, devices
+from taskq_plugins.hub import copy
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.wire import HubError
-from tests.hub.test_server import is_copy
+from tests.hub.place import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.hub.test_server import Place
+    from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
 _MIB: Final = 2**20
@@ -42,13 +42,6 @@ def resize(place: Place) -> Iterator[Callable[[int], object]]:
     subprocess.run(["umount", "--lazy", place.hub], check=True)
 
 
-@pytest.fixture
-def token(place: Place, resize: Callable[[int], object]) -> str:
-    """On that disk."""
-    del resize
-    return devices.enrol(place.hub, _DEVICE)
-
-
 def _torn_bytes(place: Place) -> int:
     """Return what stands behind the last whole frame of the copy, which is a log without damage."""
     (path,) = (place.hub / "devices" / _DEVICE).glob("*-*")
@@ -58,43 +51,43 @@ def _torn_bytes(place: Place) -> int:
     return told.torn_bytes
 
 
-async def _all_is_there(place: Place, token: str) -> None:
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
-    assert is_copy(place.copies(_DEVICE), place.segments(_DEVICE))
+async def _all_is_there(place: Place) -> None:
+    assert await place.sync() == [Verdict.BEHIND]
+    assert is_copy(place.copies(), place.segments())
 
 
 async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
-    place: Place, token: str, resize: Callable[[int], object]
+    place: Place, resize: Callable[[int], object]
 ) -> None:
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
-    await place.write(_DEVICE, 8, _MIB // 2)
+    await place.write()
+    await place.sync()
+    await place.write(8, _MIB // 2)
     with pytest.raises(HubError, match="507"):
-        await place.sync(_DEVICE, token)
+        await place.sync()
     assert not _torn_bytes(place)
-    assert sum(map(len, place.copies(_DEVICE).values())) > _MIB
+    assert sum(map(len, place.copies().values())) > _MIB
     before = place.tree()
     with pytest.raises(HubError, match="507"):
-        await place.sync(_DEVICE, token)
+        await place.sync()
     assert place.tree() == before
-    told = await place.ask("GET", "/v1/logs", token)
+    told = await place.ask("GET", "/v1/logs")
     assert told.json()["logs"]
-    await place.write(_DEVICE)  # the device works on
+    await place.write()  # the device works on
     resize(200 * _MIB)
-    await _all_is_there(place, token)
+    await _all_is_there(place)
 
 
 async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
-    place: Place, token: str, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+    place: Place, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy, "_FREE_BYTES_MIN", 0)
-    await place.write(_DEVICE, 5)
-    await place.sync(_DEVICE, token)
+    await place.write(5)
+    await place.sync()
     resize(_MIB)
-    await place.write(_DEVICE, 30, 50_000)
+    await place.write(30, 50_000)
     for _ in range(3):
         with pytest.raises(HubError, match="507"):
-            await place.sync(_DEVICE, token)
+            await place.sync()
     resize(200 * _MIB)
-    await _all_is_there(place, token)
+    await _all_is_there(place)
     assert not _torn_bytes(place)

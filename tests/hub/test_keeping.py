@@ -14,32 +14,20 @@ from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.read.verify import verify
-from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.wire import HubError
-from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from uuid import UUID
 
     from taskq_plugins.hub.copy import Copy
+    from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
 _DAY: Final = 86_400.0
 _SMALL: Final = 64 * 1024
 _MIB: Final = 2**20
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def token(place: Place) -> str:
-    return devices.enrol(place.hub, _DEVICE)
 
 
 async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
@@ -53,7 +41,7 @@ async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
 
 
 def _first(place: Place) -> str:
-    return min(place.segments(_DEVICE))
+    return min(place.segments())
 
 
 def _pin(place: Place) -> int:
@@ -68,104 +56,97 @@ def _arrived(place: Place, seconds: float) -> None:
 
 
 async def test_nothing_goes_from_a_device_before_the_hub_has_had_it_for_the_grace(
-    place: Place, token: str
+    place: Place,
 ) -> None:
     await _work(place)
-    assert await place.sync(_DEVICE, token) == [Verdict.NEW]
+    assert await place.sync() == [Verdict.NEW]
     first = _first(place)
     await _work(place, keep_segments=1)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     await _work(place, 1, keep_segments=1)
     assert _first(place) == first
     _arrived(place, 3 * _DAY)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     await _work(place, 1, keep_segments=1)
     assert _first(place) > first
 
 
-async def test_a_hub_that_was_never_reached_pins_what_it_lacks(place: Place, token: str) -> None:
+async def test_a_hub_that_was_never_reached_pins_what_it_lacks(place: Place) -> None:
     await _work(place)
-    devices.retire(place.hub, _DEVICE)
     with pytest.raises(HubError, match="401"):
-        await place.sync(_DEVICE, token)
+        await place.sync("tq1.edge-7." + "A" * 43)
     first = _first(place)
     await _work(place, keep_segments=1)
     assert _first(place) == first
 
 
 async def test_what_goes_by_the_limit_of_a_lagging_reader_is_declared_with_its_cause(
-    place: Place, token: str
+    place: Place,
 ) -> None:
     await _work(place)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     await _work(place, 200, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     await _work(place, 30, keep_segments=1, reader_lag_bytes=3 * _SMALL)
-    assert await place.sync(_DEVICE, token) == [Verdict.GAP, Verdict.BEHIND]
+    assert await place.sync() == [Verdict.GAP, Verdict.BEHIND]
     (one,) = _copy(place).breaks.all
     assert (one.is_fork, one.cause) == (
         False, "a limit of the device's log took it before it was sent",
     )  # fmt: skip
 
 
-async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(
-    place: Place, token: str
-) -> None:
+async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(place: Place) -> None:
     """Everything younger than the grace is there again."""
     await _work(place)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     _arrived(place, 3 * _DAY)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     assert _pin(place) > 1
     (log_id,) = [one.name for one in (place.hub / "devices" / _DEVICE).glob("*-*")]
     place.lose(log_id)
-    assert await place.sync(_DEVICE, token) == [Verdict.NEW]
-    assert place.copies(_DEVICE).keys() == place.segments(_DEVICE).keys()
-    await place.sync(_DEVICE, token)
+    assert await place.sync() == [Verdict.NEW]
+    assert place.copies().keys() == place.segments().keys()
+    await place.sync()
     assert _pin(place) == int(_first(place).removesuffix(".log"))
 
 
-async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(
-    place: Place, token: str
-) -> None:
+async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(place: Place) -> None:
     await _work(place, keep_segments=100)
-    await place.sync(_DEVICE, token)
-    before = place.copies(_DEVICE)
+    await place.sync()
+    before = place.copies()
     hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     _arrived(place, 40 * _DAY)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
     assert not hub.keep(_DEVICE, log_id, soon)  # nothing was compacted on the device
-    await place.sync(_DEVICE, token)
+    await place.sync()
     await _work(place, keep_segments=1)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     assert not hub.keep(_DEVICE, log_id, 0)  # nothing is old
     _arrived(place, 40 * _DAY)
     told = hub.keep(_DEVICE, log_id, soon, dry_run=True)
-    assert place.copies(_DEVICE).keys() >= before.keys()
+    assert place.copies().keys() >= before.keys()
     assert hub.keep(_DEVICE, log_id, soon) == told != []
-    gone = before.keys() - place.copies(_DEVICE).keys()
+    gone = before.keys() - place.copies().keys()
     assert gone
     assert max(gone) < _first(place)
     with LogReader.open(str(place.hub / "devices" / _DEVICE / str(log_id))) as reader:
         assert verify(reader.journal).damage == ()
     place.restart()
     await _work(place, 3)
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    assert await place.sync() == [Verdict.BEHIND]
 
 
-async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(
-    place: Place, token: str
-) -> None:
+async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Place) -> None:
     """Its large bodies are with it until then; that it was is told for ever."""
     async with TaskLog.open(place.path / _DEVICE, spill=True) as log:
         await log.put(bytes(2 * _MIB))
-    await place.sync(_DEVICE, token)
+    await place.sync()
     yesterday = shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
-    await place.write(_DEVICE)
-    await place.sync(_DEVICE, token)
+    await place.write()
+    await place.sync()
     shutil.rmtree(place.path / _DEVICE)
     yesterday.rename(place.path / _DEVICE)
-    await place.write(_DEVICE, 4)
-    assert Verdict.FORKED in await place.sync(_DEVICE, token)
+    await place.write(4)
+    assert Verdict.FORKED in await place.sync()
     hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     copy = place.hub / "devices" / _DEVICE / str(log_id)
     with LogReader.open(str(copy / "old" / "1")) as reader:
@@ -189,24 +170,22 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(
         report = verify(reader.journal)
     assert (report.damage, report.files) == ((), ())
     assert len(_copy(place).breaks.all) == 1
-    await place.write(_DEVICE)
-    assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+    await place.write()
+    assert await place.sync() == [Verdict.BEHIND]
 
 
-async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(
-    place: Place, token: str
-) -> None:
+async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Place) -> None:
     async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=_SMALL) as log:
         await log.put(os.urandom(2 * _MIB), queue="later")
         await log.put(os.urandom(3 * _MIB))
         (over,) = await log.claim(1, queues=["default"])
         await log.ack(over)
     await _work(place)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     _arrived(place, 3 * _DAY)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     await _work(place, keep_segments=1)
-    await place.sync(_DEVICE, token)
+    await place.sync()
     _arrived(place, 40 * _DAY)
     (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
     for one in spill.iterdir():

@@ -28,7 +28,7 @@ from tests.processes.harness import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hub.test_server import Place
+    from tests.hub.place import Place
 
 _DAY: Final = 86_400.0
 _KIB: Final = 1_024
@@ -97,7 +97,7 @@ async def _thirty_days(place: Place) -> None:
 
 def _is_prefix(place: Place) -> bool:
     """Return whether the copy is the log's beginning: in order, and without a hole."""
-    ours, theirs = place.segments("edge-7"), place.copies("edge-7")
+    ours, theirs = place.segments(), place.copies()
     names = sorted(theirs)
     return names == sorted(ours)[: len(names)] and all(
         ours[name][: len(theirs[name])].rstrip(b"\0") == theirs[name].rstrip(b"\0")
@@ -115,7 +115,7 @@ async def test_a_month_of_backlog_comes_in_order_within_each_days_volume(
     days = 0
     async with _counter(url) as counter:
         device = Device(place, _at(counter), metered_bytes_per_day=_BUDGET)
-        while place.copies("edge-7").keys() != place.segments("edge-7").keys() or days < 1:
+        while place.copies().keys() != place.segments().keys() or days < 1:
             before = counter.carried
             for _ in range(2):  # nor more by asking again
                 with contextlib.suppress(HubWaits):
@@ -146,7 +146,7 @@ async def test_who_waits_goes_on_when_the_line_is_another(
     assert "(wwan0): 0.125 MiB a day used up; goes on at 1972-" in told.output
     network.is_metered(False)
     await following
-    assert place.copies("edge-7").keys() == place.segments("edge-7").keys()
+    assert place.copies().keys() == place.segments().keys()
     await device.line.close()
 
 
@@ -194,7 +194,7 @@ async def test_a_device_on_its_battery_sends_nothing_where_that_is_required(
     (battery / "type").write_text("Battery\n")
     (battery / "status").write_text("Discharging\n")
     monkeypatch.setattr("taskq.conditions.machine._SUPPLIES", battery.parent)
-    await place.write("edge-7")
+    await place.write()
     async with _counter(url) as counter:
         device = Device(place, _at(counter), requires=("online", "on_power"))
         reachable = counter.carried
@@ -216,7 +216,7 @@ async def test_files_beside_the_log_wait_for_another_line_and_come_then(
         await log.put(os.urandom(1_500_000))
     device = Device(place, url)
     await device.sync()
-    await place.write("edge-7")
+    await place.write()
     await device.sync()
     assert _is_prefix(place)
     assert not list(place.hub.rglob("spill/*"))
@@ -233,7 +233,7 @@ async def test_a_job_that_is_larger_than_what_is_left_stays_at_the_hub_until_ano
     url: str,
     network: Network,
 ) -> None:
-    await place.write("edge-7")
+    await place.write()
     hub = Hub(place.hub)
     async with _counter(url) as counter:
         settings = {"metered_bytes_per_day": _BUDGET, "accept": ("*",)}
@@ -249,11 +249,11 @@ async def test_a_job_that_is_larger_than_what_is_left_stays_at_the_hub_until_ano
 
 
 async def test_a_rate_is_kept(place: Place, url: str) -> None:
-    await place.write("edge-7", 4, 50_000)
+    await place.write(4, 50_000)
     device = Device(place, url, rate=400_000)
     began = monotonic()
     await device.sync()
-    size = sum(map(len, place.copies("edge-7").values()))
+    size = sum(map(len, place.copies().values()))
     # The last piece is on its way when the answer comes.
     assert size / (monotonic() - began) < 400_000 * 3
     assert monotonic() - began > size / 400_000 / 2

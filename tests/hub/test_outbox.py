@@ -35,7 +35,7 @@ from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import Synced, sync
-from tests.hub.carrier import Direct
+from tests.hub.place import Direct
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 from tests.machine.crashable import CrashableDisk
@@ -43,6 +43,7 @@ from tests.machine.crashable import CrashableDisk
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from taskq import JobHandle
     from taskq.core.views import JobView
     from taskq_plugins.hub.outbox.lines import Given
 
@@ -84,7 +85,12 @@ class Place:
 
         return app
 
-    async def sync(self, device: str, **settings: Any) -> Synced:
+    async def put(self, version: str = "7.2", **options: Any) -> JobHandle[Any]:
+        """Enqueue an update of the first device."""
+        call = self.hub.call_by_name("update", version).options(**options)
+        return await self.hub.device("edge-7").enqueue(call)
+
+    async def sync(self, device: str = "edge-7", **settings: Any) -> Synced:
         """Return what ``taskq sync`` does."""
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
@@ -96,7 +102,13 @@ class Place:
         finally:
             await line.close()
 
-    async def work(self, device: str) -> None:
+    async def round(self) -> None:
+        """Let the first device take what there is, run it, and tell of it."""
+        await self.sync()
+        await self.work()
+        await self.sync()
+
+    async def work(self, device: str = "edge-7") -> None:
         """What ``taskq worker --burst`` does."""
         app = self.apps[device]
         async with app:
@@ -118,6 +130,7 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """Its devices adopt what they took when the test says so."""
     monkeypatch.setattr(taking, "_adopt", _leave)
     made = Place(tmp_path)
+    made.enrol("edge-7")
     yield made
     await made.hub.close()
     for server in made.servers:
@@ -130,27 +143,25 @@ update = TaskQ("unused").call_by_name
 
 
 async def test_a_job_runs_on_its_device_and_its_result_comes_back(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    assert (await place.sync("edge-7")).taken.jobs == 1
-    await place.work("edge-7")
+    job = await place.put()
+    assert (await place.sync()).taken.jobs == 1
+    await place.work()
     assert await job.status() is State.READY
-    await place.sync("edge-7")
+    await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"
     assert place.ran == [("edge-7", "7.2")]
-    assert (await place.sync("edge-7")).taken.jobs == 0
+    assert (await place.sync()).taken.jobs == 0
 
 
 async def test_what_a_device_took_is_there_for_a_worker_that_ends_by_itself(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    job = await place.put()
+    await place.sync()
     async with place.apps["edge-7"] as app:
         await app.worker(burst=True).run()
-    await place.sync("edge-7")
+    await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"
 
 
@@ -178,7 +189,6 @@ async def test_a_worker_that_syncs_takes_and_runs_jobs_however_its_app_has_the_l
 
 
 async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:
-    place.enrol("edge-7")
     device = place.hub.device("edge-7")
     call = update("update", "7.2").options(
         queue="firmware", priority=9, attempts=4, delay="1h", expires="1d", key="fw",
@@ -186,7 +196,7 @@ async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:
     )  # fmt: skip
     job = await device.enqueue(call)
     assert (await device.enqueue(call)).id == job.id
-    await place.sync("edge-7")
+    await place.sync()
     await place.apps["edge-7"].adopt()
     (view,) = _jobs(place.path / "edge-7")
     assert (view.queue, view.task, view.priority, view.attempts_max) == ("firmware", "update", 9, 4)
@@ -199,27 +209,21 @@ async def test_options_of_the_call_hold_on_the_device(place: Place) -> None:
 
 
 async def test_a_job_that_fails_on_the_device_is_a_dead_letter_with_its_words(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "bad").options(attempts=1))
-    await place.sync("edge-7")
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    job = await place.put("bad", attempts=1)
+    await place.round()
     with pytest.raises(JobFailed, match="no such version"):
         await job.result(timeout=1)
 
 
 async def test_one_that_is_requeued_goes_down_again_and_runs_once_more(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "bad").options(attempts=1))
+    job = await place.put("bad", attempts=1)
     for _ in range(2):
-        await place.sync("edge-7")
-        await place.work("edge-7")
-        await place.sync("edge-7")
+        await place.round()
         assert await job.status() is State.DEAD
         place.restart()
         await job.requeue()
     assert len(place.ran) == 2
-    await place.sync("edge-7")
+    await place.sync()
     assert await job.status() is State.READY
 
 
@@ -227,128 +231,119 @@ async def test_one_that_is_requeued_goes_down_again_and_runs_once_more(place: Pl
 async def test_what_a_device_does_not_accept_is_a_dead_letter_on_the_hub(
     place: Place, accept: tuple[str, ...]
 ) -> None:
-    place.enrol("edge-7")
     place.accept = accept
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    assert (await place.sync("edge-7")).taken == (0, 1, 0)
+    job = await place.put()
+    assert (await place.sync()).taken == (0, 1, 0)
     with pytest.raises(
         JobFailed, match=r"edge-7 refuses it.*'update' is not among what is accepted"
     ):
         await job.result(timeout=1)
     assert await place.apps["edge-7"].adopt() == 0
-    assert (await place.sync("edge-7")).taken == (0, 0, 0)
+    assert (await place.sync()).taken == (0, 0, 0)
 
 
 async def test_of_a_part_the_rest_is_taken_when_one_is_refused(place: Place) -> None:
-    place.enrol("edge-7")
     device = place.hub.device("edge-7")
     jobs = [await device.enqueue(update(name, "1")) for name in ("update", "rm", "photos.send")]
-    assert (await place.sync("edge-7")).taken == (2, 1, 0)
+    assert (await place.sync()).taken == (2, 1, 0)
     assert [await job.status() for job in jobs] == [State.READY, State.DEAD, State.READY]
     assert await place.apps["edge-7"].adopt() == 2
 
 
 async def test_a_job_that_is_cancelled_before_it_is_taken_never_goes_down(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    job = await place.put()
     assert await job.cancel()
-    assert (await place.sync("edge-7")).taken == (0, 0, 0)
+    assert (await place.sync()).taken == (0, 0, 0)
 
 
 async def test_one_that_is_cancelled_later_is_cancelled_on_the_device(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    job = await place.put()
+    await place.sync()
     assert await job.cancel()
     with pytest.raises(JobCancelled):
         await job.result(timeout=1)
-    assert (await place.sync("edge-7")).taken.cancelled == 0  # it is not adopted yet
+    assert (await place.sync()).taken.cancelled == 0  # it is not adopted yet
     await place.apps["edge-7"].adopt()
     place.restart()
-    assert (await place.sync("edge-7")).taken.cancelled == 1
-    await place.work("edge-7")
+    assert (await place.sync()).taken.cancelled == 1
+    await place.work()
     assert not place.ran
-    assert (await place.sync("edge-7")).taken.cancelled == 0
+    assert (await place.sync()).taken.cancelled == 0
 
 
 async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(
     place: Place,
 ) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
-    await place.work("edge-7")
+    job = await place.put()
+    await place.sync()
+    await place.work()
     await job.cancel()
-    assert (await place.sync("edge-7")).taken.cancelled == 0
+    assert (await place.sync()).taken.cancelled == 0
     assert await job.status() is State.CANCELLED
 
 
 async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
-    place.enrol("edge-7")
-    device, handing = place.hub.device("edge-7"), place.server._outbox.handing
-    late = await device.enqueue(update("update", "7.2").options(expires="1h"))
+    handing = place.server._outbox.handing
+    late = await place.put(expires="1h")
     handing._clock = Ahead()
-    assert (await place.sync("edge-7")).taken.jobs == 0
+    assert (await place.sync()).taken.jobs == 0
     with pytest.raises(JobExpired):
         await late.result(timeout=1)
-    never = await device.enqueue(update("update", "7.2").options(expires="1h"))
+    never = await place.put(expires="1h")
     await asyncio.to_thread(handing.expire)
     assert await never.status() is State.EXPIRED
 
 
 async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
-    place.enrol("edge-7")
-    device, handing = place.hub.device("edge-7"), place.server._outbox.handing
-    ran = await device.enqueue(update("update", "7.2").options(expires="1h"))
-    await place.sync("edge-7")
+    handing = place.server._outbox.handing
+    ran = await place.put(expires="1h")
+    await place.sync()
     handing._clock = Ahead()
     await asyncio.to_thread(handing.expire)
     assert await ran.status() is State.READY
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    await place.work()
+    await place.sync()
     assert await ran.result(timeout=1) == "edge-7 has 7.2"
     handing._clock = SystemClock()
-    late = await device.enqueue(update("update", "7.2").options(expires=3))
-    await place.sync("edge-7")
+    late = await place.put(expires=3)
+    await place.sync()
     await asyncio.sleep(3)
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    await place.work()
+    await place.sync()
     with pytest.raises(JobExpired):
         await late.result(timeout=1)
     assert len(place.ran) == 1
 
 
 async def test_a_result_in_a_file_waits_for_the_file(place: Place) -> None:
-    place.enrol("edge-7")
     app = place.apps["edge-7"] = TaskQ(place.path / "edge-7", spill=True)
     large = "x" * 3_000_000
     app.task(name="photos.all")(lambda: large)
     job = await place.hub.device("edge-7").enqueue(update("photos.all"))
-    await place.sync("edge-7")
-    await place.work("edge-7")
-    await place.sync("edge-7", spill=False)
+    await place.sync()
+    await place.work()
+    await place.sync(spill=False)
     assert await job.status() is State.READY
     place.restart()
-    assert (await place.sync("edge-7")).taken.jobs == 0
-    await place.sync("edge-7")
+    assert (await place.sync()).taken.jobs == 0
+    await place.sync()
     assert await job.result(timeout=1) == large
 
 
 async def test_what_a_device_took_and_could_not_read_comes_again_and_runs_once(
     place: Place,
 ) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    job = await place.put()
+    await place.sync()
     (part,) = (place.path / "edge-7" / "inbox").glob("*.part")
     part.write_bytes(bytes(part.stat().st_size))
     async with place.apps["edge-7"] as app:
         with pytest.raises(UploadDamaged):
             await app.adopt()
-    assert (await place.sync("edge-7")).taken.jobs == 1
+    assert (await place.sync()).taken.jobs == 1
     assert "its log does not tell what became of it" in str((await job.view()).attempts)
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    await place.work()
+    await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"
     assert len(place.ran) == 1
 
@@ -366,9 +361,9 @@ async def test_a_group_gets_one_job_a_member_in_one_transaction(place: Place) ->
     enrol(place.hub.path, "edge-0")
     assert place.hub.group("eu").devices == ["edge-0", "edge-2"]
     for device in ("edge-0", "edge-1", "edge-2"):
-        await place.sync(device)
+        await place.sync(device=device)
         await place.work(device)
-        await place.sync(device)
+        await place.sync(device=device)
     assert sorted(place.ran) == [("edge-0", "7.2"), ("edge-2", "7.2")]
     assert [await job.result(timeout=1) for job in jobs] == ["edge-0 has 7.2", "edge-2 has 7.2"]
     with pytest.raises(UsageError, match="no device is in group"):
@@ -376,8 +371,7 @@ async def test_a_group_gets_one_job_a_member_in_one_transaction(place: Place) ->
 
 
 async def test_no_worker_of_the_hub_takes_a_job_of_a_device(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    job = await place.put()
     worker = TaskQ(place.hub.path / "outbox")
     worker.task(name="update")(lambda version: version)
     await worker.worker(burst=True).run()
@@ -386,29 +380,27 @@ async def test_no_worker_of_the_hub_takes_a_job_of_a_device(place: Place) -> Non
 
 
 async def test_a_device_takes_no_more_than_ten_parts_that_nobody_adopts(place: Place) -> None:
-    place.enrol("edge-7")
     device = place.hub.device("edge-7")
     jobs = []
     for number in range(12):
         jobs.append(await device.enqueue(update("update", str(number))))
-        await place.sync("edge-7")
+        await place.sync()
     published = list((place.path / "edge-7" / "inbox").glob("hub.*@*.json"))
     assert len(published) == 10
-    await place.work("edge-7")
-    assert (await place.sync("edge-7")).taken.jobs == 2
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    await place.work()
+    assert (await place.sync()).taken.jobs == 2
+    await place.work()
+    await place.sync()
     assert [version for _, version in place.ran] == [str(number) for number in range(12)]
     assert [await job.status() for job in jobs] == [State.SUCCEEDED] * 12
 
 
 async def test_more_than_a_part_holds_comes_in_several_at_once(place: Place) -> None:
-    place.enrol("edge-7")
     device = place.hub.device("edge-7")
     large = update("update", "x" * 700_000)
     for call in (large, large, large, *[update("update", "1")] * 300):
         await device.enqueue(call)
-    assert (await place.sync("edge-7")).taken.jobs == 303
+    assert (await place.sync()).taken.jobs == 303
     assert len(list((place.path / "edge-7" / "inbox").glob("hub.*@*.json"))) >= 4
     assert await place.apps["edge-7"].adopt() == 303
 
@@ -416,9 +408,8 @@ async def test_more_than_a_part_holds_comes_in_several_at_once(place: Place) -> 
 async def test_an_answer_that_is_cut_short_counts_for_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.enrol("edge-7")
-    await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    await place.put()
+    await place.sync()
     seen: list[bytes] = []
 
     def note(data: bytes) -> Given:
@@ -426,8 +417,8 @@ async def test_an_answer_that_is_cut_short_counts_for_nothing(
         return decode_given(data)
 
     monkeypatch.setattr("taskq_plugins.hub.outbox.taking.decode_given", note)
-    await place.hub.device("edge-7").enqueue(update("update", "7.3"))
-    await place.sync("edge-7")
+    await place.put("7.3")
+    await place.sync()
     whole = seen[0]
     assert [one.headers["hub-job"] for one in decode_given(whole).jobs]
     for size in (*range(0, len(whole), 37), len(whole) - 2):
@@ -441,9 +432,8 @@ async def test_an_answer_that_is_cut_short_counts_for_nothing(
 async def test_only_the_latest_session_is_told_and_only_once_the_copy_is_where_it_says(
     place: Place,
 ) -> None:
-    place.enrol("edge-7")
-    await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    await place.put()
+    await place.sync()
     transport = httpx.ASGITransport(place.server.app)
     token = {"Authorization": f"Bearer {place.tokens['edge-7']}"}
     values = {
@@ -458,10 +448,9 @@ async def test_only_the_latest_session_is_told_and_only_once_the_copy_is_where_i
 
 
 async def test_why_tells_where_a_job_is(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    job = await place.put()
     assert "edge-7 has not taken it yet; edge-7 was never heard of" in str(await job.why())
-    await place.sync("edge-7")
+    await place.sync()
     assert "handed over to edge-7 at 2" in str(await job.why())
     started, end = asyncio.Event(), asyncio.Event()
     app = place.apps["edge-7"]
@@ -475,32 +464,31 @@ async def test_why_tells_where_a_job_is(place: Place) -> None:
     await app.adopt()
     async with app.worker():
         await started.wait()
-        await place.sync("edge-7")
+        await place.sync()
         reason = await job.why()
         end.set()
     assert reason.code is Why.RUNNING
     assert "running on edge-7 since 2" in str(reason)
     await app.close()
-    await place.sync("edge-7")
+    await place.sync()
     assert (await job.why()).code is Why.SUCCEEDED
 
 
 async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(place: Place) -> None:
     """Long poll: it is answered when something is enqueued."""
-    place.enrol("edge-7")
-    await place.hub.device("edge-7").enqueue(update("update", "1"))
-    await place.sync("edge-7")
+    await place.put("1")
+    await place.sync()
     take = Taking.take
     waits = [5.0, 0.1]
     for wait in waits:
         with pytest.MonkeyPatch.context() as patch:
             waiting = functools.partialmethod(take, wait_seconds=wait)
             patch.setattr(Taking, "take", waiting)
-            asked = asyncio.create_task(place.sync("edge-7"))
+            asked = asyncio.create_task(place.sync())
             await asyncio.sleep(0.3)
             if wait == waits[0]:
                 assert not asked.done()
-                await place.hub.device("edge-7").enqueue(update("update", "2"))
+                await place.put("2")
             assert (await asked).taken.jobs == (1 if wait == waits[0] else 0)
 
 
@@ -510,7 +498,6 @@ def _jobs(path: Path) -> list[JobView]:
 
 
 async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place: Place) -> None:
-    place.enrol("edge-7")
     hub, run = str(place.hub.path), CliRunner().invoke
 
     def told(*words: str) -> str:
@@ -526,10 +513,10 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
     (both,) = (
         await asyncio.to_thread(told, "put", hub, "eu", "update", '{"version": "7.3"}', "--group")
     ).split()
-    await place.sync("edge-7")
+    await place.sync()
     assert await place.hub.job(both).cancel()
-    await place.work("edge-7")
-    await place.sync("edge-7")
+    await place.work()
+    await place.sync()
     assert "edge-7 has 7.2" in told("show", hub, one.strip())
     shown = json.loads(told("show", hub, both, "--json"))
     assert (shown["state"], shown["there"]["state"]) == ("cancelled", "succeeded")
@@ -541,8 +528,7 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
 
 
 async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Place) -> None:
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    job = await place.put()
     words = ["hub", "retire", str(place.hub.path), "edge-7"]
     done = await asyncio.to_thread(CliRunner().invoke, main, words)
     assert (done.exit_code, done.output) == (0, "1 jobs for edge-7 cancelled\n")
@@ -554,7 +540,6 @@ async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Place) -> Non
 async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.enrol("edge-7")
     set_member(place.hub.path, "eu", "edge-7", is_in=True)
     text = (Path(__file__).parents[2] / "plugins/README.md").read_text(encoding="utf-8")
     section = text.partition("### Jobs for devices")[2]
@@ -564,29 +549,28 @@ async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     await eval(compiled, {})  # noqa: S307 - it is our own text
     assert "edge-7 has not taken it yet; edge-7 was never heard of" in capsys.readouterr().out
     place.accept = ("update",)
-    assert (await place.sync("edge-7")).taken.jobs == 2
+    assert (await place.sync()).taken.jobs == 2
 
 
 async def test_a_job_that_ends_while_its_device_asks_does_not_come_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its device was made again of its log alone, so it does not know what it had taken."""
-    place.enrol("edge-7")
-    job = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
-    await place.sync("edge-7")
+    job = await place.put()
+    await place.sync()
     async with place.apps["edge-7"] as app:
         await app.adopt()
     shutil.rmtree(place.path / "edge-7" / "inbox")
     take = taking.take
 
     async def works_before(*given: Any) -> Any:
-        await place.work("edge-7")
+        await place.work()
         return await take(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr("taskq_plugins.hub.sync.take", works_before)
-        assert (await place.sync("edge-7")).taken.jobs == 0
-    await place.sync("edge-7")
+        assert (await place.sync()).taken.jobs == 0
+    await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"
     assert len(place.ran) == 1
 
@@ -618,28 +602,27 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
 async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_alone(
     place: Place,
 ) -> None:
-    for device in ("edge-7", "edge-8"):
-        place.enrol(device)
-    taken = await place.hub.device("edge-7").enqueue(update("update", "7.1"))
-    await place.sync("edge-7")
+    place.enrol("edge-8")
+    taken = await place.put("7.1")
+    await place.sync()
     async with place.apps["edge-7"] as app:
         await app.adopt()
-    await place.sync("edge-7")
-    left = await place.hub.device("edge-7").enqueue(update("update", "7.2"))
+    await place.sync()
+    left = await place.put()
     own = await place.hub.device("edge-8").enqueue(update("update", "8"))
     words = ["hub", "retire", str(place.path / "hub"), "edge-7", "--jobs-to"]
     told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-9"])
     assert (told.exit_code, "not enrolled" in told.stderr) == (2, True)
     told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-8"])
     assert told.output == "2 jobs for edge-7 given to edge-8\n"
-    assert (await place.sync("edge-8")).taken.jobs == 3
+    assert (await place.sync(device="edge-8")).taken.jobs == 3
     await place.work("edge-8")
-    await place.sync("edge-8")
+    await place.sync(device="edge-8")
     assert await taken.result(timeout=1) == "edge-8 has 7.1"
     assert await left.result(timeout=1) == "edge-8 has 7.2"
     assert await own.result(timeout=1) == "edge-8 has 8"
     place.tokens["edge-7"] = enrol(place.path / "hub", "edge-7")
-    synced = await place.sync("edge-7")  # it is found again, and has not run its job yet
+    synced = await place.sync()  # it is found again, and has not run its job yet
     assert (synced.taken.jobs, synced.taken.cancelled) == (0, 1)
-    await place.work("edge-7")
+    await place.work()
     assert sorted(place.ran) == [("edge-8", "7.1"), ("edge-8", "7.2"), ("edge-8", "8")]

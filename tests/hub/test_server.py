@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import httpx
 import pytest
 
-from taskq import TaskLog
-from taskq.connection.settings import HubSettings
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
@@ -28,13 +24,12 @@ from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.device.line import Line, check_url
+from taskq_plugins.hub.device.line import check_url
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.messages import NOWHERE, Sync
-from taskq_plugins.hub.server import PART_BYTES_MAX, Server
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.server import PART_BYTES_MAX
 from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError, HubStops
-from tests.hub.carrier import Direct
+from tests.hub.place import Place, is_copy
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
@@ -44,98 +39,25 @@ _URL: Final = "http://localhost"
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
 
 
-class Place:
-    """A hub and devices of one machine, with no line between."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.hub = path / "hub"
-        self.server = Server(self.hub)
-
-    async def write(self, device: str, count: int = 3, size: int = 10) -> None:
-        async with TaskLog.open(self.path / device) as log:
-            for number in range(count):
-                await log.put(b"%d" % number + bytes(size))
-
-    async def sync(self, device: str, token: str, **settings: Any) -> list[Verdict]:
-        line = Line(_URL, token, Direct(self.server), HubSettings(**settings))
-        try:
-            return (await sync(str(self.path / device), line)).verdicts
-        finally:
-            await line.close()
-
-    def copies(self, device: str) -> dict[str, bytes]:
-        found = (self.hub / "devices" / device).rglob("*.log")
-        return {one.name: one.read_bytes() for one in found}
-
-    def segments(self, device: str) -> dict[str, bytes]:
-        found = (self.path / device / "log").glob("*.log")
-        return {one.name: one.read_bytes() for one in found}
-
-    async def ask(self, method: str, path: str, token: str, **given: object) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {token}"} | given.pop("headers", {})  # type: ignore[operator]
-        transport = httpx.ASGITransport(self.server.app)
-        async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
-            return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
-
-    def restart(self) -> None:
-        self.server = Server(self.hub)
-
-    def lose(self, log_id: str) -> None:
-        """Let the hub have nothing of a log."""
-        for one in (self.hub / "devices").glob(f"*/{log_id}"):
-            shutil.rmtree(one)
-        self.restart()
-
-    def remove(self, device: str) -> None:
-        """Let a device's directory be gone."""
-        shutil.rmtree(self.path / device)
-
-    def lose_log_only(self, log_id: str) -> None:
-        """Let the hub have no segment of a log, and nothing that was noted of them."""
-        for one in (self.hub / "devices").glob(f"*/{log_id}"):
-            shutil.rmtree(one / "log")
-            (one / "log").mkdir()
-            for name in ("seals.jsonl", "replica.json"):
-                (one / name).unlink(missing_ok=True)
-        self.restart()
-
-    def tree(self) -> dict[str, str]:
-        return {
-            str(one): hashlib.sha256(one.read_bytes()).hexdigest()
-            for one in self.hub.rglob("*")
-            if one.is_file() and one.name != ".heard.json"
-        }
-
-
-def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
-    """Return whether the copy has all but the sync points that end the log."""
-    return copies.keys() == segments.keys() and all(
-        segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
-        for name, data in copies.items()
-    )
-
-
 async def test_a_log_goes_to_the_hub_and_grows_there(place: Place) -> None:
-    token = enrol(place.hub, "edge-7")
-    await place.write("edge-7", 300, 5_000)
-    assert await place.sync("edge-7", token) == [Verdict.NEW]
-    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))
-    await place.write("edge-7")
-    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
+    await place.write(300, 5_000)
+    assert await place.sync() == [Verdict.NEW]
+    assert is_copy(place.copies(), place.segments())
+    await place.write()
+    assert await place.sync() == [Verdict.BEHIND]
     before = place.tree()
-    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
+    assert await place.sync() == [Verdict.BEHIND]
     assert place.tree() == before
-    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    assert is_copy(place.copies(), place.segments())
 
 
 async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: Place) -> None:
-    first, second = enrol(place.hub, "edge-7"), enrol(place.hub, "edge-8")
-    await place.write("edge-7")
-    await place.sync("edge-7", first)
-    before = place.copies("edge-7")
-    assert await place.sync("edge-7", second) == [Verdict.NEW]
-    assert place.copies("edge-8") == before == place.copies("edge-7")
+    other = enrol(place.hub, "edge-8")
+    await place.write()
+    await place.sync()
+    before = place.copies()
+    assert await place.sync(other) == [Verdict.NEW]
+    assert place.copies("edge-8") == before == place.copies()
 
 
 @pytest.mark.parametrize(
@@ -173,77 +95,73 @@ async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
     ],
 )
 async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None:
-    token = enrol(place.hub, "edge-7")
+    assert place.token
     before = place.tree()
     for method in ("POST", "PATCH"):
-        told = await place.ask(method, path, token, content=b"{}", headers={"Content-Type": FRAMES})
+        told = await place.ask(method, path, content=b"{}", headers={"Content-Type": FRAMES})
         assert (told.status_code, told.content) == (NOT_THERE[0], NOT_THERE[2])
     assert place.tree() == before
 
 
 async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place) -> None:
-    token = enrol(place.hub, "edge-7")
     values = '{"session": 1, "places": []}'
-    told = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", token, content=values)
+    told = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", content=values)
     assert (told.status_code, told.json()["type"]) == (409, "superseded")
 
 
 async def test_a_device_of_another_version_is_told_so_and_what_helps(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = enrol(place.hub, "edge-7")
-    await place.write("edge-7")
+    await place.write()
     monkeypatch.setattr(wire, "PROTOCOL", 2)
     asked = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
     monkeypatch.undo()
-    told = await place.ask("POST", "/v1/sync", token, content=asked.body)
+    told = await place.ask("POST", "/v1/sync", content=asked.body)
     assert (told.status_code, told.json()["title"]) == (426, "this hub speaks protocol 1")
     assert isinstance(wire.refusal(426), HubStops)
     assert "bring the older one up to date" in str(wire.refusal(426))
 
 
 async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
-    token = enrol(place.hub, "edge-7")
     path = f"/v1/logs/{_LOG_ID}/segments/00000000000000000001"
     frames = {"Content-Type": FRAMES, "Content-Length": str(PART_BYTES_MAX + 1)}
-    assert (await place.ask("PATCH", path, token, headers=frames)).status_code == 413
+    assert (await place.ask("PATCH", path, headers=frames)).status_code == 413
     large = b" " * (256 * 1024 + 1)
-    assert (await place.ask("POST", "/v1/sync", token, content=large)).status_code == 413
+    assert (await place.ask("POST", "/v1/sync", content=large)).status_code == 413
     endless = {"Content-Length": "9" * 30}
-    assert (await place.ask("POST", "/v1/sync", token, headers=endless)).status_code == 411
-    assert (await place.ask("POST", "/v1/sync", token, content=b"[]")).status_code == 400
+    assert (await place.ask("POST", "/v1/sync", headers=endless)).status_code == 411
+    assert (await place.ask("POST", "/v1/sync", content=b"[]")).status_code == 400
 
 
 async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:
-    token = enrol(place.hub, "edge-7")
+    assert place.token
     for number in range(32):
         (place.hub / "devices" / "edge-7" / f"log-{number}").mkdir()
-    await place.write("edge-7")
+    await place.write()
     before = place.tree()
     with pytest.raises(HubError, match=r"507.*free some space"):
-        await place.sync("edge-7", token)
+        await place.sync()
     assert place.tree() == before
 
 
 async def test_a_full_disk_is_told_before_anything_is_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = enrol(place.hub, "edge-7")
-    await place.write("edge-7")
+    await place.write()
     with monkeypatch.context() as patch:
         patch.setattr(PatientDisk, "free_bytes", lambda _disk, _path: 1_000)
         with pytest.raises(HubError, match=r"507.*free some space"):
-            await place.sync("edge-7", token)
-    assert not place.copies("edge-7")
-    assert await place.sync("edge-7", token) == [Verdict.NEW]
+            await place.sync()
+    assert not place.copies()
+    assert await place.sync() == [Verdict.NEW]
 
 
 async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
     tokens = [enrol(place.hub, "edge-7") for _ in range(3)]
     assert [device_of(place.hub, one) for one in tokens] == [None, "edge-7", "edge-7"]
-    await place.write("edge-7")
+    await place.write()
     with pytest.raises(HubError, match=r"401.*enrol"):
-        await place.sync("edge-7", tokens[0])
+        await place.sync(tokens[0])
     kept = "".join(one.read_text() for one in place.hub.rglob(".device.json"))
     assert not any(token.rpartition(".")[2] in kept for token in tokens)
 
@@ -266,56 +184,54 @@ async def test_a_directory_that_was_set_back_goes_on_above_what_the_hub_has_seen
     place: Place,
 ) -> None:
     """Both branches are kept, and the next session ends well."""
-    token = enrol(place.hub, "edge-7")
-    await place.write("edge-7")
-    backup = place.segments("edge-7")
+    await place.write()
+    backup = place.segments()
     files = {
         one: one.read_bytes()
         for one in (place.path / "edge-7").rglob("*")
         if one.is_file() and one.parent.name in ("edge-7", "log")
     }
-    await place.write("edge-7", 5)
-    await place.sync("edge-7", token)
-    for path in place.segments("edge-7"):
+    await place.write(5)
+    await place.sync()
+    for path in place.segments():
         (place.path / "edge-7" / "log" / path).unlink()
     for file, data in files.items():
         file.unlink(missing_ok=True)
         file.write_bytes(data)
-    await place.write("edge-7", 4, 20)
-    assert await place.sync("edge-7", token) == [Verdict.FORKED, Verdict.BEHIND]
-    current = {name: data for name, data in place.copies("edge-7").items() if name not in backup}
-    assert all(place.segments("edge-7")[name].startswith(data) for name, data in current.items())
+    await place.write(4, 20)
+    assert await place.sync() == [Verdict.FORKED, Verdict.BEHIND]
+    current = {name: data for name, data in place.copies().items() if name not in backup}
+    assert all(place.segments()[name].startswith(data) for name, data in current.items())
     assert list((place.hub / "devices" / "edge-7").rglob("old/1/taskq.json"))
 
 
 async def test_a_frame_that_does_not_read_back_is_told_and_the_rest_goes_once_it_is_repaired(
     place: Place,
 ) -> None:
-    token = enrol(place.hub, "edge-7")
-    await place.write("edge-7", 6, 500)
+    await place.write(6, 500)
     (segment,) = (place.path / "edge-7" / "log").glob("*.log")
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
     with pytest.raises(LogDamaged, match="taskq verify"):
-        await place.sync("edge-7", token)
-    assert place.copies("edge-7")
+        await place.sync()
+    assert place.copies()
     repair_directory(str(place.path / "edge-7"))
-    assert await place.sync("edge-7", token) == [Verdict.BEHIND]
-    assert place.copies("edge-7")[segment.name] == segment.read_bytes()
+    assert await place.sync() == [Verdict.BEHIND]
+    assert place.copies()[segment.name] == segment.read_bytes()
 
 
 async def test_one_process_at_a_time_sends_a_log(place: Place) -> None:
-    token, disk = enrol(place.hub, "edge-7"), LocalDisk()
-    await place.write("edge-7")
+    disk = LocalDisk()
+    await place.write()
     path = str(place.path / "edge-7")
     identity = read_identity(disk, path)
     assert identity is not None
     other = NamedReader.take(disk, path, identity.log_id, "hub")
     with pytest.raises(ReaderBusy):
-        await place.sync("edge-7", token)
+        await place.sync()
     other.release()
-    assert await place.sync("edge-7", token) == [Verdict.NEW]
+    assert await place.sync() == [Verdict.NEW]
 
 
 def _free_port() -> int:
@@ -375,18 +291,17 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path:
 def test_hub_and_device_are_killed_again_and_again_and_the_copy_is_whole(tmp_path: Path) -> None:
     """Each at whatever it was doing when so much more of the log had arrived."""
     place, port, chance = Place(tmp_path), _free_port(), random.Random(7)
-    asyncio.run(place.write("edge-7", 4_000, 6_000))
-    token = enrol(place.hub, "edge-7")
+    asyncio.run(place.write(4_000, 6_000))
     environment = os.environ | {
         "TASKQ_HUB_URL": f"http://127.0.0.1:{port}",
-        "TASKQ_HUB_TOKEN": token,
+        "TASKQ_HUB_TOKEN": place.token,
     }
     send = [sys.executable, "-m", "taskq", "sync", str(tmp_path / "edge-7")]
     server = _serve(place.hub, port)
     kills = 0
     while True:
         sync_process = subprocess.Popen(send, env=environment, stderr=subprocess.DEVNULL)
-        enough = sum(map(len, place.copies("edge-7").values())) + chance.randrange(4_000_000)
+        enough = sum(map(len, place.copies().values())) + chance.randrange(4_000_000)
         while sync_process.poll() is None:
             if sum(one.stat().st_size for one in place.hub.rglob("*.log")) > enough:
                 kills += 1
@@ -402,4 +317,4 @@ def test_hub_and_device_are_killed_again_and_again_and_the_copy_is_whole(tmp_pat
     server.kill()
     server.wait()
     assert kills >= 5
-    assert is_copy(place.copies("edge-7"), place.segments("edge-7"))
+    assert is_copy(place.copies(), place.segments())

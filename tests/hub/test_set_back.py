@@ -10,26 +10,14 @@ import pytest
 from taskq import TaskLog
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub import devices
 from taskq_plugins.hub.aside import noted
 from taskq_plugins.hub.care import faults
 from taskq_plugins.hub.device.compare import Verdict
-from tests.hub.test_server import Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def token(place: Place) -> str:
-    return devices.enrol(place.hub, _DEVICE)
 
 
 def _kinds(place: Place) -> list[str]:
@@ -41,7 +29,7 @@ def _kinds(place: Place) -> list[str]:
 
 def _is_equal(place: Place) -> bool:
     """Whether the hub has each segment of the device, byte for byte but for what says nothing."""
-    copies, segments = place.copies(_DEVICE), place.segments(_DEVICE)
+    copies, segments = place.copies(), place.segments()
     return all(
         data.startswith(copies[name]) and not data[len(copies[name]) :].strip(b"\0")
         for name, data in segments.items()
@@ -50,26 +38,24 @@ def _is_equal(place: Place) -> bool:
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
-async def test_a_device_of_yesterday_ends_its_next_sync_well(
-    place: Place, token: str, works: bool
-) -> None:
+async def test_a_device_of_yesterday_ends_its_next_sync_well(place: Place, works: bool) -> None:
     device, backup = place.path / _DEVICE, place.path / "backup"
-    await place.write(_DEVICE, 5)
-    await place.sync(_DEVICE, token)
+    await place.write(5)
+    await place.sync()
     shutil.copytree(device, backup)
-    await place.write(_DEVICE, 5)
-    await place.sync(_DEVICE, token)
+    await place.write(5)
+    await place.sync()
     shutil.rmtree(device)
     backup.rename(device)
     if works:
-        await place.write(_DEVICE, 3, 50)
-        assert (await place.sync(_DEVICE, token))[0] is Verdict.FORKED
+        await place.write(3, 50)
+        assert (await place.sync())[0] is Verdict.FORKED
         assert _kinds(place) == ["fork"]
     else:
-        assert (await place.sync(_DEVICE, token))[0] in (Verdict.AHEAD, Verdict.FORKED)
+        assert (await place.sync())[0] in (Verdict.AHEAD, Verdict.FORKED)
     async with TaskLog.open(device) as log:
         number = await log.put(b"new")
-    await place.sync(_DEVICE, token)
+    await place.sync()
     old = b"".join(one.read_bytes() for one in place.hub.rglob("*.log"))
     assert int(number.rpartition("-")[2], 36) > 2**20  # above all that the hub has seen
     assert old.count(b"new") == 1
@@ -77,26 +63,26 @@ async def test_a_device_of_yesterday_ends_its_next_sync_well(
 
 
 async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_break(
-    place: Place, token: str
+    place: Place,
 ) -> None:
     backup = place.path / "backup"
     async with TaskLog.open(place.path / _DEVICE, segment_bytes=64 * 1024) as log:
         for _ in range(50):
             await log.put(bytes(4_000))
-        await place.sync(_DEVICE, token)
+        await place.sync()
         shutil.copytree(place.hub, backup)
         for _ in range(50):
             await log.put(bytes(4_000))
-        await place.sync(_DEVICE, token)
+        await place.sync()
         shutil.rmtree(place.hub)
         backup.rename(place.hub)
         place.restart()
-        assert await place.sync(_DEVICE, token) == [Verdict.BEHIND]
+        assert await place.sync() == [Verdict.BEHIND]
         assert _is_equal(place)
         for one in (place.hub / "devices" / _DEVICE).glob("*-*"):
             shutil.rmtree(one)
         place.restart()
-        assert await place.sync(_DEVICE, token) == [Verdict.NEW]
+        assert await place.sync() == [Verdict.NEW]
         assert _is_equal(place)
     assert _kinds(place) == []
     assert not list(faults(place.hub, deep=True))

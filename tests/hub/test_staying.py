@@ -27,7 +27,7 @@ from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
-    from tests.hub.test_server import Place
+    from tests.hub.place import Place
 
 
 async def test_a_worker_sends_its_log_while_it_runs_jobs(
@@ -47,7 +47,7 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
         assert await job.result() == 42
         path = str(place.path / "edge-7")
         await to_thread.run_sync(eventually, lambda: "lsn" in last_note(path))
-        await to_thread.run_sync(eventually, lambda: place.copies("edge-7"))
+        await to_thread.run_sync(eventually, place.copies)
     assert last_note(path)["error"] == ""
 
 
@@ -62,16 +62,15 @@ async def test_a_worker_that_knows_no_hub_says_so(
 async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is_tried_again(
     place: Place, url: str
 ) -> None:
-    token = devices.enrol(place.hub, "edge-7")
-    await place.write("edge-7")
-    line = Line(url, token, None, HubSettings())
-    failing = Line("http://127.0.0.1:9", token, None, HubSettings())
+    await place.write()
+    line = Line(url, place.token, None, HubSettings())
+    failing = Line("http://127.0.0.1:9", place.token, None, HubSettings())
     following = asyncio.create_task(follow(str(place.path / "edge-7"), line, at_once=True))
     try:
         for count in (1, 2, 3):
-            await place.write("edge-7", count)
-            wanted = place.segments("edge-7").keys()
-            is_there = partial(lambda names: place.copies("edge-7").keys() == names, wanted)
+            await place.write(count)
+            wanted = place.segments().keys()
+            is_there = partial(lambda names: place.copies().keys() == names, wanted)
             await to_thread.run_sync(eventually, is_there)
     finally:
         following.cancel()
@@ -90,8 +89,7 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
 ) -> None:
     for name in ("patience.HEAD_SECONDS", "hub.server._SLOW_SECONDS"):
         monkeypatch.setattr(f"taskq_plugins.{name}", 0.3)
-    token = devices.enrol(place.hub, "edge-7")
-    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
     for data in ("", "POST /v1/sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(data.encode())
@@ -100,8 +98,8 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
         assert told == b"" or told.startswith(b"HTTP/1.1 400")
         writer.close()
     monkeypatch.undo()
-    await place.write("edge-7")
-    line = Line(url, token)
+    await place.write()
+    line = Line(url, place.token)
     assert (await sync(str(place.path / "edge-7"), line)).sent_bytes
     await line.close()
 
@@ -128,7 +126,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     monkeypatch.setenv("TASKQ_HUB_URL", url)
     monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
     monkeypatch.setenv("TERM", "xterm")
-    await place.write("edge-7", 4, 500_000)
+    await place.write(4, 500_000)
     command = [sys.executable, "-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
     terminal, end = pty.openpty()
     run = partial(subprocess.run, command, check=True, text=True)
@@ -137,7 +135,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     os.close(terminal)
     os.close(end)
     assert "1.9/1.9 MiB" in shown
-    await place.write("edge-7", 4, 500_000)
+    await place.write(4, 500_000)
     told = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
     assert "MiB" not in told.stderr
 

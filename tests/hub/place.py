@@ -1,0 +1,123 @@
+"""A hub of a test, its devices, and no line between."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from taskq import TaskLog
+from taskq.connection.settings import HubSettings
+from taskq_plugins.hub.device.line import Http, Line, Told
+from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.sync import sync
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.hub.device.compare import Verdict
+
+DEVICE: Final = "edge-7"
+_URL: Final = "http://localhost"
+
+
+class Direct(Http):
+    """Carries requests to a server that listens nowhere."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__("http://hub")
+        self._transport = httpx.ASGITransport(server.app)
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+        """Send a request."""
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://hub") as client:
+            told = await client.request(method, path, headers=headers, content=body)
+        return Told(told.status_code, told.content)
+
+
+class Place:
+    """A hub and devices of one machine, with no line between."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hub = path / "hub"
+        self.server = Server(self.hub)
+
+    @cached_property
+    def token(self) -> str:
+        """Enrol the device."""
+        return enrol(self.hub, DEVICE)
+
+    async def write(self, count: int = 3, size: int = 10) -> None:
+        async with TaskLog.open(self.path / DEVICE) as log:
+            for number in range(count):
+                await log.put(b"%d" % number + bytes(size))
+
+    def line(self, token: str | None = None, **settings: Any) -> Line:
+        own = self.token if token is None else token
+        return Line(_URL, own, Direct(self.server), HubSettings(**settings))
+
+    async def sync(self, token: str | None = None, **settings: Any) -> list[Verdict]:
+        line = self.line(token, **settings)
+        try:
+            return (await sync(str(self.path / DEVICE), line)).verdicts
+        finally:
+            await line.close()
+
+    def copies(self, device: str = DEVICE) -> dict[str, bytes]:
+        files = (self.hub / "devices" / device).rglob("*.log")
+        return {file.name: file.read_bytes() for file in files}
+
+    def segments(self) -> dict[str, bytes]:
+        files = (self.path / DEVICE / "log").glob("*.log")
+        return {file.name: file.read_bytes() for file in files}
+
+    async def ask(
+        self, method: str, path: str, token: str | None = None, **given: object
+    ) -> httpx.Response:
+        own = self.token if token is None else token
+        headers = {"Authorization": f"Bearer {own}"} | given.pop("headers", {})  # type: ignore[operator]
+        transport = httpx.ASGITransport(self.server.app)
+        async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
+            return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        self.server = Server(self.hub)
+
+    def lose(self, log_id: str) -> None:
+        """Let the hub have nothing of a log."""
+        for copy in (self.hub / "devices").glob(f"*/{log_id}"):
+            shutil.rmtree(copy)
+        self.restart()
+
+    def remove(self) -> None:
+        """Let the device's directory be gone."""
+        shutil.rmtree(self.path / DEVICE)
+
+    def lose_log_only(self, log_id: str) -> None:
+        """Let the hub have no segment of a log, and nothing that was noted of them."""
+        for copy in (self.hub / "devices").glob(f"*/{log_id}"):
+            shutil.rmtree(copy / "log")
+            (copy / "log").mkdir()
+            for name in ("seals.jsonl", "replica.json"):
+                (copy / name).unlink(missing_ok=True)
+        self.restart()
+
+    def tree(self) -> dict[str, str]:
+        return {
+            str(file): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in self.hub.rglob("*")
+            if file.is_file() and file.name != ".heard.json"
+        }
+
+
+def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
+    """Return whether the copy has all but the sync points that end the log."""
+    return copies.keys() == segments.keys() and all(
+        segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
+        for name, data in copies.items()
+    )
