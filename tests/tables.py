@@ -23,7 +23,7 @@ from pydantic import ByteSize
 from taskq import TaskQ
 from taskq import errors as error_tree
 from taskq.app.decorate import TaskChoices
-from taskq.calls.call import OptionChanges, Options
+from taskq.calls.call import JobOptions, OptionChanges, Options
 from taskq.cli.main import BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
 from taskq.connection.settings import Settings
@@ -133,7 +133,8 @@ def task_options() -> str:
     }
     for name in ("timeout", "soft_timeout", "aliases", "on_dead", "requires", "runs_in"):
         assert not getattr(task, name), f"{name} has a default: add it to the table"
-    whole, single = comments_of(TaskChoices), comments_of(OptionChanges)
+    shared = comments_of(JobOptions)
+    whole, single = shared | comments_of(TaskChoices), shared | comments_of(OptionChanges)
     rows = []
     for name in (*whole, *(name for name in single if name not in whole)):
         where = "both" if name in single and name in whole else "task" if name in whole else "call"

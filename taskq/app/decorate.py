@@ -9,14 +9,13 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     cast,
     overload,
 )
 
 from taskq.app.tasks import AsyncTask, RunsIn, SyncTask, Task
-from taskq.calls.call import OptionChanges, Options
+from taskq.calls.call import JobOptions, OptionChanges, Options
 from taskq.calls.habits import option_instead
 from taskq.calls.naming import check_function, check_importable, name_of
 from taskq.core.durations import Duration, seconds
@@ -29,12 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from taskq.app.app import TaskQ
-    from taskq.calls.call import OnConflict, Until
     from taskq.conditions.base import Check, Condition
     from taskq.core.parsing import Size
     from taskq.core.rates import Limit
     from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.format.bodies import Compression
 
 
 def limit_of(name: str, choices: TaskChoices) -> Limit | None:
@@ -74,17 +71,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskChoices(TypedDict, total=False):
+class TaskChoices(JobOptions, total=False):
     """The keywords of ``@task(...)``; all may be left out."""
 
     #: what jobs call the task; ``module.function`` unless given
     name: str
     #: earlier names, still run
     aliases: tuple[str, ...] | list[str]
-    #: name of the queue its jobs go to
-    queue: str
-    #: 0 to 9, higher first
-    priority: int
     #: a policy, or just the number of attempts
     retry: RetryPolicy | int
     #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async, or
@@ -97,25 +90,8 @@ class TaskChoices(TypedDict, total=False):
     soft_timeout: Duration | None
     #: makes a dedup key from the task's arguments
     key: Callable[..., str | bytes] | None
-    #: how long a key is held; None: until the job is settled
-    window: Duration | None
-    #: "settled", with a window: hold a key until both, window and job, are over
-    until: Until | None
-    #: if a key is held: "first" answers with the job that holds it, "replace" takes the key over
-    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
-    on_conflict: OnConflict
     #: give up unless the job ran so long after it was enqueued
     expires: Duration | None
-    #: not before so long after it was enqueued
-    delay: Duration
-    #: small strings that travel with every job
-    headers: Mapping[str, str]
-    #: how long jobs and their results are kept after their end; None: as the queue or log says
-    keep: Duration | None
-    #: how arguments and results are compressed, "none" for not at all; None: as the queue says
-    compress: Compression | None
-    #: whether those over 1 MiB may go to files beside the log; None: as the queue says
-    spill: bool | None
     #: False keeps no result
     store_result: bool
     #: how many of its jobs run at a time, over all processes on the log; None for no limit

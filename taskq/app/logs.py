@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskq.app.context import _current, _here
+from taskq.app.schedules import Planned
 from taskq.connection import tracing
 from taskq.connection.connection import Connection
+from taskq.connection.packing import Packer
 from taskq.core.errors import UsageError, WrongLog
 from taskq.shards.layout import shard_with
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
-    from taskq.app.schedules import Planned, Schedule
+    from taskq.app.schedules import Schedule
     from taskq.calls.call import Call
     from taskq.connection.handle import JobHandle
-    from taskq.connection.packing import Item, Loose, Packer
+    from taskq.connection.packing import Item, Loose
     from taskq.log.config import LogConfig
     from taskq.shards.layout import Shards
 
@@ -124,8 +126,8 @@ class ByKey:
     def _view(self, index: int, path: str) -> TaskQ:
         view = over(self._app, path)
         connection = view._connection
-        connection.packer = cast("Packer", _OwnCalls(connection.packer, self._shards, index))
-        view._planned = cast("Planned", _OwnSchedules(self._app._planned, self._shards, index))
+        connection.packer = _OwnCalls(connection, self._shards, index)
+        view._planned = _OwnSchedules(self._app._planned, self._shards, index)
         return view
 
     def connections(self) -> list[Connection]:
@@ -195,29 +197,21 @@ class ByKey:
         return logs.index(own) if own in logs else os.getpid() % len(logs)
 
 
-class _OwnCalls:
+class _OwnCalls(Packer):
     """The packer of one shard: it refuses calls that belong to another."""
 
-    def __init__(self, packer: Packer, shards: Shards, index: int) -> None:
-        self._packer = packer
+    def __init__(self, connection: Connection, shards: Shards, index: int) -> None:
+        super().__init__(connection.path, connection.config)
         self._shards = shards
         self._index = index
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._packer, name)
-
     def plain_item(self, call: Call[Any]) -> Item | None:
         self._check(call)
-        return self._packer.plain_item(call)
-
-    def plain_items(self, calls: list[Call[Any]]) -> list[Item] | None:
-        for call in calls:
-            self._check(call)
-        return self._packer.plain_items(calls)
+        return super().plain_item(call)
 
     def loose(self, call: Call[Any]) -> Loose:
         self._check(call)
-        return self._packer.loose(call)
+        return super().loose(call)
 
     def _check(self, call: Call[Any]) -> None:
         home = self._shards.index_of(call)
@@ -229,7 +223,7 @@ class _OwnCalls:
             )
 
 
-class _OwnSchedules:
+class _OwnSchedules(Planned):
     """The schedules of one shard: those whose calls belong to it, else by their names."""
 
     def __init__(self, planned: Planned, shards: Shards, index: int) -> None:

@@ -191,13 +191,17 @@ class Planned:
     """The schedules of one app, by name.
 
     Attributes:
-        all: the schedules.
         listeners: who wants to hear of new ones.
     """
 
     def __init__(self) -> None:
-        self.all: dict[str, Schedule] = {}
+        self._all: dict[str, Schedule] = {}
         self.listeners = Listeners()
+
+    @property
+    def all(self) -> dict[str, Schedule]:
+        """Return the schedules."""
+        return self._all
 
     def add(self, schedule: Schedule) -> None:
         """Take up a schedule.

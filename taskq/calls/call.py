@@ -65,23 +65,15 @@ _RECORD_EDGES_BYTES: Final = 8
 _OPTIONS_BYTES: Final = 64
 
 
-class OptionChanges(TypedDict, total=False):
-    """What ``.options(...)`` takes; each stands for this call instead of the task's own."""
+class JobOptions(TypedDict, total=False):
+    """What all say of their jobs: a task, a call, and ``put``."""
 
     #: name of the queue
     queue: str
     #: 0 to 9, higher first
     priority: int
-    #: how often the job may run; 0 for no limit
-    attempts: int
-    #: not before so long from now
+    #: not before so long after the enqueue
     delay: Duration
-    #: not before this moment (a datetime with a time zone)
-    eta: datetime | None
-    #: give up unless it ran by then: a duration from now, or a datetime with a time zone
-    expires: Duration | datetime | None
-    #: one job at a time may hold this key in its queue
-    key: Key | None
     #: how long the key is held; None: until the job is settled
     window: Duration | None
     #: "settled", with a window: hold the key until both, window and job, are over
@@ -89,17 +81,30 @@ class OptionChanges(TypedDict, total=False):
     #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
     #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
     on_conflict: OnConflict
-    #: small strings that travel with the job, added to the task's own
+    #: small strings that travel with the job; those of a call are added to its task's
     headers: Mapping[str, str]
-    #: limits of the task hold for the jobs of each such key; None: for all of the task together
-    concurrency_key: Key | None
     #: how long the job and its result are kept after its end; "never": it never goes; None: as its
     #: queue or log says
     keep: Duration | None
-    #: how the payload is compressed, "none" for not at all; None: as its queue or log says
+    #: how payload and result are compressed, "none" for not at all; None: as the queue or log says
     compress: Compression | None
-    #: whether a payload over 1 MiB may go to a file beside the log; None: as its queue or log says
+    #: whether one over 1 MiB may go to a file beside the log; None: as the queue or log says
     spill: bool | None
+
+
+class OptionChanges(JobOptions, total=False):
+    """What ``.options(...)`` takes; each stands for this call instead of the task's own."""
+
+    #: how often the job may run; 0 for no limit
+    attempts: int
+    #: not before this moment (a datetime with a time zone)
+    eta: datetime | None
+    #: give up unless it ran by then: a duration from now, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: one job at a time may hold this key in its queue
+    key: Key | None
+    #: limits of the task hold for the jobs of each such key; None: for all of the task together
+    concurrency_key: Key | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,36 +450,15 @@ def _storage(changes: OptionChanges) -> dict[str, Any]:
     return values
 
 
-class PutOptions(TypedDict, total=False):
+class PutOptions(JobOptions, total=False):
     """What ``TaskLog.put`` takes beside the payload."""
 
-    #: name of the queue
-    queue: str
-    #: 0 to 9, higher first
-    priority: int
-    #: not before so long from now
-    delay: Duration
-    #: give up unless it ran by then: a duration, or a datetime with a time zone
-    expires: Duration | datetime | None
-    #: small strings that travel with the job
-    headers: Mapping[str, str]
-    #: one job at a time may hold it in the queue
-    key: str | bytes | None
-    #: how long the key is held; None: until the job is settled
-    window: Duration | None
-    #: "settled", with a window: hold the key until both, window and job, are over
-    until: Until | None
-    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
-    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
-    on_conflict: OnConflict
     #: how often the job may be claimed; 0 for no limit
     attempts: int
-    #: how long the job and its result are kept after its end; None: as its queue or log says
-    keep: Duration | None
-    #: how the payload is compressed; None: as its queue or log says
-    compress: Compression | None
-    #: whether a larger one may go to a file; None: as its queue or log says
-    spill: bool | None
+    #: give up unless it ran by then: a duration, or a datetime with a time zone
+    expires: Duration | datetime | None
+    #: one job at a time may hold it in the queue
+    key: str | bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
