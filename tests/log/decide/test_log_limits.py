@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
 from typing import Final
 
 import pytest
@@ -304,100 +302,3 @@ def test_ten_thousand_blocked_lanes_are_not_looked_at() -> None:
     assert agenda is not None
     assert not agenda.queues.any_ready()
     assert agenda.queues.stats()[0].ready == 1_000
-
-
-class Lives:
-    """Two processes that claim, settle, die and come back; what the log says of it."""
-
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.world = World(seed, SMALL if seed % 2 else World().config)
-        self.processes = [self.world.process() for _ in range(2)]
-        self.held: list[tuple[Process, Delivery]] = []
-
-    def act(self) -> None:
-        process = self.chance.choice(self.processes)
-        act = self.chance.choices(
-            (self.enqueue, self.take, self.settle, self.wait, self.die), (20, 30, 30, 15, 2)
-        )[0]
-        act(process)
-
-    def enqueue(self, process: Process) -> None:
-        for _ in range(self.chance.choice((1, 4))):
-            key = self.chance.choice(("", "a", "b"))
-            process.enqueue(extras=of(key), spec=self.chance.choice((SEND, BULK, POST)))
-
-    def take(self, process: Process) -> None:
-        self.held += [(process, one) for one in claim(process, self.chance.choice((1, 3, 9)))]
-
-    def settle(self, _: Process) -> None:
-        if self.held:
-            number = self.chance.randrange(len(self.held))
-            process, delivery = self.held.pop(number)
-            kind = self.chance.choice((Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DEAD))
-            delay = self.chance.choice((0, SECOND_NS))
-            process.settle(delivery, kind, delay_ns=delay)
-
-    def wait(self, _: Process) -> None:
-        self.world.clock.advance(self.chance.choice((0.01, 0.3, 1.1, 20)))
-
-    def die(self, process: Process) -> None:
-        process.kill()
-        self.processes.remove(process)
-        self.held = [one for one in self.held if one[0] is not process]
-        self.processes.append(self.world.process())
-        self.world.clock.advance(3)
-
-    def finish(self) -> None:
-        """Nothing is stuck: as long as places become free, all that waits comes to run."""
-        for _ in range(2_000):
-            for process, delivery in self.held:
-                process.settle(delivery)
-            self.held = []
-            self.world.clock.advance(1.01)
-            self.take(self.processes[0])
-            agenda = self.processes[0].committer.facets.agenda
-            assert agenda is not None
-            if not self.held and not agenda.table.live:
-                return
-            if not self.held:
-                states = [one for one in agenda.queues.stats() if one.ready or one.running]
-                self.world.clock.advance(3)
-                claims = claim(self.processes[0])
-                assert claims or not states
-                self.held = [(self.processes[0], one) for one in claims]
-        raise AssertionError("jobs are left over")
-
-    def check(self) -> None:
-        """As the records have it, at no time were more of a group at work, or claimed."""
-        groups: dict[int, tuple[bytes, bytes]] = {}
-        running: defaultdict[tuple[bytes, bytes], set[int]] = defaultdict(set)
-        times: defaultdict[tuple[bytes, bytes], list[int]] = defaultdict(list)
-        for record in self.world.records():
-            if record.kind in {Kind.ENQUEUED, Kind.CARRIED} and record.extras is not None:
-                groups[record.job] = record.task, record.extras.concurrency_key
-            group = groups.get(record.job)
-            if group is None:
-                continue
-            if record.kind != Kind.CLAIMED:
-                if record.kind not in {Kind.ENQUEUED, Kind.CARRIED}:
-                    running[group].discard(record.job)
-            elif group[0] == b"send":
-                running[group].add(record.job)
-                assert len(running[group]) <= 2
-            else:
-                times[group].append(record.time_ns)
-                recent = [one for one in times[group] if one > record.time_ns - SECOND_NS]
-                assert len(recent) <= 3
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_limits_are_kept_and_no_job_is_stuck(seed: int) -> None:
-    lives = Lives(seed)
-    for _ in range(120):
-        lives.act()
-        if seed % 2 and lives.chance.random() < 0.03:
-            tend(lives.chance.choice(lives.processes))
-    lives.check()
-    lives.finish()
-    lives.check()
