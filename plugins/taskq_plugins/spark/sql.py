@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 _FOLDED: Final = re.compile(r"\b(jobs|attempts)\b", re.IGNORECASE)
 #: Where the lake puts its rows, which no table shows.
 _HIDDEN: Final = "part"
-#: Set once all tables are there; the last one lets nothing be set again.
-_CLOSED: Final = (
-    "SET TimeZone='UTC'",
-    "SET temp_directory=''",
-    "SET autoinstall_known_extensions=false",
-    "SET autoload_known_extensions=false",
-    "SET python_enable_replacements=false",
-    "SET enable_external_access=false",
-    "SET lock_configuration=true",
-)
 _NUMBERS: Final = (int, float)
 
 
@@ -108,18 +98,13 @@ def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
     """
     import duckdb  # noqa: PLC0415 - an extra that help need not load
 
-    connection = duckdb.connect(":memory:")
-    try:
-        for name, table in tables.items():
-            connection.register(name, table)
-        for setting in _CLOSED:
-            connection.execute(setting)
-        statements = connection.extract_statements(query)
-        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+    from taskq_plugins.spark.lake.query import closed_duckdb  # noqa: PLC0415 - as above
+
+    with closed_duckdb(tables) as connection:
+        kinds = [statement.type for statement in connection.extract_statements(query)]
+        if kinds != [duckdb.StatementType.SELECT]:
             raise WrongUsage("give one question: SELECT …, DESCRIBE jobs, SUMMARIZE attempts")
         return connection.sql(query).to_arrow_table()
-    finally:
-        connection.close()
 
 
 def _shown(table: pa.Table) -> pa.Table:

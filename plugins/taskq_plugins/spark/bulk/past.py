@@ -12,7 +12,7 @@ from taskq.errors import TaskqError, UsageError
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq.views import SETTLED_STATES
-from taskq_plugins.spark.lake.query import opened
+from taskq_plugins.spark.lake.query import chosen
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
         UsageError: the condition does not read.
         LakeError: there is no table of jobs.
     """
-    with opened(lake, "jobs", where) as connection:
+    with chosen(lake, "jobs", where) as connection:
         yield PastJobs(connection, where)
 
 

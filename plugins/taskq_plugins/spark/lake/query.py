@@ -11,7 +11,7 @@ import duckdb
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -38,6 +38,17 @@ _ORDERS: Final = {
 }
 
 
+#: Set once all tables are there; the last one lets nothing be set again.
+_CLOSED: Final = (
+    "SET TimeZone='UTC'",
+    "SET autoinstall_known_extensions=false",
+    "SET autoload_known_extensions=false",
+    "SET python_enable_replacements=false",
+    "SET enable_external_access=false",
+    "SET lock_configuration=true",
+)
+
+
 class Query(NamedTuple):
     """What is asked of a table; ``where`` is a condition in SQL."""
 
@@ -58,9 +69,9 @@ def rows(lake: Lake, query: Query) -> pa.Table:
     for name in query.columns:
         if name not in known:
             raise UsageError(f"{query.table} has no column {name!r}; it has: {', '.join(known)}")
-    chosen = query.columns or [name for name in _default(query.table) if name in known] or known
+    columns = query.columns or [name for name in _default(query.table) if name in known] or known
     order = _ORDERS.get(query.table, "") if not query.columns else ""
-    return select(lake, query, ", ".join(map(_quoted, chosen)), order)
+    return select(lake, query, ", ".join(map(_quoted, columns)), order)
 
 
 def select(lake: Lake, query: Query, what: str, order: str = "", group: str = "") -> pa.Table:
@@ -77,12 +88,12 @@ def select(lake: Lake, query: Query, what: str, order: str = "", group: str = ""
     text += f" GROUP BY {group}" if group else ""
     text += f" ORDER BY {order}" if order else ""
     text += f" LIMIT {query.limit}" if query.limit is not None else ""
-    with opened(lake, query.table, query.where) as connection:
+    with chosen(lake, query.table, query.where) as connection:
         return connection.sql(text).to_arrow_table()
 
 
 @contextmanager
-def opened(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
+def chosen(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield DuckDB with the table as ``rows``, for what the condition chooses of it.
 
     Let pass nothing but one condition over these rows: brackets of its own could end the place that
@@ -92,23 +103,29 @@ def opened(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBP
         UsageError: the condition does not read, or does not fit the rows that it meets.
         LakeError: there is no such table.
     """
-    rows = lake.dataset(table)
-    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
-        try:
-            connection.register("rows", rows)
-            connection.execute("SET TimeZone='UTC'")
-            connection.execute("SET temp_directory = ?", [spill])
-            # It reads the table and nothing else of this machine.
-            connection.execute("SET enable_external_access=false")
+    try:
+        with closed_duckdb({"rows": lake.dataset(table)}) as connection:
             if where is not None:
                 connection.table("rows").filter(where)
             yield connection
-        except duckdb.Error as error:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(
-                f"--where {where!r:.200}: {reason}. The columns of {table} are: "
-                f"{', '.join(lake.schema(table).names)}"
-            ) from error
+    except duckdb.Error as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"--where {where!r:.200}: {reason}. The columns of {table} are: "
+            f"{', '.join(lake.schema(table).names)}"
+        ) from error
+
+
+@contextmanager
+def closed_duckdb(tables: Mapping[str, Any]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield DuckDB with these tables, which reads nothing else of this machine."""
+    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        connection.execute("SET temp_directory = ?", [spill])
+        for setting in _CLOSED:
+            connection.execute(setting)
+        yield connection
 
 
 def _default(table: str) -> list[str]:

@@ -20,6 +20,7 @@ from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
 from taskq_plugins.spark.run.report import open_report
+from taskq_plugins.spark.source.options import size_of
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake import LakeWriter
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.run.report import Report
     from taskq_plugins.spark.source.positions import Offsets
 
-#: Bytes of log in one micro-batch, unless told otherwise.
-MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024
-_BYTES_MIN: Final = 1
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Java's second compiler pays in minutes; until then it takes the cores from the work.
 SMALL_SESSION: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -42,27 +39,15 @@ _TRIES: Final = 5
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes: ``64m``, ``1g``, ``500000``."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Read it.
-
-        Raises:
-            BadParameter: it is none.
-        """
-        if isinstance(value, int):
-            return value
-        text = str(value).strip().lower().removesuffix("ib").removesuffix("b")
-        digits = text.rstrip("kmg")
-        unit = text[len(digits) :]
-        if not digits.isdecimal() or unit not in _UNITS or int(digits) < _BYTES_MIN:
-            self.fail(f"{value!r:.40} is no size: give one such as 64m or 1g", param, ctx)
-        return int(digits) * _UNITS[unit]
+def _size(_context: click.Context, _option: click.Parameter, text: str) -> int:
+    """Return a number of bytes such as ``64m``, ``1g`` or ``500000``."""
+    try:
+        size = size_of(text.strip())
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r:.40} is no size: give one such as 64m or 1g")
+    return size
 
 
 class Keep(click.ParamType[dict[str, int]]):
@@ -104,9 +89,10 @@ class Keep(click.ParamType[dict[str, int]]):
 @click.option("--master", help="Spark's master.  [default: all cores of this machine]")
 @click.option(
     "--max-bytes",
-    type=Size(),
-    default=MAX_BYTES_DEFAULT,
-    show_default="64m",
+    metavar="SIZE",
+    callback=_size,
+    default="64m",
+    show_default=True,
     help="Bytes of log in one micro-batch.",
 )
 @click.option(

@@ -60,7 +60,8 @@ def _reads(parse: Callable[[str], object]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
+    """Return bytes as they are written: ``512m``; a ValueError if it is no size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError("no size")
@@ -93,7 +94,7 @@ def _moment(text: str) -> int:
 
 Flag = Annotated[bool, _reads(_flag)]
 Names = Annotated[frozenset[str] | None, _reads(_names), Field(max_length=_NAMES_MAX)]
-Size = Annotated[int, _reads(_size), Field(ge=1, le=_SIZE_MAX)]
+Size = Annotated[int, _reads(size_of), Field(ge=1, le=_SIZE_MAX)]
 
 
 class ReadOptions(BaseModel):
