@@ -86,13 +86,15 @@ def test_small_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert tables(lake) == whole(tmp_path)
 
 
-@pytest.mark.parametrize("table", ["records", "_open", "jobs", None])
+@pytest.mark.parametrize("table", ["records", "attempts", "_open", "jobs", None])
 def test_a_run_that_was_killed_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str | None
 ) -> None:
     """While a table was committed, or right behind the last."""
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 8))
     assert run(tmp_path).exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    before = tables(lake)
     asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 8))
     real = LakeWriter.commit
 
@@ -107,8 +109,8 @@ def test_a_run_that_was_killed_is_finished_by_the_next(
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
         assert run(tmp_path).exit_code != 0
-    lake = Lake.open(tmp_path / "lake")
-    assert (reached(lake).begun is not None) == (table in {"_open", "jobs"})
+    assert (reached(lake).begun is not None) == (table in {"attempts", "_open", "jobs"})
+    assert (tables(lake.pinned()) == before) == (table is not None), "readers see none of it"
     assert run(tmp_path).exit_code == 0
     assert tables(lake) == whole(tmp_path)
     assert run(tmp_path).stdout == "nothing new; the tables stand at batch 1\n"

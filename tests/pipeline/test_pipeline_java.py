@@ -22,7 +22,6 @@ from taskq_plugins.spark.java import (
     find_java,
     look_at_package,
     start_error,
-    version_of,
     write_shim,
 )
 
@@ -99,13 +98,6 @@ def test_the_error_names_each_java_that_will_not_do(tmp_path: Path) -> None:
 def test_a_java_home_without_java_in_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(JavaMissing, match=r"cannot be run: .*No such file or directory"):
         find_java(environment(home=tmp_path))
-
-
-@pytest.mark.parametrize(("says", "major"), [(NEW, 17), (NEWER, 25), (OLD, 8)])
-def test_versions_are_read_as_java_writes_them(tmp_path: Path, says: str, major: int) -> None:
-    result = version_of(str(fake_java(tmp_path / "home", says)))
-    assert not isinstance(result, str)
-    assert result[1] == major
 
 
 def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,54 +116,24 @@ def test_a_batch_in_many_shares_is_one_in_one(
     assert base_tables(lake) == base_tables(whole)
 
 
-class _Told:
-    """Who is told how a run goes on."""
-
-    def __init__(self) -> None:
-        self.batches: list[batch.Folded] = []
-
-    def on_batch(self, _number: int, folded: batch.Folded, _seconds: float) -> None:
-        self.batches.append(folded)
-
-    def on_table(self, _name: str) -> None:
-        pass
-
-
 def test_spark_makes_the_tables_that_are_made_here(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In turns; executors read a batch in many parts, and fold it in many shares."""
+    """In turns, and of a restored device; executors read many parts, and fold many shares."""
     from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
 
-    monkeypatch.setattr(batch, "SHARE_ROWS", 100)
-    root, shown = tmp_path / "hub", _Told()
-    options = RunOptions(journals=root, max_bytes=2**20, tables=())
-    lake = Lake.open(tmp_path / "lake", create=True)
-    asyncio.run(live(root / "edge-1", 1, 20))
-    with lake.writer() as writer:
-        assert run(writer, options, shown, Executors(spark)).batches == 1
-    asyncio.run(live(root / "edge-2", 2, 10))
-    with lake.writer() as writer:
-        assert run(writer, options, shown).batches == 1
-    asyncio.run(live(root / "edge-1", 3, 10))
-    with lake.writer() as writer:
-        assert run(writer, options, shown, Executors(spark)).batches == 1
-    other = Lake.open(tmp_path / "other", create=True)
-    fold_rows(other, rows_of(root), 0)
-    assert base_tables(lake) == base_tables(other)
-    by_spark = read_table(spark, lake.path, "jobs")
-    assert by_spark.count() == len(base_tables(other)[1])
-    assert "date" in by_spark.columns
-    assert read_table(spark, lake.path, "jobs", version=1).count() < by_spark.count()
+    given: list[int] = []
 
+    class Counting(Executors):
+        def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
+            given.append(len(parts))
+            super().each(step, parts)
 
-def test_spark_folds_a_restored_device_as_it_is_folded_here(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
-
+    source = RunOptions.of_source
+    small = {"target_partition_bytes": 6_000}
+    monkeypatch.setattr(RunOptions, "of_source", lambda own: source(own).model_copy(update=small))
     monkeypatch.setattr(batch, "SHARE_ROWS", 50)
-    root, shown = tmp_path / "hub", _Told()
+    root, listener = tmp_path / "hub", mock.Mock()
     options = RunOptions(journals=root, max_bytes=2**20)
     lakes = [Lake.open(tmp_path / name, create=True) for name in ("spark", "here")]
     for turn in range(3):
@@ -173,16 +144,21 @@ def test_spark_folds_a_restored_device_as_it_is_folded_here(
         if turn == 0:
             shutil.copytree(root / "edge", tmp_path / "backup")
         with lakes[0].writer() as writer:
-            assert run(writer, options, shown, Executors(spark)).batches == 1
+            hands = None if turn == 1 else Counting(spark)
+            assert run(writer, options, listener, hands).batches == 1
         with lakes[1].writer() as writer:
-            assert run(writer, options, shown).batches == 1
+            assert run(writer, options, listener).batches == 1
+    assert min(given) > 1
     by_spark, here = map(base_tables, lakes)
     assert by_spark == here
     assert {branch for _, branch, _ in here[1]} == {0, 1}
-    names = ("rollup_hour", "failures", "duplicates", "breaks")
-    for name in names:
-        item, other = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
-        assert sorted(item, key=repr) == sorted(other, key=repr), name
+    for name in ("rollup_hour", "failures", "duplicates", "breaks"):
+        rows, others = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
+        assert sorted(rows, key=repr) == sorted(others, key=repr), name
+    jobs = read_table(spark, lakes[0].path, "jobs")
+    assert jobs.count() == len(here[1])
+    assert "date" in jobs.columns
+    assert read_table(spark, lakes[0].path, "jobs", version=1).count() < jobs.count()
 
 
 def test_rollups_of_touched_days_equal_those_of_everything(
@@ -211,7 +187,7 @@ def test_tables_that_grew_batch_by_batch_equal_those_made_anew(
     names = ["rollup_hour", "device_lag"]
     lake = Lake.open(tmp_path / "lake", create=True)
     before, carried, behind = logs.parts
-    for number, part in enumerate((*cut(before, 4), carried, *cut(behind, 2))):
+    for number, part in enumerate((*cut(before, 2), carried, *cut(behind, 2))):
         fold_rows(lake, part, number)
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(lake.path, copy)
@@ -238,36 +214,6 @@ def test_what_is_kept_of_records_is_of_jobs_that_are_not_over(logs: Logs, small:
     assert [(log.device, log.left_bytes) for log in progress] == [("edge-1", 0), ("edge-2", 0)]
 
 
-@pytest.mark.parametrize("commits", range(4))
-def test_a_crash_between_two_tables_commits_is_made_good(
-    logs: Logs, small: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
-) -> None:
-    """Whichever tables have the batch already: they pass it over, and the fold is as it was."""
-    lake = Lake.open(tmp_path / "lake", create=True)
-    before, carried, behind = logs.parts
-    first, second = cut(before, 2)
-    fold_rows(lake, first, 0)
-    at_first = base_tables(lake.pinned())
-    real = LakeWriter.commit
-    done: list[str] = []
-
-    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
-        if len(done) == commits:
-            raise KeyboardInterrupt
-        done.append(table)
-        return real(self, table, *args, **options)
-
-    rest = pa.concat_tables([second, carried, behind])
-    with monkeypatch.context() as crash:
-        crash.setattr(LakeWriter, "commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fold_rows(lake, rest, 1)
-    assert done == ["records", "attempts", "_open", "jobs"][:commits]
-    assert base_tables(Lake.open(lake.path).pinned()) == at_first
-    fold_rows(lake, rest, 1)
-    assert base_tables(lake) == base_tables(small)
-
-
 def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,10 +227,10 @@ def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
     with monkeypatch.context() as crash, Lake.open(lake, create=True).writer() as writer:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(writer, options, _Told())
+            run(writer, options, mock.Mock())
     assert (lake / "records").is_dir()
     with Lake.open(lake, create=True).writer() as writer:
-        assert run(writer, options, _Told()).records
+        assert run(writer, options, mock.Mock()).records
     assert len(base_tables(Lake.open(lake))[1]) == 3
 
 
@@ -293,9 +239,9 @@ def test_logs_without_a_record_are_no_error(tmp_path: Path) -> None:
     root.mkdir()
     options = RunOptions(journals=root, max_bytes=2**20)
     with Lake.open(tmp_path / "lake", create=True).writer() as writer:
-        assert run(writer, options, _Told())[:3] == (0, 0, ())
+        assert run(writer, options, mock.Mock())[:3] == (0, 0, ())
         asyncio.run(filled(root / "edge-1", 3))
-        assert run(writer, options, _Told()).refreshed == DERIVED
+        assert run(writer, options, mock.Mock()).refreshed == DERIVED
 
 
 def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
