@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from taskq.calls.habits import option_instead
@@ -116,6 +116,16 @@ _SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
 _SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
 
 
+def named_in_units(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each option with its name in the log's words."""
+    return [(name, _UNITS.get(name, name)) for name in names]
+
+
+def in_units(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with their names in the log's words."""
+    return {unit: options[name] for name, unit in named_in_units(options)}
+
+
 def log_config(options: LogOptions) -> LogConfig:
     """Return the options in the log's words.
 
@@ -127,7 +137,8 @@ def log_config(options: LogOptions) -> LogConfig:
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name)
-        values[_UNITS.get(name, name)] = _checked(name, value)
+        values[name] = _checked(name, value)
+    values = in_units(values)
     if "queues" in values:
         values["queues"] = {
             name: _policy(name, policy) for name, policy in values["queues"].items()
@@ -178,13 +189,11 @@ def _policy(queue: str, given: object) -> QueuePolicy:
         raise UsageError(f"{what} has no option {name!r}: {option_instead(name, known)}")
     if given.get("dead_max") is not None:
         _checked("dead_max", given["dead_max"])
-    return QueuePolicy(
-        compress=given.get("compress"),
-        spill=given.get("spill"),
-        keep_seconds=_seconds_or_always(given.get("keep"), f"{what} keep"),
-        keep_dead_seconds=_seconds_or_always(given.get("keep_dead"), f"{what} keep_dead"),
-        dead_max=given.get("dead_max"),
-    )
+    spans = {
+        name: _seconds_or_always(given.get(name), f"{what} {name}")
+        for name in ("keep", "keep_dead")
+    }
+    return QueuePolicy(**in_units({**given, **spans}))
 
 
 def _seconds_or_always(value: Duration | None, what: str) -> float | None:

@@ -38,6 +38,7 @@ from pydantic_settings import (
 )
 
 from taskq.calls.habits import meant, option_instead
+from taskq.connection.logoptions import LogOptions, in_units, named_in_units
 from taskq.connection.places import (
     DATA_DIR_DEFAULT,
     DOTENV,
@@ -145,13 +146,7 @@ class QueueSettings(BaseModel):
     def _as_values(cls, given: Any) -> Any:
         if not isinstance(given, QueuePolicy):
             return given
-        return {
-            "compress": given.compress,
-            "spill": given.spill,
-            "keep": given.keep_seconds,
-            "keep_dead": given.keep_dead_seconds,
-            "dead_max": given.dead_max,
-        }
+        return {name: getattr(given, unit) for name, unit in named_in_units(cls.model_fields)}
 
     def policy(self) -> QueuePolicy:
         """Return the same in the log's words.
@@ -159,13 +154,7 @@ class QueueSettings(BaseModel):
         Raises:
             UsageError: a way to compress is not installed.
         """
-        return QueuePolicy(
-            compress=self.compress,
-            spill=self.spill,
-            keep_seconds=self.keep,
-            keep_dead_seconds=self.keep_dead,
-            dead_max=self.dead_max,
-        )
+        return QueuePolicy(**in_units(dict(self)))
 
 
 class HubSettings(BaseModel):
@@ -308,32 +297,9 @@ class Settings(BaseSettings):
         Raises:
             UsageError: a limit is out of its range.
         """
-        return LogConfig(
-            durability=self.durability,
-            interval_seconds=self.interval,
-            segment_bytes=int(self.segment_bytes),
-            segment_age_seconds=self.segment_age,
-            min_free_bytes=self.min_free,
-            reserve_bytes=self.reserve,
-            lock_wait_seconds=self.lock_wait,
-            exclusive=self.exclusive,
-            name=self.name,
-            compress=self.compress,
-            spill=self.spill,
-            spill_bytes_max=int(self.spill_bytes_max),
-            decompressed_bytes_max=int(self.decompressed_bytes_max),
-            keep_seconds=self.keep,
-            keep_bytes=self.keep_bytes,
-            keep_segments=self.keep_segments,
-            keep_dead_seconds=self.keep_dead,
-            dead_max=self.dead_max,
-            reader_lag_bytes=self.reader_lag_bytes,
-            upkeep=self.upkeep,
-            keys_max=self.keys_max,
-            starvation_seconds=self.starvation,
-            queues={name: queue.policy() for name, queue in self.queues.items()},
-            mode=self.mode,
-        )
+        given = {name: getattr(self, name) for name in LogOptions.__annotations__}
+        given["queues"] = {name: queue.policy() for name, queue in self.queues.items()}
+        return LogConfig(**in_units(given))
 
 
 def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
