@@ -42,8 +42,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     "taskq.core.why.ready_jobs": "stood here when the doors were built",
     "taskq.log.format.flows.is_of_flow": "stood here when the doors were built",
     "taskq.log.format.flows.takes_of": "stood here when the doors were built",
-    "taskq.log.format.history.ATTEMPTS_KEPT": "stood here when the doors were built",
-    "taskq.log.format.history.decode_history": "stood here when the doors were built",
     "taskq.log.format.history.encode_lines": "stood here when the doors were built",
     "taskq.log.machine.forks.fill_standard": "runs before any file is opened, and needs no log",
     "taskq.log.machine.forks.on_fork": "stood here when the doors were built",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Piece,
         as_bytes,
     )
+    from taskq.arrow.values import attempts_in
 
 __all__ = [
     "AS_BYTES",
@@ -39,6 +40,7 @@ __all__ = [
     "SegmentMissing",
     "WrongSegment",
     "as_bytes",
+    "attempts_in",
     "decode",
 ]
 
@@ -46,6 +48,7 @@ _HOMES: Final = {
     "taskq.arrow.decoder": "decode",
     "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
     "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
+    "taskq.arrow.values": "attempts_in",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

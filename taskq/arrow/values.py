@@ -14,11 +14,13 @@ from taskq.arrow.problems import shown
 from taskq.core.errors import TaskqError
 from taskq.engine import Flag, LogConfig
 from taskq.log.format.bodies import original_size
+from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
 from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:
     from taskq.arrow.layout import Ints
     from taskq.arrow.rows import Rows, Slices
+    from taskq.core.views import AttemptView
 
 #: A batch is ended before its compressed and spilled bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -144,6 +146,13 @@ def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     is_text = pa.array(arrays.is_text(values))
     none = pa.scalar(None, values.type)
     return pc.if_else(is_text, values, none).cast(pa.string()), pc.if_else(is_text, none, values)
+
+
+def attempts_in(history: bytes) -> tuple[list[AttemptView], bool]:
+    """Return the attempts that a value of the column history tells, and whether they are all."""
+    attempts = decode_history(history)
+    is_whole = bool(attempts) and attempts[0].number == 1 and len(attempts) < ATTEMPTS_KEPT
+    return attempts, is_whole
 
 
 def unpacked_sizes(rows: Rows) -> Ints | None:

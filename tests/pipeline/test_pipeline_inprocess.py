@@ -182,7 +182,7 @@ def test_a_run_that_is_killed_twenty_times_makes_the_tables_of_one_that_is_not(
     where = ["--journals", str(tmp_path / "hub"), "--lake", str(tmp_path / "lake")]
     words = [sys.executable, "-m", "taskq", "pipeline", "run", *where, "--max-bytes", "40k"]
     kills = 0
-    seconds = 2.0
+    seconds = 0.5
     while kills < 20:
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as item:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -191,7 +191,7 @@ def test_a_run_that_is_killed_twenty_times_makes_the_tables_of_one_that_is_not(
             item.kill()
             kills += 1
         # Once it commits a batch now and then, it is killed sooner or later by turns.
-        seconds = draw.uniform(0.5, 4.0)
+        seconds = draw.uniform(0.2, 2.0)
     assert kills > 5, "it was over too soon"
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lake = Lake.open(tmp_path / "lake")

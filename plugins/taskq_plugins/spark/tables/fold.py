@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
+from taskq.arrow import attempts_in
 from taskq.engine import Cause, kinds
-from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -196,7 +196,6 @@ class Bodies:
 
     def __init__(self, table: pa.Table) -> None:
         self._columns = {name: table[name] for name in ("value", "result", "history")}
-        self._is_text = str(table.schema.field("owner").type) == "string"
 
     def of(self, column: str, row: int) -> Any:
         """Return one value."""
@@ -213,20 +212,19 @@ class Bodies:
         data = self.of("history", born.row)
         if not data:
             return []
-        views = decode_history(data)
+        views, is_whole = attempts_in(data)
         attempts: list[Attempt] = []
         before_ns: int | None = born.enqueued_ns if born.kind not in BIRTHS else born.ts_ns
         for view in views:
             ended_ns = view.ended_ns or None
-            is_known = bool(attempts) or (view.number == 1 and len(views) < ATTEMPTS_KEPT)
             wait_ns = None
-            if is_known and before_ns is not None:
+            if (attempts or is_whole) and before_ns is not None:
                 wait_ns = max(view.started_ns, before_ns) - before_ns
             run_ns = None if ended_ns is None else max(0, ended_ns - view.started_ns)
             attempts.append(
                 Attempt(
                     number=view.number,
-                    owner=self._owner(view.owner),
+                    owner=f"{view.owner:016x}",
                     started_ns=view.started_ns,
                     ended_ns=ended_ns,
                     outcome=view.outcome or None,
@@ -237,12 +235,6 @@ class Bodies:
             )
             before_ns = ended_ns
         return attempts
-
-    def _owner(self, number: int) -> Any:
-        """Return it as the source gives it."""
-        if self._is_text:
-            return f"{number:016x}"
-        return number - (1 << 64) if number >> 63 else number
 
 
 def _text(value: Any) -> str | None:
