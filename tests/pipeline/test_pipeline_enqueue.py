@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -211,18 +209,6 @@ def test_rows_without_a_task_need_payloads(tmp_path: Path) -> None:
     (tmp_path / "v.csv").write_text("value\nplain\n")
     assert enqueue("v.csv", task="").exit_code == 0
     assert bodies(tmp_path / "data") == [b"plain"]
-
-
-def test_it_needs_no_spark(tmp_path: Path) -> None:
-    write(tmp_path / "rows.csv")
-    program = (
-        "import sys; from taskq.cli.main import main\n"
-        "try: main(['pipeline', 'enqueue', 'rows.csv', '--task', 't', '--to', 'data'])\n"
-        "except SystemExit: pass\n"
-        "assert not {'pyspark', 'duckdb'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
-    assert len(bodies(tmp_path / "data")) == 3
 
 
 def test_jobs_whose_key_is_held_are_counted(tmp_path: Path) -> None:

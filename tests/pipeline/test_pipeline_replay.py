@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -181,16 +179,3 @@ def test_no_lake_is_told(tmp_path: Path) -> None:
     failed = replay("--yes")
     assert failed.exit_code == 1
     assert "lake: is not a lake" in failed.output
-
-
-def test_it_needs_no_spark(tmp_path: Path) -> None:
-    lake(tmp_path / "lake", [job(1)])
-    program = (
-        "import sys; from taskq.cli.main import main\n"
-        "words = ['--lake', 'lake', '--where', 'true', '--to', 'data', '--yes']\n"
-        "try: main(['pipeline', 'replay', *words])\n"
-        "except SystemExit: pass\n"
-        "assert 'pyspark' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
-    assert len(jobs(tmp_path / "data")) == 1

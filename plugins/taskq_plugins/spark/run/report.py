@@ -32,21 +32,36 @@ def open_report(*, as_json: bool) -> Iterator[Report]:
 
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            yield Live(progress)
+            yield Lines(progress)
 
 
 class Lines:
-    """A plain line on stderr for each step, the summary on stdout."""
+    """A plain line on stderr for each step, or one on a terminal; the summary on stdout.
 
-    def __init__(self) -> None:
+    Args:
+        progress: the line on the terminal.
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
         self.records = 0
+        self._progress = progress
+        if progress is not None:
+            self._task: TaskID = progress.add_task("looking at the logs", total=None)
 
     def step(self, text: str) -> None:
-        """Tell one step."""
-        render.echo(text, err=True)
+        """Tell a step."""
+        if self._progress is None:
+            render.echo(text, err=True)
+        else:
+            description = f"{self.records:,} records · {text}" if self.records else text
+            self._progress.update(self._task, description=description)
+
+    def _end(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
 
     def starting(self) -> None:
-        """Spark is about to start."""
+        """Tell that Spark is about to start."""
         self.step("starting Spark")
 
     def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
@@ -63,10 +78,12 @@ class Lines:
 
     def nothing_new(self, lake: Lake) -> None:
         """Tell that all was read before."""
+        self._end()
         render.echo(f"nothing new; the tables stand at batch {_batch(lake)}")
 
     def done(self, summary: Summary, lake: Lake) -> None:
         """Print what was done, and what the tables hold."""
+        self._end()
         rate = summary.records / summary.seconds if summary.seconds else 0.0
         render.echo(
             f"{summary.records:,} records in {summary.batches} "
@@ -80,30 +97,6 @@ class Lines:
         render.print_table(("table", ">rows", ">size"), rows)
 
 
-class Live(Lines):
-    """One line on the terminal that tells what goes on."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-        self._task: TaskID = progress.add_task("looking at the logs", total=None)
-
-    def step(self, text: str) -> None:
-        """Tell one step."""
-        description = f"{self.records:,} records · {text}" if self.records else text
-        self._progress.update(self._task, description=description)
-
-    def done(self, summary: Summary, lake: Lake) -> None:
-        """Print the summary where the line was."""
-        self._progress.stop()
-        super().done(summary, lake)
-
-    def nothing_new(self, lake: Lake) -> None:
-        """Print that where the line was."""
-        self._progress.stop()
-        super().nothing_new(lake)
-
-
 class JsonLines:
     """One JSON object a line for each step; the last one is the summary."""
 
@@ -112,7 +105,7 @@ class JsonLines:
         sys.stdout.flush()
 
     def starting(self) -> None:
-        """Spark is about to start."""
+        """Tell that Spark is about to start."""
         self._write("starting")
 
     def on_batch(self, number: int, folded: Folded, seconds: float) -> None:

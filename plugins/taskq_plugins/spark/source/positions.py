@@ -12,10 +12,14 @@ from taskq_plugins.fleet.segmentfile import START
 if TYPE_CHECKING:
     from taskq_plugins.fleet.marks import End
 
-_U64: Final = 2**64
 _LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000
-_BRANCHES_MAX: Final = 2**31
+#: What numbers of a position are below, and which must be there.
+_LIMITS: Final = {
+    "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "epoch": 2**64, "frame": 2**32,
+    "from_segment": _LSN_MAX, "from_offset": 2**32, "branch": 2**31,
+}  # fmt: skip
+_NEEDED: Final = frozenset({"segment", "offset"})
 
 
 class Position(NamedTuple):
@@ -119,27 +123,18 @@ def _position(value: dict[str, Any]) -> Position:
     unknown = set(value) - set(Position._fields)
     if unknown:
         raise ValueError(f"unknown {sorted(unknown)}")
+    numbers = {name: _number(value, name, limit) for name, limit in _LIMITS.items()}
     time_ns = value.get("time_ns", 0)
-    if not isinstance(time_ns, int) or isinstance(time_ns, bool):
+    if type(time_ns) is not int:
         raise TypeError("time_ns is no number")
-    return Position(
-        str(value.get("device", "")),
-        _number(value, "segment", _LSN_MAX),
-        max(_number(value, "offset", 2**32), START),
-        _number(value, "lsn", _LSN_MAX, 0),
-        _number(value, "epoch", _U64, 0),
-        _number(value, "frame", 2**32, 0),
-        time_ns,
-        _number(value, "from_segment", _LSN_MAX, 0),
-        _number(value, "from_offset", 2**32, 0),
-        _number(value, "branch", _BRANCHES_MAX, 0),
-        str(value.get("held", "")),
-    )
+    device, held = (str(value.get(name, "")) for name in ("device", "held"))
+    position = Position(device, time_ns=time_ns, held=held, **numbers)
+    return position._replace(offset=max(position.offset, START))
 
 
-def _number(value: dict[str, Any], name: str, limit: int, default: int | None = None) -> int:
-    number = value.get(name, default)
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < limit:
+def _number(value: dict[str, Any], name: str, limit: int) -> int:
+    number = value.get(name, None if name in _NEEDED else 0)
+    if type(number) is not int or not 0 <= number < limit:
         raise ValueError(f"{name} is {number!r}")
     return number
 
