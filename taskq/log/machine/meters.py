@@ -6,6 +6,7 @@ which only notes the number. They are counted when somebody asks, and once a sec
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
@@ -30,12 +31,14 @@ class Histogram:
         record: notes a number; one below 0 (a clock that fell) counts as 0.
     """
 
-    __slots__ = ("_buckets", "_count", "_largest", "_noted", "_total", "record")
+    __slots__ = ("_buckets", "_count", "_guard", "_largest", "_noted", "_total", "record")
 
     def __init__(self) -> None:
         self._buckets = [0] * _BUCKETS
         self._count = self._total = self._largest = 0
         self._noted: list[int] = []
+        #: whoever counts is the only one who takes from there
+        self._guard = threading.Lock()
         self.record: Callable[[int], None] = self._noted.append
 
     @property
@@ -59,8 +62,9 @@ class Histogram:
     def settle(self) -> None:
         """Count in what was noted; legal on any thread."""
         noted = self._noted
-        while noted:
-            self._count_in(noted.pop())
+        with self._guard:
+            while noted:
+                self._count_in(noted.pop())
 
     def _count_in(self, value: int) -> None:
         value = max(value, 0)

@@ -283,21 +283,19 @@ class _Port(Generic[F]):
     @_request
     def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[CompactReport]:
         """Compact now: a CompactReport once it is done."""
-        mailbox = self._mailbox
-        if not mailbox.usable:
-            raise mailbox.closed()
-        future = self._future()
-        mailbox.order(Order(keep_seconds, dry_run, self, future))
-        return future
+        return self._order(lambda future: Order(keep_seconds, dry_run, self, future))
 
     @_request
     def adopt(self) -> Sent[int]:
         """Adopt what was published: how many jobs came of it, once nothing waits any more."""
+        return self._order(lambda future: AdoptOrder(self, future))
+
+    def _order(self, make: Callable[[F], Order | AdoptOrder]) -> F:
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
         future = self._future()
-        mailbox.order(AdoptOrder(self, future))
+        mailbox.order(make(future))
         return future
 
     def _resolve(self, answers: Iterable[Answer]) -> None:
