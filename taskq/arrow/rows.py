@@ -103,7 +103,7 @@ class Rows:
 
     @cached_property
     def is_of_job(self) -> Mask:
-        """Return records that concern a job that an earlier one brought into being."""
+        """Return which records concern a job that an earlier one brought into being."""
         return layout.IS_OF_JOB[self.kind]
 
     @cached_property
@@ -115,7 +115,7 @@ class Rows:
 
     @cached_property
     def is_carrying(self) -> Mask:
-        """Return records that hold another."""
+        """Return which records hold another."""
         return layout.IS_CARRYING[self.kind]
 
     @cached_property
@@ -127,7 +127,7 @@ class Rows:
 
     @cached_property
     def is_birth(self) -> Mask:
-        """Return records that are, or hold, an ENQUEUED record."""
+        """Return which records are, or hold, an ENQUEUED record."""
         return layout.IS_BIRTH[self.kind]
 
     @cached_property

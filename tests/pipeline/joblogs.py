@@ -106,7 +106,7 @@ def by_job(rows: Iterable[Row]) -> Jobs:
 
 
 def check_equal(shown: Jobs, wanted: Jobs) -> None:
-    """Return what the pipeline tells, and what the log tells."""
+    """See that the pipeline tells of jobs as the log does."""
     assert shown.keys() == wanted.keys()
     for key, row in wanted.items():
         got = comparable(shown[key])

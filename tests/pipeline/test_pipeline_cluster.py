@@ -86,7 +86,7 @@ class Cluster:
 
 @contextmanager
 def daemon(name: str, home: Path, *arguments: str) -> Iterator[Path]:
-    """Yield one of Spark's programs, in a directory of its own; what it says."""
+    """Run one of Spark's programs in a directory of its own; yield the file of what it says."""
     import pyspark  # noqa: PLC0415 - only for its place
 
     home.mkdir()

@@ -60,7 +60,7 @@ class Made(NamedTuple):
 
 
 async def same(path: Path) -> None:
-    """Return a job with a key that another device has, too."""
+    """Work off a job with a key that another device has, too."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.put(b"once", queue="twice", key=b"same")
         for delivery in await log.claim(1, queues=["twice"]):

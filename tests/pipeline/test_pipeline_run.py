@@ -282,7 +282,7 @@ async def worked(path: Path, jobs: int) -> None:
 
 
 async def unused(path: Path, jobs: int) -> None:
-    """Return records that concern no job, and jobs that nobody claims."""
+    """Write records that concern no job, and jobs that nobody claims."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.pause("mail")
         for _ in range(jobs):
