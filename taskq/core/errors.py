@@ -129,7 +129,7 @@ class JobNotFound(TaskqError):
 
 
 class InvalidJobId(UsageError, JobNotFound):
-    """What was given could be no job's id."""
+    """Raised when what was given could be no job's id."""
 
 
 class WrongLog(UsageError, JobNotFound):
@@ -426,7 +426,7 @@ class JobNotYetEnqueued(TaskqError):
 
 
 class JobError(TaskqError):
-    """What ``result()`` raises when there is no value.
+    """Raised by ``result()`` when there is no value.
 
     Attributes:
         job_id: the job's id.

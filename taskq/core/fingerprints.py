@@ -1,4 +1,4 @@
-"""What failures have in common: a reason without the parts that differ from one job to the next.
+"""Find what failures have in common: a reason without what differs from job to job.
 
 The rules are plain data, applied here by Python and in ``failures`` by Spark, with the same answer.
 So their patterns keep to what both engines read alike: ASCII classes written out instead of dots,
@@ -25,7 +25,7 @@ NO_REASON: Final = "(no reason given)"
 
 
 class Rule(NamedTuple):
-    """One step: everything that the pattern finds becomes the replacement."""
+    """Replace everything that the pattern finds."""
 
     pattern: str
     replacement: str
@@ -134,7 +134,7 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
 
 
 class FailureKind(NamedTuple):
-    """One kind of failure: of a task, and a reason without what differs between jobs.
+    """Name a kind of failure: a task, and a reason without what differs between jobs.
 
     Attributes:
         task: its name, None for jobs that were put as bytes.

@@ -34,7 +34,7 @@ _OPTION_BYTES: Final = 3
 
 
 class Policy(enum.IntEnum):
-    """What becomes of a held job when one of its inputs fails."""
+    """Say what becomes of a held job when one of its inputs fails."""
 
     #: it is cancelled, and so is what waits for it
     CANCEL = 0
@@ -46,7 +46,7 @@ class Policy(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPart:
-    """What one job of a flow has to do with the others, by their places in the flow.
+    """Tell what one job of a flow has to do with the others, by their places in the flow.
 
     Attributes:
         index: the job's own place; the jobs are enqueued in this order, one behind the other.
@@ -82,7 +82,7 @@ class FlowPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """What a held job waits for: so many of all its inputs, and (id, state) of some of them."""
+    """Tell what a held job waits for: how many of its inputs, and (id, state) of some of them."""
 
     count: int
     total: int
@@ -159,7 +159,7 @@ class Flows:
                     self.todo.pop(dependent, None)
 
     def thaw(self, jobs: Iterable[int], values: Iterable[int]) -> None:
-        """What a snapshot has of the held jobs."""
+        """Return what a snapshot has of the held jobs."""
         self.held = dict(zip(jobs, values, strict=True))
         self.todo = {
             job: None

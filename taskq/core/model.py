@@ -40,7 +40,7 @@ TIME_NS_MAX: Final = 2**62
 
 
 class State(enum.IntEnum):
-    """Where a job is in its life."""
+    """Say where a job is in its life."""
 
     #: not (or no longer) a job of this log
     ABSENT = 0
@@ -91,7 +91,7 @@ PASSING_STATES: Final = SETTLED_STATES - {State.DEAD}
 
 
 class Durability(enum.StrEnum):
-    """What an awaited answer survives."""
+    """Say what an awaited answer survives."""
 
     #: a power loss
     FSYNC = "fsync"
@@ -102,7 +102,7 @@ class Durability(enum.StrEnum):
 
 
 class Conflict(enum.StrEnum):
-    """What an enqueue does when its key is held."""
+    """Say what an enqueue does when its key is held."""
 
     #: nothing new is enqueued; the answer is the job that holds the key
     FIRST = "first"

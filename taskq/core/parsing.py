@@ -1,4 +1,4 @@
-"""What people and other programs write, as values: numbers, sizes, names, job ids, JSON."""
+"""Parse what people and other programs write: numbers, sizes, names, job ids, JSON."""
 
 from __future__ import annotations
 

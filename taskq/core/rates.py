@@ -94,7 +94,7 @@ def _window_ns(span: str, unit: str) -> int | None:
 
 
 class Times:
-    """When the claims of one group were made, as far back as that matters.
+    """Hold when the claims of one group were made, as far back as that matters.
 
     Attributes:
         total: how many are kept.
@@ -193,7 +193,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What holds for each group of a task.
+    """Limit each group of a task.
 
     Attributes:
         concurrency: jobs that run at a time; 0 for no limit.

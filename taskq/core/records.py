@@ -125,7 +125,7 @@ class Option(enum.IntEnum):
 
 
 class Cause(enum.IntEnum):
-    """Why a delivery was released, or by what a job died."""
+    """Say why a delivery was released, or by what a job died."""
 
     #: the caller said so
     CALLER = 0

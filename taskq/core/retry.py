@@ -1,4 +1,4 @@
-"""What a task wishes, and after which error, and after how long, a job runs again. Pure.
+"""Decide after which error, and after how long, a job runs again. Pure.
 
 The delays of a policy::
 
@@ -134,7 +134,7 @@ def wish_of(
 
 
 class Shape(enum.StrEnum):
-    """How the delay grows with the attempts."""
+    """Say how the delay grows with the attempts."""
 
     #: always the same
     FIXED = "fixed"
@@ -145,7 +145,7 @@ class Shape(enum.StrEnum):
 
 
 class Jitter(enum.StrEnum):
-    """How chance changes a delay."""
+    """Say how chance changes a delay."""
 
     #: not at all
     NONE = "none"

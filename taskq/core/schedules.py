@@ -1,4 +1,4 @@
-"""What the log knows of schedules: how far each has ticked. A fold of the log, as jobs are.
+"""Fold how far each schedule has ticked, as jobs are folded.
 
 When a schedule ticks is worked out by its workers, from its rule; here is only what all of them
 must agree on.
@@ -20,7 +20,7 @@ _HASH_RANGE: Final = 2**64
 
 
 class ScheduleState(NamedTuple):
-    """How far a schedule has come. Moments are wall time, which does not shift with the clock."""
+    """Tell how far a schedule has come. Moments are wall time: no clock shifts them."""
 
     #: the latest moment that it ticked for; 0: it never did
     last_ns: int = 0
@@ -34,7 +34,7 @@ class ScheduleState(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """What a TICKED record says: the state of one schedule from here on."""
+    """Hold what a TICKED record says: the state of one schedule from here on."""
 
     name: str
     state: ScheduleState
@@ -59,7 +59,7 @@ def apply_ticked(schedules: dict[str, ScheduleState], ticked: Ticked) -> None:
 
 
 def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
-    """How much later than its moment a tick comes: 0 to ``most_ns``, the same in all processes."""
+    """Return how late a tick comes: 0 to ``most_ns``, the same in all processes."""
     if most_ns <= 0:
         return 0
     import hashlib  # noqa: PLC0415 - brings OpenSSL along, and few schedules have a jitter

@@ -1,4 +1,4 @@
-"""What people are told of jobs, queues, processes and files, and the same as JSON."""
+"""Show jobs, queues, processes and files to people, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _moment_or_none(time_ns: int) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One delivery of a job, as the log tells it. Times are nanoseconds of wall time."""
+    """Show one delivery of a job, as the log tells it. Times are nanoseconds of wall time."""
 
     number: int
     owner: int
@@ -115,12 +115,12 @@ class AttemptView:
 
     @property
     def started_at(self) -> datetime:
-        """When it began, in UTC."""
+        """Return when it began, in UTC."""
         return _moment(self.started_ns)
 
     @property
     def ended_at(self) -> datetime | None:
-        """When it ended, in UTC; None while it runs."""
+        """Return when it ended, in UTC; None while it runs."""
         return _moment(self.ended_ns) if self.ended_ns else None
 
     @property
@@ -206,22 +206,22 @@ class JobView:
 
     @property
     def enqueued_at(self) -> datetime:
-        """When it was enqueued, in UTC."""
+        """Return when it was enqueued, in UTC."""
         return _moment(self.enqueued_ns)
 
     @property
     def due_at(self) -> datetime | None:
-        """When it is due, in UTC; None for at once, and while it waits for other jobs."""
+        """Return when it is due, in UTC; None for at once, and while it waits for other jobs."""
         return _moment_or_none(self.due_ns)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When it expires unless it ran by then, in UTC; None for never."""
+        """Return when it expires unless it ran by then, in UTC; None for never."""
         return _moment_or_none(self.expires_ns)
 
     @property
     def settled_at(self) -> datetime | None:
-        """When it ended, in UTC; None before that."""
+        """Return when it ended, in UTC; None before that."""
         return _moment_or_none(self.settled_ns)
 
     @property
@@ -297,7 +297,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """What the engine of one process did since it opened the log."""
+    """Count what the engine of one process did since it opened the log."""
 
     #: frames it appended, and the records in them
     batches: int
@@ -402,7 +402,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What one worker claims, None: any; what it does not for now; the limits of its tasks."""
+    """Tell what one worker claims, None: any; what it leaves for now; the limits of its tasks."""
 
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
@@ -422,7 +422,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """One file of the log, in bytes; it began at a wall time, 0 if it is empty."""
+    """Show one file of the log, in bytes; it began at a wall time, 0 if it is empty."""
 
     name: str
     size: int
@@ -457,7 +457,7 @@ class LimitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerView:
-    """One process that has the log open, or had it when it died."""
+    """Show one process that has the log open, or had it when it died."""
 
     owner: int
     pid: int
@@ -532,7 +532,7 @@ class Damage:
 
 
 class ProgressView(NamedTuple):
-    """What a running job told last of how far it is."""
+    """Show what a running job told last of how far it is."""
 
     #: 0 to 1
     fraction: float
@@ -547,7 +547,7 @@ class ProgressView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What a full read of a log found."""
+    """Report what a full read of a log found."""
 
     segments: int
     frames: int
@@ -578,7 +578,7 @@ class CompactedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReport:
-    """What a compaction did, or would do."""
+    """Report what a compaction did, or would do."""
 
     segments: tuple[CompactedSegment, ...]
     #: jobs that were written again

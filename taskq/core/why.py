@@ -28,7 +28,7 @@ _REASON_CHARACTERS_MAX: Final = 200
 
 
 class Why(enum.StrEnum):
-    """What keeps a job from running."""
+    """Name what keeps a job from running."""
 
     #: it ran to its end
     SUCCEEDED = "succeeded"
@@ -76,7 +76,7 @@ class Why(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a job is not running.
+    """Explain why a job is not running.
 
     Attributes:
         code: for programs.
@@ -94,7 +94,7 @@ class Reason:
         return self.text
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON: what ``taskq why --json`` prints besides the id."""
+        """Return a document of JSON: what ``taskq why --json`` prints besides the id."""
         from taskq.core.views import moment  # noqa: PLC0415 - few ask
 
         return {
@@ -446,7 +446,7 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | Non
 
 
 def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> list[LimitView]:
-    """What is used of these limits, by task and concurrency key; of keys only those with jobs."""
+    """Return what is used of limits, by task and concurrency key; of keys those with jobs."""
     keyed = {lane.task for lane in agenda.lanes if lane.concurrency_key}
     counts = {(task, b""): [0, 0] for task in limits if task not in keyed}
     for lane in agenda.lanes:
@@ -479,7 +479,7 @@ def _is_of(agenda: Agenda, job: int, task: str, key: bytes) -> bool:
 
 
 class Strays(NamedTuple):
-    """How many jobs wait in vain.
+    """Count the jobs that wait in vain.
 
     Attributes:
         by_task: of queues that are served, by the tasks that no worker of them knows.

@@ -134,7 +134,7 @@ class Agenda:
         self._expiring += 1
 
     def apply_expiry_again(self, job: int, expires_ns: int, is_wall: bool) -> None:
-        """The same of a dead letter that is ready again: it may be noted since its first life."""
+        """Do the same for a dead letter that is ready again, which may be noted already."""
         shift_ns = 0 if is_wall else self.times.shift_ns
         if self.times.expires(job, expires_ns - shift_ns, is_wall):
             self._expiring += 1

@@ -1,4 +1,4 @@
-"""What a fold does with records that stand in for older ones, and with dead letters.
+"""Apply records that stand in for older ones, and what becomes of dead letters.
 
 A log that was compacted begins with jobs that its first records know nothing of: they are written
 again behind, as they stood. A fold that has seen the originals learns from these records only where

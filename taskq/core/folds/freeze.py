@@ -76,7 +76,7 @@ class Frozen:
 
 
 class Source(Protocol):
-    """Where columns come from; what does not fit raises a ValueError."""
+    """Read columns; what does not fit raises a ValueError."""
 
     def take(self, code: str) -> array[int]:
         """Return the next column."""

@@ -190,7 +190,7 @@ class Groups:
                 yield group.key, times
 
     def times(self, key: tuple[str, bytes], moment: int) -> Times | None:
-        """When the claims of the group of that key were made, those that matter; None for none."""
+        """Return when the claims of a group were made, those that matter; None for none."""
         group = self._groups.get(key)
         times = None if group is None else group.times
         if times is not None:

@@ -313,7 +313,7 @@ class Lane:
 
 
 class Group:
-    """What one limit counts.
+    """Count what one limit counts.
 
     Attributes:
         key: name of the task, and the concurrency key, b"" for none.

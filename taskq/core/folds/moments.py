@@ -1,4 +1,4 @@
-"""When unsettled jobs are due and expire, which claims end when, and since when jobs wait."""
+"""Keep when unsettled jobs are due and expire, claims end, and since when jobs wait."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ _PARTS: Final = 64
 
 
 class Ages:
-    """When jobs were enqueued, in shifted time (see ``Timetable``).
+    """Keep when jobs were enqueued, in shifted time (see ``Timetable``).
 
     Attributes:
         window_ns: waiting longer, a job rises one level for each; 0: never.
@@ -317,7 +317,7 @@ class Ages:
         return self._moments[at] if self._moments else LATEST
 
     def dates(self, job: int) -> bool:
-        """Whether it is known when the job was enqueued, and not only that it was long ago."""
+        """Return whether it is known when the job was enqueued, not only that it is old."""
         return bool(self._lsns) and job >= self._lsns[0]
 
     def before(self, moment: int) -> int:

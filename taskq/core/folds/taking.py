@@ -197,7 +197,7 @@ class Taking:
     # -- waiting for long -------------------------------------------------------------------------
 
     def _is_any_aged(self) -> bool:
-        """Whether a ready job has waited for a window; if not, not to be asked again for long."""
+        """Return whether a ready job has waited for a window; if not, it is not asked for long."""
         ages = self._ages
         if not ages.window_ns:
             ages.aged_at = NO_JOB

@@ -30,7 +30,7 @@ _OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
 
 
 class Carried(NamedTuple):
-    """What a CARRIED, REQUEUED or EDITED record says. Moments are nanoseconds, 0 for none.
+    """Hold what a CARRIED, REQUEUED or EDITED record says. Moments are nanoseconds, 0 for none.
 
     ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and are as
     of the record's own frame; the due time of a job with an eta does not: ``due_is_wall`` tells.

@@ -210,7 +210,7 @@ crc32 = zlib.crc32
 
 
 class Link(NamedTuple):
-    """How a segment names the end of the one before it: where its last frame starts, and its CRC.
+    """Name the end of the segment before: where its last frame starts, and its CRC.
 
     The CRC is the header's: its seed holds the place, so it is that of no other frame.
     """
@@ -226,7 +226,7 @@ LOST: Final = Link(1, 0)
 
 
 class SegmentHeader(NamedTuple):
-    """What the first 64 bytes of a segment say."""
+    """Hold what the first 64 bytes of a segment say."""
 
     first_lsn: int
     epoch: int
@@ -236,7 +236,7 @@ class SegmentHeader(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """What the header of a frame says; ``size`` is that of the whole frame with its padding."""
+    """Hold what the header of a frame says; ``size`` is that of the frame with its padding."""
 
     body_size: int
     records: int
@@ -320,7 +320,7 @@ def encode_frame(
     seed: int,
     offset: int,
 ) -> bytes:
-    """One whole frame, padded, as it is appended at ``offset`` of the segment with that seed."""
+    """Return a whole frame, padded, as it is appended at ``offset`` of a segment with that seed."""
     seed = crc32(_U64.pack(offset), seed)
     size = len(body)
     head = FRAME_HEADER.pack(

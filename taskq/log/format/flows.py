@@ -35,7 +35,7 @@ _UNLOCKS: Final = int(Option.UNLOCKS)
 
 
 class Root(NamedTuple):
-    """What the first job of a flow says of all of it."""
+    """Hold what the first job of a flow says of all of it."""
 
     jobs: int
     #: so many of the first jobs make up the flow's result
@@ -113,7 +113,7 @@ def decode_unlocks(value: bytes) -> tuple[int, ...]:
 
 
 def held_needs(meta: int, data: bytes, at: int, size: int) -> int | None:
-    """What a job with this meta and these options waits for at first; None if it is not held."""
+    """Return what a job with this meta and these options waits for at first; None for nothing."""
     if not meta & META_FLOW:
         return None
     for tag, value in each_option(data, at, size):

@@ -285,7 +285,7 @@ _MARK_BYTES: Final = 16 * 1024
 
 
 class Cursor:
-    """How far a reader of the log has come: an offset in a segment, and the lsn expected there.
+    """Tell how far a reader has come: an offset in a segment, and the lsn expected there.
 
     Attributes:
         frame: offset of the whole frame that ends there; -1 if there is none or it is not known.
@@ -301,7 +301,7 @@ class Cursor:
 
 
 class Marks:
-    """Where some of the frames start that this process wrote, one in every 16 KiB.
+    """Keep where some of the frames start that this process wrote, one in every 16 KiB.
 
     Kept in columns of 24 bytes a mark; as tuples they were a megabyte of a worker that ran many.
     """

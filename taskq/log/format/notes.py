@@ -31,7 +31,7 @@ _HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
 
 
 class UploadProgress(NamedTuple):
-    """How far an upload has come."""
+    """Tell how far an upload has come."""
 
     #: 16 bytes
     upload: bytes

@@ -1,4 +1,4 @@
-"""What is left of a damaged frame: the records whose own CRC says that they are whole.
+"""Salvage a damaged frame: the records whose own CRC says that they are whole.
 
 Records follow one another by their lengths. Behind one whose length is not to be trusted the next
 is found by its CRC alone: of the bytes that look like the head of a record it is told for which

@@ -39,7 +39,7 @@ _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, SUCCESS)}
 
 
 class End(NamedTuple):
-    """How a job stands: settled with a result or reason, or not settled, or not there any more."""
+    """Tell how a job stands: settled with a result or reason, not settled, or gone."""
 
     job: int
     #: ABSENT: nothing is known of it any more
@@ -89,7 +89,7 @@ def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
 
 
 def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
-    """How these jobs, at most ENDS_MAX of them, ended; one that lives is told with its state."""
+    """Return how these jobs, at most ENDS_MAX, ended; one that lives is told with its state."""
     agenda = sight.facets.need_agenda()
     ends: list[End] = []
     for job in jobs[:ENDS_MAX]:

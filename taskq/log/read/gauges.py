@@ -1,4 +1,4 @@
-"""What is told of queues besides their counts: how long the oldest job waits, how fast jobs end."""
+"""Measure queues beyond their counts: how long the oldest job waits, how fast jobs end."""
 
 from __future__ import annotations
 

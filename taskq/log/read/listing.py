@@ -228,7 +228,7 @@ def _last(
 
 
 class _Backwards:
-    """One walk over the segments from the newest to the oldest.
+    """Walk over the segments from the newest to the oldest.
 
     Args:
         states: ended jobs in these states; None: all jobs, whatever became of them.

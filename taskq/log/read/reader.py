@@ -285,7 +285,7 @@ class LogReader:
         return self._told(_stats)
 
     def ready_jobs(self) -> dict[tuple[str, str], int]:
-        """How many jobs of each (queue, task) may be claimed now, but for those put as bytes."""
+        """Count the jobs of each (queue, task) that are ready, but for those put as bytes."""
 
         def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], int]:
             agenda = facets.need_agenda()
@@ -295,7 +295,7 @@ class LogReader:
         return self._told(read)
 
     def limits(self, limits: Mapping[str, Limit]) -> list[LimitView]:
-        """What is used of limits, by the names of their tasks: those that workers tell of."""
+        """Return what is used of limits that workers tell of, by the names of their tasks."""
         return self._told(
             lambda _, facets, now_ns: limits_in_use(facets.need_agenda(), limits, now_ns)
         )
@@ -383,7 +383,7 @@ class LogReader:
         return None if reason.code in _OF_WORKERS else reason
 
     def unfolded_bytes(self) -> int:
-        """What a question about the present reads of the log: all since the newest snapshot."""
+        """Return how much a question about the present reads: all since the newest snapshot."""
         journal = self._journal
         since, end = newest_stand(journal, AGENDA) or journal.start(), journal.end()
         sizes = {lsn: journal.files.size(lsn) for lsn in journal.files.lsns if lsn < end.segment}
@@ -444,7 +444,7 @@ class LogReader:
 
 
 def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
-    """Why a job is not running, for who has waited in vain for it; "" if that cannot be told soon.
+    """Explain to who waited in vain why a job is not running; "" if that cannot be told soon.
 
     Args:
         path: directory of the log.

@@ -55,7 +55,7 @@ _TRY_AGAIN_SECONDS: Final = 0.002
 
 
 class Position(NamedTuple):
-    """How far a reader has come: it has had everything before ``lsn``.
+    """Tell how far a reader has come: it has had everything before ``lsn``.
 
     The frame that held the last of that is named, so that the next to read can see that it is still
     there. ``offset`` 0: no frame is named, ``segment`` is where to look.

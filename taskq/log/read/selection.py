@@ -92,7 +92,7 @@ class PageEnd(NamedTuple):
 
 
 class Page(NamedTuple, Generic[Item]):
-    """What one look found."""
+    """Hold what one look found."""
 
     items: list[Item]
     #: jobs that were meant and cannot be had, and why
@@ -240,7 +240,7 @@ def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int
 
 
 class _BirthTimes:
-    """When jobs were enqueued: the times of the frames that hold them, the last one kept."""
+    """Find when jobs were enqueued: the times of the frames that hold them, the last one kept."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -43,7 +43,7 @@ _OF_CLAIMS: Final = ENDS_OF_CLAIMS | LEASING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """One thing that happened to a job. Moments are nanoseconds of wall time, 0 for none.
+    """Tell one thing that happened to a job. Moments are nanoseconds of wall time, 0 for none.
 
     Attributes:
         time_ns: when.
@@ -74,7 +74,7 @@ class JobEvent:
     task: str = field(default="", compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a document of JSON: an entry of what ``taskq timeline --json`` prints."""
+        """Return a document of JSON: an entry of what ``taskq timeline --json`` prints."""
         error, message, fingerprint = self.failure
         return {
             "time": documents.moment(self.time_ns),
@@ -155,7 +155,7 @@ def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[At
 
 
 def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
-    """What an edit changed of the job's place, as far as that is known; its due time is no part."""
+    """Return what an edit changed of the job's place, as far as that is known."""
     queue, priority = before or (record.queue, record.priority)
     told = []
     if queue != record.queue:
@@ -238,7 +238,7 @@ def _describe(
 
 
 def _introduction(owner: int) -> bytes:
-    """What an OWNER record holds that is nowhere else but by chance: its type, and whom it names.
+    """Return what an OWNER record holds that is nowhere else but by chance: its type and whom.
 
     The record's options, flags and reserved bytes are fixed, so one search finds it among records
     of a frame without a look at any.

@@ -78,7 +78,7 @@ def _check_files(journal: Journal, named: dict[bytes, int]) -> Iterator[str]:
 
 
 def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
-    """What ``Journal.frames`` gives of the whole log, and last segments that do not open as such.
+    """Yield what ``Journal.frames`` gives of the log, and last segments that do not open as such.
 
     Where a segment's beginning is damaged, the log ends before it for whoever only reads.
     """

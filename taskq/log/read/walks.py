@@ -258,7 +258,7 @@ class _Walk:
 
 
 class _Newborns:
-    """Where the enqueue records of jobs stand of which nothing else was seen yet."""
+    """Keep where the enqueue records of jobs stand of which nothing else was seen yet."""
 
     def __init__(self) -> None:
         self._columns = array("Q"), array("Q"), array("Q")
@@ -355,7 +355,7 @@ def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
 
 
 class _Ends:
-    """What became of the jobs that fit."""
+    """Keep what became of the jobs that fit."""
 
     def __init__(self, past: Past, oldest: int) -> None:
         self._past = past

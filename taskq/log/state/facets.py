@@ -109,7 +109,7 @@ class Facets:
 
     def _build(self, name: str) -> None:
         for _ in self.unfinished.pop(name, ()):
-            """What is built in steps need not begin anew."""
+            """Go on with what is built in steps."""
         if name not in self.followed:
             self._put(name, *self._opened(name))
         self._follow(name)
@@ -168,7 +168,7 @@ class Facets:
         return bool(self.unfinished)
 
     def _end_building(self, name: str) -> None:
-        """What is left, or could not be built, is done at once: others may write on and on."""
+        """Do what is left, or could not be built, at once: others may write on and on."""
         self.unfinished.pop(name, None)
         self._at_once.add(name)
 

@@ -115,7 +115,7 @@ class Kind(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a snapshot says of itself."""
+    """Hold what a snapshot says of itself."""
 
     code: int
     version: int
@@ -347,7 +347,7 @@ _log: Final = logging.getLogger("taskq")
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[F]):
-    """One facet's kind of snapshot, and how it is made."""
+    """Make the snapshots of one facet."""
 
     kind: Kind
     make: Callable[[], F]
@@ -458,7 +458,7 @@ def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
 
 
 def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
-    """How far the newest snapshot of a facet has come, by its header alone; None without one."""
+    """Return how far a facet's newest snapshot has come, by its header; None without one."""
     for name in snapshot_names(place.disk, place.path, form.kind.name):
         with contextlib.suppress(OSError, Unusable):
             descriptor = place.disk.open(f"{place.path}/{DIRECTORY}/{name}", write=False)

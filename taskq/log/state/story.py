@@ -183,7 +183,7 @@ class Story:
             self._begin_carried(born.kind, born.carried)
 
     def _begin_carried(self, kind: int, carried: Carried) -> None:
-        """What came before is gone: the record says what became of it."""
+        """Begin with a record that says what became of the job: what came before is gone."""
         self._enqueued_ns = carried.enqueued_ns
         self._attempts = decode_history(carried.history)
         if carried.lines and self._attempts:

@@ -1,4 +1,4 @@
-"""How far uploads have come, as the log tells: found by hopping from frame to frame.
+"""Find how far uploads have come, as the log tells: by hopping from frame to frame.
 
 Who adopts need not fold the jobs of the log for it, only look at the end of each frame that was
 written since the upload was published.
@@ -45,7 +45,7 @@ def waiting_uploads(disk: Disk, path: str) -> list[str]:
 
 
 class _Found(NamedTuple):
-    """What looks like an ADOPTED record: a payload could, too, at the end of the last record."""
+    """Hold what looks like an ADOPTED record, as a payload at a frame's end could, too."""
 
     lsn: int
     adopted: UploadProgress
