@@ -23,6 +23,8 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.core import kinds
     from taskq.core.fingerprints import FailureKind, failure_of
+    from taskq.core.folds.lanes import Lane
+    from taskq.core.folds.taking import Weights
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
@@ -85,6 +87,7 @@ __all__ = [
     "Identity",
     "Item",
     "Kind",
+    "Lane",
     "Limit",
     "LocalDisk",
     "LogConfig",
@@ -104,6 +107,7 @@ __all__ = [
     "SystemClock",
     "Takes",
     "Turn",
+    "Weights",
     "back_up",
     "check_health",
     "check_start",
@@ -126,6 +130,8 @@ __all__ = [
 _HOMES: Final = {
     "taskq.core": "kinds",
     "taskq.core.fingerprints": "FailureKind failure_of",
+    "taskq.core.folds.lanes": "Lane",
+    "taskq.core.folds.taking": "Weights",
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",

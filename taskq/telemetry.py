@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Counter as MeterCounter
     from opentelemetry.metrics import Histogram as MeterHistogram
     from opentelemetry.metrics import Meter, MeterProvider
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import Span, Tracer, TracerProvider
 
     from taskq.calls.call import Call
     from taskq.connection.connection import Connection
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _HEADER_LENGTHS_BYTES: Final = 4
+#: What traces and measures call taskq.
+SYSTEM: Final = tracing.SYSTEM
 
 
 def use(provider: TracerProvider | None) -> None:
@@ -63,6 +65,18 @@ def measure(provider: MeterProvider | None) -> None:
         UsageError: it is no provider.
     """
     tracing.choose_meter(provider)
+
+
+def tracer() -> Tracer | None:
+    """Return what makes spans from now on; None if nothing is traced."""
+    tracing.look()
+    return tracing.tracer
+
+
+def meter() -> Meter | None:
+    """Return what makes instruments from now on; None if nothing is measured."""
+    tracing.look()
+    return tracing.meter
 
 
 def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:

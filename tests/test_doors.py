@@ -23,34 +23,35 @@ OUTSIDE: Final = {
     "plugins/taskq_plugins": "taskq_plugins",
 }
 PRIVATE: Final = ("taskq.core", "taskq.log", "taskq.cli.")
-ENGINE_NAMES_MAX: Final = 60
-CLI_NAMES_MAX: Final = 20
-#: What the command line's own package names stands in modules that are private.
-NAMED: Final = {f"taskq.cli.{name}" for name in importlib.import_module("taskq.cli").__all__}
+#: What only commands look into, besides ``taskq`` itself.
+ROOMS: Final = (
+    "taskq.app",
+    "taskq.calls",
+    "taskq.connection",
+    "taskq.flows",
+    "taskq.reading",
+    "taskq.schedules",
+    "taskq.shards",
+)
+#: The doors, and how many names each has at most.
+NAMES_MAX: Final = {
+    "taskq.engine": 60,
+    "taskq.hooks": 30,
+    "taskq.cli": 20,
+    "taskq.connection.uploads": 10,
+}
+#: What an app or its log is called where somebody has one.
+HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})
+#: What the doors name that stand where all else is private.
+NAMED: Final = {
+    f"{door}.{name}"
+    for door in ("taskq.cli", "taskq.connection.uploads")
+    for name in importlib.import_module(door).__all__
+}
 #: Names that somebody outside takes past the doors, each with its why.
 EXCEPTIONS: Final[dict[str, str]] = {
-    "taskq.core.errors.no_loop": "stood here when the doors were built",
-    "taskq.core.flows.Policy": "stood here when the doors were built",
-    "taskq.core.flows.nested": "stood here when the doors were built",
-    "taskq.core.folds.lanes.Lane": "stood here when the doors were built",
-    "taskq.core.folds.taking.WEIGHT_MAX": "stood here when the doors were built",
-    "taskq.core.folds.taking.Weights": "stood here when the doors were built",
-    "taskq.core.model.__file__": "stood here when the doors were built",
-    "taskq.core.records.PACKED": "stood here when the doors were built",
-    "taskq.core.retry.Signal": "stood here when the doors were built",
-    "taskq.core.schedules.ScheduleState": "stood here when the doors were built",
-    "taskq.core.why.ready_jobs": "stood here when the doors were built",
-    "taskq.log.format.flows.is_of_flow": "stood here when the doors were built",
-    "taskq.log.format.flows.takes_of": "stood here when the doors were built",
-    "taskq.log.format.history.encode_lines": "stood here when the doors were built",
     "taskq.log.machine.forks.fill_standard": "runs before any file is opened, and needs no log",
-    "taskq.log.machine.forks.on_fork": "stood here when the doors were built",
-    "taskq.log.read.flows.ENDS_MAX": "stood here when the doors were built",
-    "taskq.log.read.flows.End": "stood here when the doors were built",
-    "taskq.log.read.flows.look_at_ends": "stood here when the doors were built",
-    "taskq.log.read.gauges.age_ns": "stood here when the doors were built",
-    "taskq.log.read.why.live_workers": "stood here when the doors were built",
-    "taskq.log.requests.TICKS_MAX": "stood here when the doors were built",
+    "taskq.reading.replay.REPLAY_HEADER": "of a replay's jobs, be it from a log or a lake",
 }
 
 
@@ -73,14 +74,15 @@ def is_module(name: str) -> bool:
 def private_names(path: Path, own: str) -> Iterator[str]:
     """Yield the names of private modules that a file takes, type hints and inner imports too."""
     tree = ast.parse(path.read_text())
+    private = PRIVATE if own == "taskq.cli" else PRIVATE + ROOMS
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith(PRIVATE))
+            yield from (alias.name for alias in node.names if alias.name.startswith(private))
         if not isinstance(node, ast.ImportFrom) or (node.module or "").startswith(own):
             continue
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
-            if not whole.startswith(PRIVATE) or whole in NAMED:
+            if not whole.startswith(private) or whole in NAMED:
                 continue
             if is_module(whole):
                 yield from looked_at(tree, whole, alias.asname or alias.name)
@@ -107,23 +109,33 @@ def test_no_exception_stands_that_nobody_needs() -> None:
     assert not EXCEPTIONS.keys() - taken().keys()
 
 
-@pytest.mark.parametrize(
-    "face", ["taskq.engine", "taskq.values", "taskq.views", "taskq.errors", "taskq.cli"]
-)
+@pytest.mark.parametrize("face", [*NAMES_MAX, "taskq.values", "taskq.views", "taskq.errors"])
 def test_every_name_of_a_face_is_there_and_once(face: str) -> None:
     module = importlib.import_module(face)
     assert len(module.__all__) == len(set(module.__all__))
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_the_door_of_the_command_line_is_narrow() -> None:
-    assert len(importlib.import_module("taskq.cli").__all__) <= CLI_NAMES_MAX
-
-
-def test_the_engines_door_is_narrow_and_says_what_each_name_is() -> None:
-    engine = importlib.import_module("taskq.engine")
-    assert len(engine.__all__) <= ENGINE_NAMES_MAX
-    named = {name: getattr(engine, name) for name in engine.__all__}
+@pytest.mark.parametrize("face", NAMES_MAX)
+def test_a_door_is_narrow_and_says_what_each_name_is(face: str) -> None:
+    module = importlib.import_module(face)
+    assert len(module.__all__) <= NAMES_MAX[face]
+    named = {name: getattr(module, name) for name in module.__all__}
     assert not [
         name for name, it in named.items() if isinstance(it, type | FunctionType) and not it.__doc__
     ]
+
+
+def looks_at_privates(path: Path) -> Iterator[str]:
+    """Yield the lines in which a file looks at what an app or its log keeps to itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[:2] != "__":
+            holder = node.value
+            name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+            if name in HOLDERS and node.attr != "_replace":
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {name}.{node.attr}"
+
+
+def test_nobody_outside_looks_at_what_an_app_keeps_to_itself() -> None:
+    files = [path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")]
+    assert not [look for path in files for look in looks_at_privates(path)]

@@ -68,7 +68,7 @@ def test_an_import_brings_no_slow_library_along() -> None:
 #: taskq is made of waits for the thread that opens the log.
 APP = {
     "taskq": "_lazy telemetry",
-    "taskq.app": "app around decorate schedules shared tasks workers",
+    "taskq.app": "app around decorate hooks schedules shared tasks workers",
     "taskq.calls": "arguments call habits loose naming origins serialization signature",
     "taskq.conditions": "breakers failures",
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),

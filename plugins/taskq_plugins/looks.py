@@ -15,7 +15,7 @@ from taskq import State
 from taskq import views as documents
 from taskq.engine import LogReader, Moment, failure_of, strays_of
 from taskq.errors import JobNotFound, LogError
-from taskq.schedules.view import NEXT_COUNT, views_of
+from taskq.hooks import views_of
 from taskq.values import PAYLOAD_BYTES_MAX, dataclass
 from taskq.views import STATES
 
@@ -221,7 +221,7 @@ def failures_of(reader: LogReader) -> list[Failure]:
 
 def schedules_of(reader: LogReader) -> list[ScheduleView]:
     """Return the schedules that the log knows."""
-    return views_of(reader.schedules(), reader.now_ns, NEXT_COUNT)
+    return views_of(reader.schedules(), reader.now_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, 
 
 from taskq import telemetry
 from taskq.app.around import Around
-from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, tasks_with
-from taskq.app.schedules import Listeners, Planned, rule_of, schedule_of
+from taskq.app.decorate import TaskChoices, TaskDecorator, make_task
+from taskq.app.hooks import Hooks
+from taskq.app.schedules import rule_of, schedule_of
 from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
 from taskq.app.workers import find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_app, no_attribute
-from taskq.calls.naming import checked_modules
-from taskq.calls.origins import Declared, origin_here, origin_of
-from taskq.calls.serialization import encode_loose, load_checks
+from taskq.calls.origins import origin_of
+from taskq.calls.serialization import encode_loose
 from taskq.conditions.breakers import (
     FAILURES_DEFAULT,
     PAUSE_SECONDS_DEFAULT,
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
     from taskq.app.workers import AppWorker, DeathCall, Queues, WorkerOptions
-    from taskq.calls.origins import Origin
     from taskq.conditions.base import Check, Condition
-    from taskq.conditions.breakers import BreakerRule
     from taskq.connection.connection import JobId
     from taskq.connection.settings import Settings
     from taskq.core.durations import Duration
@@ -75,6 +73,9 @@ class TaskQ(LogHolder):
         settings: used instead of the environment and the files.
         shards: several logs in place of one, below their root if ``data_dir`` is None.
         options: see ``LogOptions``.
+
+    Attributes:
+        hooks: what it declares for those who run its jobs.
 
     Raises:
         UsageError: a setting is wrong.
@@ -104,17 +105,7 @@ class TaskQ(LogHolder):
         else:
             self._directory, config = Path(data_dir or places.DATA_DIR_DEFAULT), LogConfig()
         super().__init__(Connection(os.fspath(self._directory), config))
-        self._include = checked_modules(include)
-        # Never changed but replaced, since workers on other threads look into it.
-        self._tasks: dict[str, Task[..., Any]] = {}
-        self._task_listeners = Listeners()
-        self._death_hooks: Declared[tuple[DeathCall, frozenset[str] | None]] = Declared()
-        self._breakers: dict[str, BreakerRule] = {}
-        self._breaker_origins: dict[str, Origin] = {}
-        #: of both the first is the outermost
-        self._lifespans: Declared[Around] = Declared()
-        self._middleware: Declared[Around] = Declared()
-        self._planned = Planned()
+        self.hooks = Hooks(include)
         #: of an app over another log: the app itself
         self._origin: TaskQ | None = None
         self._router: ByJob | ByKey | None = None
@@ -154,6 +145,11 @@ class TaskQ(LogHolder):
     def name(self) -> str:
         """Return what ``taskq workers`` shows."""
         return self._connection.config.name
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """Return the app's tasks by all of their names."""
+        return self.hooks.tasks
 
     @property
     def data_dir(self) -> Path:
@@ -221,7 +217,7 @@ class TaskQ(LogHolder):
             UsageError: the expression, the zone or a choice is wrong, or the name is taken.
         """
         rule = rule_of(expression, None, tz)
-        return self._planned.decorator(self._own_task, rule, choices, name, args, kwargs)
+        return self.hooks.schedules.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def every(
         self,
@@ -240,7 +236,7 @@ class TaskQ(LogHolder):
             UsageError: the interval or a choice is wrong, or the name is taken.
         """
         rule = rule_of(None, interval)
-        return self._planned.decorator(self._own_task, rule, choices, name, args, kwargs)
+        return self.hooks.schedules.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def schedule(
         self,
@@ -261,7 +257,7 @@ class TaskQ(LogHolder):
         schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
         if call.task is not None and call.task.app is not self:
             raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
-        self._planned.add(schedule)
+        self.hooks.schedules.add(schedule)
         return schedule
 
     def breaker(
@@ -291,11 +287,7 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: an argument is wrong, or the queue has another breaker already.
         """
-        rule = breaker_rule(queue, failures, pause, pause_max, probe, is_failure)
-        origin, known = origin_here(), self._breakers.get(queue, rule)
-        if known != rule and not origin.is_rerun_of(self._breaker_origins[queue]):
-            raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
-        self._breakers[queue], self._breaker_origins[queue] = rule, origin
+        self.hooks.add_breaker(breaker_rule(queue, failures, pause, pause_max, probe, is_failure))
 
     def lifespan(self, function: OneAround) -> OneAround:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
@@ -310,7 +302,7 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self._lifespans.add(Around("lifespan", "app", function), origin_of(function))
+        self.hooks.lifespans.add(Around("lifespan", "app", function), origin_of(function))
         return function
 
     def middleware(self, function: OneAround) -> OneAround:
@@ -323,7 +315,7 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self._middleware.add(Around("middleware", "job", function), origin_of(function))
+        self.hooks.middleware.add(Around("middleware", "job", function), origin_of(function))
         return function
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
@@ -414,7 +406,7 @@ class TaskQ(LogHolder):
         Raises:
             InvalidCall: the arguments do not fit a task that is known here, or JSON.
         """
-        known = self._tasks.get(task)
+        known = self.tasks.get(task)
         if known is not None:
             return known.call(*args, **kwargs)
         # Whether a large payload is allowed is known when the call is enqueued.
@@ -493,6 +485,15 @@ class TaskQ(LogHolder):
         """Return the app over each of its logs: itself, unless it has shards."""
         return [self] if self._router is None else self._router.logs()
 
+    def over(self, path: str | os.PathLike[str]) -> TaskQ:
+        """Return the same app over the log of another directory: same tasks, hooks, schedules.
+
+        What it enqueues goes there; so does what a job enqueues that one of its workers runs.
+        """
+        from taskq.app.logs import over  # noqa: PLC0415 - few apps have several logs
+
+        return over(self, path)
+
     def store(self) -> Store:
         """Return the open log of this app; opens it, which may block on the disk."""
         return self._connection.store()
@@ -506,7 +507,7 @@ class TaskQ(LogHolder):
         for log in self.logs():
             log._connection.reopen()
             await log._connection.opened()
-        await off_loop(load_checks, [task.signature for task in self._tasks.values()])
+        await off_loop(self.hooks.load_checks)
         return self
 
     def open_sync(self) -> Self:
@@ -579,11 +580,12 @@ class TaskQ(LogHolder):
         of killed workers that were taken back here; with ``tasks``, those of the tasks so named.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
-        self._death_hooks.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
+        names = None if tasks is None else frozenset(tasks)
+        self.hooks.deaths.add((hook, names), origin_of(hook))
         return hook
 
     def __repr__(self) -> str:
-        return f"<TaskQ {self._connection.path} {len(self._tasks)} task names>"
+        return f"<TaskQ {self._connection.path} {len(self.tasks)} task names>"
 
     def _own_task(self, fn: Callable[..., Any]) -> Task[..., Any]:
         task = fn if isinstance(fn, Task) else self._add_task(fn, {})
@@ -593,6 +595,5 @@ class TaskQ(LogHolder):
 
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
         task = make_task(self, fn, choices)
-        self._tasks = tasks_with(self._tasks, task)
-        self._task_listeners.tell()
+        self.hooks.add_task(task)
         return task

@@ -90,7 +90,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_current: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
+#: The job that code runs for; set by whoever runs it.
+running_job: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
 _here: Final[ContextVar[TaskQ]] = ContextVar("taskq_app_here")
 
 
@@ -301,7 +302,7 @@ def current_job() -> JobContext:
         UsageError: called outside a running task.
     """
     try:
-        return _current.get()
+        return running_job.get()
     except LookupError:
         raise UsageError(
             "current_job() is for code that runs inside a task: no job runs here"
@@ -328,7 +329,7 @@ def progress_sync(fraction: float, message: str = "") -> None:
         UsageError: as ``progress``.
     """
     try:
-        job = _current.get()
+        job = running_job.get()
     except LookupError:
         raise UsageError(
             "progress() is for code that runs inside a task: no job runs here"

@@ -25,7 +25,7 @@ from taskq.core.parsing import size_bytes, whole
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from taskq.app.app import TaskQ
     from taskq.conditions.base import Check, Condition
@@ -60,11 +60,6 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
     return Limit(
         concurrency=concurrency or 0, rate=None if rate is None else rate_of(rate), scope=name
     )
-
-
-def limits_of(tasks: Mapping[str, Task[..., object]]) -> dict[str, Limit] | None:
-    """Return the limits of an app's tasks by all of their names; None if there is none."""
-    return {name: task.limit for name, task in tasks.items() if task.limit is not None} or None
 
 
 P = ParamSpec("P")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskq.app.context import _current, _here
+from taskq.app.context import _here, running_job
+from taskq.app.hooks import Hooks
 from taskq.app.schedules import Planned
 from taskq.connection import tracing
 from taskq.connection.connection import Connection
@@ -16,35 +17,27 @@ from taskq.core.errors import UsageError, WrongLog
 from taskq.shards.layout import shard_with
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.app.app import TaskQ
     from taskq.app.schedules import Schedule
     from taskq.calls.call import Call
     from taskq.connection.handle import JobHandle
-    from taskq.connection.packing import Item, Loose
+    from taskq.connection.packing import Loose
     from taskq.log.config import LogConfig
+    from taskq.log.requests import Item
     from taskq.shards.layout import Shards
 
 R = TypeVar("R")
 
 
 def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
-    """Return the same app over the log of another directory: same tasks, hooks and schedules.
-
-    What it enqueues goes there; so does what a job enqueues that one of its workers runs.
-    """
+    """See ``TaskQ.over``."""
     view = object.__new__(type(app))
     view.__dict__.update(app.__dict__)
     view._connection = Connection(os.fspath(path), app._connection.config)
     view._router = None
     view._origin = app
-    seen = weakref.ref(view)
-
-    def follow() -> None:
-        known = seen()
-        if known is not None:
-            known._tasks = app._tasks
-
-    app._task_listeners.listen(follow)
     if app._router is None:
         app._router = ByJob(app)
     app._connection.is_routed = True
@@ -52,9 +45,39 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     return view
 
 
+@contextlib.contextmanager
+def elsewhere(app: TaskQ, path: str, config: LogConfig) -> Iterator[None]:
+    """Have an app use one log in another directory, however many it has, until the block is left.
+
+    Raises:
+        UsageError: it is open.
+    """
+    connection = app._connection
+    before = connection.path, connection.config, connection.refusal, app._router
+    _move(app, path, config, "", None)
+    try:
+        yield
+    finally:
+        _move(app, *before)
+
+
+def _move(
+    app: TaskQ, path: str, config: LogConfig, refusal: str, router: ByJob | ByKey | None
+) -> None:
+    connection, before = app._connection, app._connection.config
+    connection.config = config
+    try:
+        connection.move(path)
+    except UsageError:
+        connection.config = before
+        raise
+    connection.refusal, app._router = refusal, router
+    connection.reopen()
+
+
 def own_log(app: TaskQ) -> TaskQ | None:
     """The app over the log of the job or hook that this code runs for; None outside of them."""
-    job = _current.get(None)
+    job = running_job.get(None)
     here: Any = _here.get(None) if job is None else job.app
     return here if here is not None and here._origin is app else None
 
@@ -127,7 +150,7 @@ class ByKey:
         view = over(self._app, path)
         connection = view._connection
         connection.packer = _OwnCalls(connection, self._shards, index)
-        view._planned = _OwnSchedules(self._app._planned, self._shards, index)
+        view.hooks = _OwnHooks(self._app.hooks, self._shards, index)
         return view
 
     def connections(self) -> list[Connection]:
@@ -221,6 +244,22 @@ class _OwnCalls(Packer):
                 f"to shard {self._index}: enqueue it with await {call.name.rpartition('.')[2]}."
                 f"enqueue(...), outside of transactions of other jobs"
             )
+
+
+class _OwnHooks(Hooks):
+    """The hooks of one shard: those of its app, but for the schedules of other shards."""
+
+    def __init__(self, hooks: Hooks, shards: Shards, index: int) -> None:
+        # What is not its own is looked up where it is, as the app may declare more.
+        self._hooks = hooks
+        self.schedules = _OwnSchedules(hooks.schedules, shards, index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hooks, name)
+
+    @property
+    def shared(self) -> Hooks:
+        return self._hooks
 
 
 class _OwnSchedules(Planned):

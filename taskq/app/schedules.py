@@ -11,17 +11,18 @@ from taskq.calls.call import Call
 from taskq.calls.origins import origin_here
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.model import SECOND_NS, Conflict
+from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Conflict
 from taskq.core.parsing import check_name
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
-from taskq.log.requests import Enrolment
+from taskq.log.requests import TICKS_MAX, Enrolment, Turn
 from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskq.app.decorate import TaskDecorator
-    from taskq.schedules.times import Rule
+    from taskq.log.requests import Item
+    from taskq.schedules.times import Due, Rule
 
 
 class Listeners:
@@ -52,6 +53,10 @@ Overlap: TypeAlias = Literal["allow", "skip"]
 
 _CATCH_UPS: Final = ("skip", "last", "all")
 _OVERLAPS: Final = ("allow", "skip")
+#: What the jobs of one request of ticks take in the log at most, ...
+_TURN_BYTES: Final = TRANSACTION_BYTES_MAX // 2
+#: ... and, about, the frame and the headers of each.
+_ITEM_BYTES: Final = 1_024
 
 
 class ScheduleChoices(TypedDict, total=False):
@@ -163,6 +168,34 @@ class Schedule:
 
         at = moment_in(self.rule.zone, moment_ns).isoformat()
         return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
+
+    def due(self, done_ns: int, now_ns: int) -> Due:
+        """Return the ticks to be written now, of a schedule that is done with up to ``done_ns``."""
+        from taskq.schedules.times import due_ticks  # noqa: PLC0415 - as above
+
+        return due_ticks(self.name, self.rule, self.catch_up, self.jitter_ns, done_ns, now_ns)
+
+    def turns(self, seen_ns: int, due: Due, items: list[Item]) -> list[Turn]:
+        """Return what writes these ticks and their jobs, in requests of a size that the log takes.
+
+        Each goes on where the last ended; the first from where the schedule was seen to be.
+        """
+        if not items:
+            return [Turn(self.name, seen_ns, due.done_ns, (), ())]
+        largest = max(len(body) for _, body, _ in items) + _ITEM_BYTES
+        count = min(max(_TURN_BYTES // largest, 1), TICKS_MAX)
+        turns: list[Turn] = []
+        for start in range(0, len(items), count):
+            moments, some = due.moments[start : start + count], items[start : start + count]
+            turns.append(Turn(self.name, seen_ns, moments[-1], moments, tuple(some)))
+            seen_ns = moments[-1]
+        return turns
+
+    def next_due_ns(self, done_ns: int) -> int | None:
+        """Return when the first tick behind ``done_ns`` is to be written; None: never."""
+        from taskq.schedules.times import next_due_ns  # noqa: PLC0415 - as above
+
+        return next_due_ns(self.name, self.rule, self.jitter_ns, done_ns)
 
     def enrolment(self) -> Enrolment:
         """Return what the log keeps of it.

@@ -44,6 +44,11 @@ class LogHolder:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @property
+    def connection(self) -> Connection:
+        """Return its hold on the log, with port, packer and tag; for workers and plugins."""
+        return self._connection
+
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice, and before any use."""
         for connection in self._connections():

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.conditions.base import Condition
     from taskq.connection.connection import JobId
-    from taskq.connection.packing import Item, Loose
+    from taskq.connection.packing import Loose
     from taskq.core.model import Extras
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
     from taskq.flows.building import Flow, Step
     from taskq.log.config import Packing
     from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.requests import Duplicate
+    from taskq.log.requests import Duplicate, Item
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,6 +15,7 @@ from taskq.calls.serialization import (
     check_size,
     compiled,
     compiled_fields,
+    decode_loose,
     is_deep,
     json_config,
     looks_into,
@@ -307,3 +308,11 @@ def _typed_dict(fields: dict[str, Any]) -> Any:
     shape: Any = cast("Any", TypedDict)("Arguments", fields)
     shape.__pydantic_config__ = json_config()
     return shape
+
+
+def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a task that is not known here, as JSON has them."""
+    values = decode_loose(payload)
+    if not isinstance(values, dict):
+        return (values,), {}
+    return tuple(values.pop(REST, ())), values

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from taskq.calls.signature import Signature
     from taskq.core.rates import Limit
     from taskq.core.views import AttemptView
     from taskq.core.why import Reason
@@ -30,6 +31,11 @@ class TaskPort(Protocol[R_co]):
     @property
     def app(self) -> AppPort[Any]:
         """Return where its jobs go."""
+        ...
+
+    @property
+    def signature(self) -> Signature:
+        """Return how it takes its arguments."""
         ...
 
     @property
@@ -55,7 +61,9 @@ class AppPort(Protocol[C_co]):
     def _connection(self) -> C_co: ...
 
     @property
-    def _tasks(self) -> Mapping[str, TaskPort[Any]]: ...
+    def tasks(self) -> Mapping[str, TaskPort[Any]]:
+        """Return its tasks by their names."""
+        ...
 
     def why(self, job: str, /) -> Awaitable[Reason]:
         """Tell why a job is not running."""

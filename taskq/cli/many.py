@@ -65,13 +65,13 @@ def _app_of(data_dir: Path | None) -> TaskQ:
 
     if not is_sharded:
         return TaskQ(data_dir, upkeep=False)
-    from taskq.shards.layout import read_layout  # noqa: PLC0415 - few have shards
+    from taskq import Shards  # noqa: PLC0415 - likewise
 
-    app = TaskQ(root, shards=read_layout(root), upkeep=False)
+    app = TaskQ(root, shards=Shards.of(root), upkeep=False)
     try:
         refuse_shards(root)
     except Failure as error:  # what is of one log is refused as by commands that only read
-        app._connection.refusal = str(error)
+        app.connection.refusal = str(error)
     return app
 
 

@@ -190,9 +190,11 @@ def refuse_shards(path: Path) -> None:
     Raises:
         Failure: it is one; the message names one of its logs.
     """
-    from taskq.shards.layout import FILE, read_layout  # noqa: PLC0415 - as above
+    if not (path / "shards.json").is_file():
+        return
+    from taskq import Shards  # noqa: PLC0415 - as above
 
-    layout = read_layout(path) if (path / FILE).is_file() else None
+    layout = Shards.of(path)
     if layout is not None:
         first = flat(shlex.quote(str(path / layout.names()[0])))
         raise Failure(

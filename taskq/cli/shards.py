@@ -23,9 +23,9 @@ def logs_below(root: Path) -> list[Path]:
     """Return the logs of a root of shards; of another directory itself."""
     if not (root / "shards.json").is_file():
         return [root]
-    from taskq.shards.layout import read_layout  # noqa: PLC0415 - few have shards
+    from taskq import Shards  # noqa: PLC0415 - few have shards
 
-    layout = read_layout(root)
+    layout = Shards.of(root)
     return [root] if layout is None else [root / name for name in layout.names()]
 
 

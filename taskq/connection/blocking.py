@@ -55,8 +55,11 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     return await on_thread(work, *args, **kwargs)
 
 
-def need_loop() -> None:
-    """Raise unless an event loop of asyncio runs in this thread.
+def need_loop(*who: str) -> asyncio.AbstractEventLoop:
+    """Return the event loop of asyncio that runs in this thread.
+
+    Args:
+        who: needs it, if that is not what is awaited; the beginning of a sentence.
 
     Raises:
         UsageError: none does; it says what to do under trio.
@@ -64,9 +67,9 @@ def need_loop() -> None:
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        raise no_loop() from None
+        raise no_loop(*who) from None
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:

@@ -17,7 +17,7 @@ from taskq.calls.habits import check_directory
 from taskq.connection import places, tracing
 from taskq.connection.blocking import need_loop, off_loop
 from taskq.connection.packing import Packer
-from taskq.connection.tracebacks import install
+from taskq.connection.tracebacks import caller, install
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.parsing import split_id
@@ -26,10 +26,10 @@ from taskq.log.requests import Done
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from taskq.connection.packing import Item, Loose
+    from taskq.connection.packing import Loose
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
-    from taskq.log.requests import Bundle, Duplicate, EnqueueSpec
+    from taskq.log.requests import Bundle, Duplicate, EnqueueSpec, Item
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
 
@@ -275,7 +275,7 @@ class Connection:
         # On the caller's thread: what is told names the caller's line.
         plugin = sys.modules.get(_PYTEST_PLUGIN)
         if plugin is not None and not self._closed:
-            plugin.on_open(self.path)
+            plugin.on_open(self.path, caller)
 
     def _open_on_thread(self) -> Future[Store]:
         from concurrent.futures import Future  # noqa: PLC0415 - asyncio has loaded it

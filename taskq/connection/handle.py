@@ -233,7 +233,7 @@ class JobHandle(Generic[R]):
             raise JobExpired(self.id)
         task: TaskPort[Any] | None = self._task
         if task is None and view is not None:
-            task = self._app._tasks.get(view.task)
+            task = self._app.tasks.get(view.task)
         if body is None:
             # The job says what it was enqueued with, also where its task is not registered.
             stores_result = view.stores_result if view is not None else True

@@ -14,22 +14,18 @@ from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.format.bodies import check_storage
-from taskq.log.requests import Delivery, EnqueueSpec
+from taskq.log.requests import Delivery, Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskq.calls.call import Call, OptionChanges
-    from taskq.core.model import Extras
     from taskq.core.views import JobView
     from taskq.log.config import LogConfig, Packing
 
-if TYPE_CHECKING:
-    #: One job of a transaction, as the ports take it.
-    Item: TypeAlias = tuple[EnqueueSpec, bytes, Extras | None]
-    #: The same, not packed yet: with what becomes of its body, and the name of that in errors.
-    Loose: TypeAlias = tuple[Item, Packing | None, str]
+#: A job that is not packed yet: with what becomes of its body, and the name of that in errors.
+Loose: TypeAlias = tuple[Item, "Packing | None", str]
 
 R = TypeVar("R")
 

@@ -32,7 +32,7 @@ _PAUSE_SECONDS_MAX: Final = 0.1
 _PAUSE_GROWTH: Final = 1.5
 
 
-async def look(
+async def look_at_records(
     path: str,
     count: int,
     choice: Choice,

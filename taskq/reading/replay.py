@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from taskq.connection.connection import Connection
-    from taskq.connection.packing import Item
     from taskq.log.config import Packing
     from taskq.log.format.bodies import Compression
-    from taskq.log.requests import Duplicate
+    from taskq.log.requests import Duplicate, Item
 
 #: A state, its name, or several.
 States: TypeAlias = State | str | Iterable[State | str]

@@ -130,7 +130,7 @@ class LogSchedules:
 
 
 def views_of(
-    schedules: Mapping[str, ScheduleState], now_ns: int, next_count: int
+    schedules: Mapping[str, ScheduleState], now_ns: int, next_count: int = NEXT_COUNT
 ) -> list[ScheduleView]:
     """Return those that an agenda knows, by name."""
     return [_view(name, state, now_ns, next_count) for name, state in sorted(schedules.items())]

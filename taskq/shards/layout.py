@@ -15,7 +15,7 @@ import re
 import threading
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import LogError, UsageError, refusal
 from taskq.core.parsing import parse_json, whole
@@ -83,6 +83,29 @@ class Shards:
         data = len(first).to_bytes(2, "little") + first + len(second).to_bytes(2, "little") + second
         return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") & (self.count - 1)
 
+    @classmethod
+    def of(cls, root: str | os.PathLike[str]) -> Self | None:
+        """Return the shards that a directory says it has; None if it says nothing.
+
+        Raises:
+            LogError: the file is not readable.
+        """
+        path = Path(root, FILE)
+        try:
+            with path.open("rb") as file:
+                values = parse_json(file.read(_FILE_BYTES_MAX))
+            if values["format"] != FORMAT:
+                raise LogError(
+                    f"{path}: format {values['format']!r:.20} is unknown: use a newer taskq"
+                )
+            return cls(os.fspath(root), values["prefix"], values["bits"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise refusal(str(path), error) from error
+        except (ValueError, KeyError, TypeError, UsageError) as error:
+            raise LogError(f"{path}: not readable ({error}); restore it from a backup") from error
+
     def settle_in(self, root: str) -> list[str]:
         """Return the paths of the shards below a root, which says from now on that it has these.
 
@@ -90,10 +113,10 @@ class Shards:
             UsageError: it has others.
             LogError: the directory cannot be used.
         """
-        known = read_layout(root)
+        known = Shards.of(root)
         if known is None:
             self._write(root)
-            known = read_layout(root)
+            known = Shards.of(root)
         if known is not None and (known.prefix, known.bits) != (self.prefix, self.bits):
             raise UsageError(
                 f"{root} has {known.count} shards, prefix={known.prefix!r} and bits={known.bits}: "
@@ -128,27 +151,6 @@ def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
     if extras is None or extras.key is None:
         return None
     return call.chosen.queue.encode(), extras.key
-
-
-def read_layout(root: str | os.PathLike[str]) -> Shards | None:
-    """Return the shards that a directory says it has; None if it says nothing.
-
-    Raises:
-        LogError: the file is not readable.
-    """
-    path = Path(root, FILE)
-    try:
-        with path.open("rb") as file:
-            values = parse_json(file.read(_FILE_BYTES_MAX))
-        if values["format"] != FORMAT:
-            raise LogError(f"{path}: format {values['format']!r:.20} is unknown: use a newer taskq")
-        return Shards(os.fspath(root), values["prefix"], values["bits"])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise refusal(str(path), error) from error
-    except (ValueError, KeyError, TypeError, UsageError) as error:
-        raise LogError(f"{path}: not readable ({error}); restore it from a backup") from error
 
 
 def shard_with(paths: list[str], tag: str) -> int | None:

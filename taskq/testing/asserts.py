@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.calls.serialization import decode_loose
-from taskq.calls.signature import REST
 from taskq.engine import LogReader
 from taskq.errors import InvalidCall, LogError, UsageError
+from taskq.hooks import decode_call
 from taskq.values import dataclass, rather
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def enqueued(
         if task is None or isinstance(task, str):
             raise UsageError("a task's name does not tell whose it is: give app= too")
         app = task.app
-    clock = app._connection.config.clock
+    clock = app.connection.config.clock
     try:
         with LogReader.open(str(app.data_dir), clock) as reader:
             views = reader.jobs(None if state is None else {state}, None, name, JOBS_MAX)
@@ -122,39 +121,31 @@ def assert_not_enqueued(
 
 
 def _job(app: TaskQ, view: JobView) -> EnqueuedJob:
-    payload = app._connection.packer.bodies.open_view(view).payload
-    task = app._tasks.get(view.task)
+    payload = app.connection.packer.bodies.open_view(view).payload
+    task = app.tasks.get(view.task)
     if task is not None:
         try:
             args, kwargs = task.decode(payload)
         except InvalidCall:  # such as a step of a flow, whose first argument comes when it runs
-            args, kwargs = _loose(payload)
+            args, kwargs = decode_call(payload)
     elif view.task:
-        args, kwargs = _loose(payload)
+        args, kwargs = decode_call(payload)
     else:
         args, kwargs = (payload,), {}
     return EnqueuedJob(view=view, args=args, kwargs=kwargs)
-
-
-def _loose(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a task that is not known here, as JSON has them."""
-    values = decode_loose(payload)
-    if not isinstance(values, dict):
-        return (values,), {}
-    return tuple(values.pop(REST, ())), values
 
 
 def _known(
     app: TaskQ | None, task: Task[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.Signature | None:
     """The task's signature, to which the arguments must fit; None if it is not known here."""
-    known = task if not isinstance(task, str) else app and app._tasks.get(task)
+    known = task if not isinstance(task, str) else app and app.tasks.get(task)
     if not known:
         if isinstance(task, str) and app is not None and not enqueued(task, app=app):
             raise UsageError(
                 f"the app has no task {task!r}, and its log no job of one (for a task of another "
                 f"program, say assert not enqueued({task!r}, app=app)): "
-                f"{rather(task, app._tasks, 'tasks')}"
+                f"{rather(task, app.tasks, 'tasks')}"
             )
         return None
     signature = inspect.signature(known.fn)

@@ -12,8 +12,8 @@ from taskq.values import Duration, nanoseconds
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq.connection.connection import Connection
     from taskq.engine import Clock
+    from taskq.hooks import Connection
 
 #: 2024-01-01 00:00 UTC, in seconds.
 START_SECONDS: Final = 1_704_067_200
@@ -118,7 +118,7 @@ def use_clock(app: TaskQ, clock: Clock) -> None:
     Raises:
         UsageError: the app is open.
     """
-    connection = app._connection
+    connection = app.connection
     if connection.current is not None and connection.current.usable:
         raise UsageError(f"{connection.path} is open: set the clock before first use")
     connection.config = replace(connection.config, clock=clock)

@@ -105,7 +105,7 @@ def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> boo
     moments = [
         view.due_ns
         for view in views
-        if (queues is None or view.queue in queues) and view.task in app._tasks
+        if (queues is None or view.queue in queues) and view.task in app.tasks
     ]
     now_ns = clock.wall_ns()
     moments = [moment for moment in moments if moment < TIME_NS_MAX]  # else it waits for jobs

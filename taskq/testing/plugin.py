@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from taskq import TaskQ
     from taskq.testing.sandbox import Sandbox
@@ -64,13 +65,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _configs.remove(config)
 
 
-def on_open(path: str) -> None:
+def on_open(path: str, caller: Callable[[], FrameType]) -> None:
     """Say so if a log is opened that is not made for a test: called before anything is touched.
 
     What lies in pytest's own temporary directory (``tmp_path``) goes with the test.
 
     Args:
         path: absolute path of the log's directory.
+        caller: gives the line of the program that opens it.
 
     Raises:
         UsageError: ``taskq_strict = error`` and the log is a real one.
@@ -86,8 +88,6 @@ def on_open(path: str) -> None:
         from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this in every run
 
         raise UsageError(f"{message} (taskq_strict = error)")
-    from taskq.connection.tracebacks import caller  # noqa: PLC0415 - a log is being opened anyway
-
     frame = caller()
     warnings.warn_explicit(
         f"{message} (taskq_strict = error refuses it)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import shutil
 import tempfile
@@ -10,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq import Durability
-from taskq.connection.blocking import blocking
-from taskq.connection.packing import Packer
+from taskq.hooks import blocking, elsewhere
 from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
 from taskq.testing.clock import FakeClock, use_clock
 from taskq.testing.draining import Drained, drain
@@ -68,31 +68,28 @@ class Sandbox:
     def __init__(self, app: TaskQ, clock: FakeClock | None = None) -> None:
         self.app = app
         self.clock = clock or FakeClock()
-        self._before = app._connection.config, app.data_dir
-        #: a log of an app that has several: one will do
-        self._router, self._refusal = app._router, app._connection.refusal
-        self._directory = ""
+        self._undo = contextlib.ExitStack()
         self._scheduler: Any = None
 
     def __enter__(self) -> Self:
-        connection = self.app._connection
-        self.app._router, connection.refusal = None, ""
-        use_clock(self.app, self.clock)
-        self._directory = _new_directory()
-        connection.config = replace(
-            connection.config,
+        directory = _new_directory()
+        config = replace(
+            self.app.connection.config,
             durability=Durability.OS,
             min_free_bytes=0,
             reserve_bytes=0,
             upkeep=False,
         )
-        self.app.data_dir = self._directory
-        connection.reopen()
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, directory, ignore_errors=True)
+            undo.enter_context(elsewhere(self.app, directory, config))
+            use_clock(self.app, self.clock)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.app.close_sync()
-        self._go_back()
+        self._undo.close()
 
     async def __aenter__(self) -> Self:
         self.__enter__()
@@ -101,15 +98,7 @@ class Sandbox:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.app.close()
-        self._go_back()
-
-    def _go_back(self) -> None:
-        connection = self.app._connection
-        self.app._router, connection.refusal = self._router, self._refusal
-        connection.config, self.app.data_dir = self._before
-        connection.packer = Packer(connection.path, connection.config)
-        connection.reopen()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._undo.close()
 
     async def drain(
         self,
@@ -130,7 +119,7 @@ class Sandbox:
 
         They count from the start of an ``async with``, or else from the first call of this.
         """
-        if not self.app._planned.all:
+        if not self.app.hooks.schedules.all:
             return
         if self._scheduler is None:
             # By name, since imports point from the workers to here.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from taskq import TaskQ, current_job
-from taskq.app.context import JobContext, _current
+from taskq.app.context import JobContext, running_job
 from taskq.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.log.requests import Duplicate
 
@@ -34,14 +34,14 @@ def test_outside_a_task_there_is_no_current_job() -> None:
 
 
 def test_inside_a_task_the_current_job_tells_about_itself(context: JobContext) -> None:
-    token = _current.set(context)
+    token = running_job.set(context)
     try:
         job = current_job()
         assert (job.id, job.attempt, job.attempts_max) == ("0123abcd-9", 2, 5)
         assert (job.task, job.queue, job.headers) == ("parent", "mail", {"a": "b"})
         assert repr(job) == "<JobContext parent 0123abcd-9 attempt 2>"
     finally:
-        _current.reset(token)
+        running_job.reset(token)
 
 
 def test_children_wait_for_the_success_and_then_have_ids(app: TaskQ, context: JobContext) -> None:

@@ -49,7 +49,7 @@ def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:
 
 async def claim(app: TaskQ, count: int = 1) -> list[Delivery]:
     port = app.store().port()
-    request = ClaimRequest(count, tasks=frozenset(app._tasks), wait_until_ns=0)
+    request = ClaimRequest(count, tasks=frozenset(app.tasks), wait_until_ns=0)
     deliveries: list[Delivery] = await port.claim(request)
     return deliveries
 
@@ -57,7 +57,7 @@ async def claim(app: TaskQ, count: int = 1) -> list[Delivery]:
 async def run_one(app: TaskQ) -> None:
     """What a worker does with a job that goes well."""
     (delivery,) = await claim(app)
-    task = app._tasks[delivery.task]
+    task = app.tasks[delivery.task]
     args, kwargs = task.decode(delivery.payload)
     result = task.encode_result(task.fn(*args, **kwargs))
     await settle(app, Settlement(Kind.SUCCEEDED, delivery, result))

@@ -76,7 +76,7 @@ def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
     assert extras is not None
     assert (extras.due_ns, extras.expires_ns) == (2 * 10**9, 86_400 * 10**9)
     assert extras.headers == {"team": "a"}
-    assert app._tasks["mail.send"] is app._tasks["send"] is app._tasks["old.send"] is task
+    assert app.tasks["mail.send"] is app.tasks["send"] is app.tasks["old.send"] is task
     assert task.encode_result("text") is None
 
 
@@ -119,7 +119,7 @@ def test_a_wrong_option_fails_at_decoration_and_registers_nothing(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         app.task(**choices)(plain)
-    assert app._tasks == {}
+    assert app.tasks == {}
 
 
 def test_what_is_no_function_is_no_task(app: TaskQ) -> None:
@@ -164,7 +164,7 @@ def test_a_name_is_taken_once(app: TaskQ) -> None:
     for choices in ({"name": "send"}, {"name": "old"}, {"name": "new", "aliases": ["send"]}):
         with pytest.raises(UsageError, match=r"is taken by .*\.plain: give one of the two another"):
             app.task(**choices)(other)
-    assert set(app._tasks) == {"send", "old"}
+    assert set(app.tasks) == {"send", "old"}
 
 
 def test_a_module_may_be_loaded_again(app: TaskQ, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_module_may_be_loaded_again(app: TaskQ, tmp_path: Path) -> None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         loaded.append(module.setup(app))
-    assert app._tasks["again.setup.job"] is loaded[1]
+    assert app.tasks["again.setup.job"] is loaded[1]
 
 
 def test_a_script_names_its_tasks_as_a_worker_imports_them(
@@ -228,7 +228,7 @@ def test_tasks_without_an_app_share_one_that_the_settings_configure(
         assert first.app is second.app is default_app()
         assert first.app.data_dir == tmp_path / "elsewhere"
         assert second.queue == "q"
-        assert list(first.app._tasks) == [first.name, "second"]
+        assert list(first.app.tasks) == [first.name, "second"]
     finally:
         default_app.cache_clear()
 

@@ -53,7 +53,7 @@ def test_apps_on_one_directory_share_their_flows(app: TaskQ, tmp_path: Path) -> 
 def test_arguments_that_a_schedule_lacks_are_told_with_its_name(app: TaskQ) -> None:
     app.every("1h", name="hourly")(app.task(increment))
     with pytest.raises(UsageError, match=r"'number'.*missing; the schedule 'hourly' gives .*args="):
-        app._planned.all["hourly"].enrolment()
+        app.hooks.schedules.all["hourly"].enrolment()
 
 
 def test_a_function_that_decides_on_errors_is_no_coroutine() -> None:

@@ -100,7 +100,7 @@ def test_wrong_requirements_fail_at_decoration(app: TaskQ, requires: Any, proble
         @app.task(name="wrong", requires=requires)
         async def wrong() -> None: ...
 
-    assert "wrong" not in app._tasks
+    assert "wrong" not in app.tasks
 
 
 def test_a_task_keeps_each_condition_once(app: TaskQ) -> None:
@@ -294,7 +294,7 @@ def test_a_breaker_is_refused_what_makes_no_sense(app: TaskQ) -> None:
     for arguments, problem in wrong:
         with pytest.raises(UsageError, match=problem):
             app.breaker(**{"queue": "mail", **arguments})
-    assert app._breakers == {}
+    assert app.hooks.breakers == {}
 
 
 def test_a_queue_has_one_breaker(app: TaskQ) -> None:

@@ -29,7 +29,7 @@ def app(tmp_path: Path) -> TaskQ:
 
 
 def task_of(app: TaskQ) -> Any:
-    return app._tasks["mail.send"]
+    return app.tasks["mail.send"]
 
 
 def call(app: TaskQ) -> Any:

@@ -172,7 +172,7 @@ def known_app(data_dir: Path) -> TaskQ:
 
 async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
     app = known_app(tmp_path / "one")
-    send: Any = app._tasks["mail.send"]
+    send: Any = app.tasks["mail.send"]
     await send.enqueue("a", n=2, when=NOON)
     await send.options(priority=1, key="own").enqueue("b", n=3, when=None)
     await app.close()

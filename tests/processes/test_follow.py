@@ -21,7 +21,7 @@ from tests.processes.harness import Child, eventually, log_records, open_here, p
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.connection.packing import Item
+    from taskq.log.requests import Item
 
 SLOT = struct.Struct("<QB7x")
 ROUNDS = 60

@@ -99,7 +99,7 @@ async def test_two_processes_wait_a_day_for_a_host_and_then_ramp_up(tmp_path: Pa
     app = make_app(directory, port, clock)
     command = (sys.executable, "-m", "tests.processes.test_offline_processes", directory, port)
     async with app:
-        handles = await app._tasks["upload"].enqueue_many([(number,) for number in range(JOBS)])
+        handles = await app.tasks["upload"].enqueue_many([(number,) for number in range(JOBS)])
         with Child(*command, cwd=ROOT) as first, Child(*command, cwd=ROOT) as second:
             workers = (first, second)
             for worker in workers:

@@ -86,7 +86,7 @@ class ManySchedule(Schedule):
         self.app = apps[0]
         self.jobs = Jobs(self.app, self.random)
         for app in apps[1:]:
-            app._tasks, app._breakers = self.app._tasks, self.app._breakers
+            app.hooks = self.app.hooks
         self.apps = apps
         self.all = AllLogs([cast("TaggedLog", app.fake) for app in apps], self.random)
         self.log = cast("Log", self.all)
@@ -123,6 +123,6 @@ class ManySchedule(Schedule):
             feed = part.host.feed
             if feed._paused or feed.allowed(1) <= 0:
                 continue
-            queues, tasks = part.gates.claimable(None, frozenset(self.app._tasks))
+            queues, tasks = part.gates.claimable(None, frozenset(self.app.tasks))
             log = cast("TaggedLog", cast("FakeApp", part.app).fake)
             assert not log.has_ready(queues, tasks), f"{free} slots are free, {log.tag} has jobs"

@@ -201,7 +201,7 @@ class Run:
 
         task = apps[0].task(name="act")(act)
         for log, app in zip(self.logs, apps, strict=True):
-            app._connection._tag, app._tasks = log.tag, apps[0]._tasks
+            app._connection._tag, app.hooks = log.tag, apps[0].hooks
             call = task.call(log.tag)
             log.template = make_delivery(call.spec, call.body)
         self.worker = Worker(apps[0], concurrency=self.slots, schedules=False, warns=False)

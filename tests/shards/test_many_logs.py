@@ -317,7 +317,7 @@ async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_on
 
     task = apps[0].task(name="work")(work)
     for number, app in enumerate(apps):
-        app._connection._tag, app._tasks = f"log{number}", apps[0]._tasks
+        app._connection._tag, app.hooks = f"log{number}", apps[0].hooks
     worker = Worker(apps[0], concurrency=1, schedules=False, warns=False)
     worker._parts = parts = [LogPart(app, ticks=False, syncs=False) for app in apps]
     apps[0].put(task)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from taskq import Shards, TaskQ, chain, current_job, group
 from taskq.cli.main import main
 from taskq.errors import DuplicateKey, UsageError, WrongLog
-from taskq.shards.layout import FILE, read_layout
+from taskq.shards.layout import FILE
 from taskq.testing import Sandbox
 from tests.effort import grows, some
 
@@ -97,7 +97,7 @@ def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
 async def test_a_wrong_number_of_shards_is_refused_and_says_what_to_write(tmp_path: Path) -> None:
     async with sharded(tmp_path, bits=2):
         pass
-    assert read_layout(tmp_path) == Shards(os.fspath(tmp_path), "jobs", 2)
+    assert Shards.of(tmp_path) == Shards(os.fspath(tmp_path), "jobs", 2)
     assert names_in(tmp_path) == [
         "jobs.2.000", "jobs.2.001", "jobs.2.002", "jobs.2.003", FILE,
     ]  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.log.read.reader import LogReader
-from taskq.reading.looking import look
+from taskq.reading.looking import look_at_records
 from taskq.reading.record import Choice
 from tests.processes.harness import Child
 
@@ -123,7 +123,7 @@ def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
 
 async def kinds(path: Path) -> Counter[str]:
     """Return how many records of each kind the log holds."""
-    every = look(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
+    every = look_at_records(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
     return Counter([record.kind async for record in every])
 
 

@@ -165,4 +165,4 @@ async def test_a_task_that_cannot_hear_of_deaths_is_refused_at_the_start(
         with pytest.raises(UsageError, match=told):
             await app.worker().start()
     with pytest.raises(UsageError, match="a task of another app"):
-        TaskQ(tmp_path / "other").on_dead(next(iter(app._tasks.values())))
+        TaskQ(tmp_path / "other").on_dead(next(iter(app.tasks.values())))

@@ -116,6 +116,10 @@ class FakePort:
         del look
         await asyncio.Event().wait()
 
+    async def ready_jobs(self) -> None:
+        """Do as ``look``."""
+        await asyncio.Event().wait()
+
     def surrender(self) -> list[Delivery]:
         """No answer ever waits here for the loop."""
         return []

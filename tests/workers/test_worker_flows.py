@@ -8,8 +8,8 @@ import pytest
 
 from taskq import Failed, State, TaskQ, chain, chord, current_job, group, retry
 from taskq.errors import JobCancelled, JobFailed
+from taskq.flows import inputs
 from taskq.views import FlowProgress
-from taskq_workers.slots import inputs
 
 if TYPE_CHECKING:
     from pathlib import Path

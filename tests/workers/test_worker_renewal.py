@@ -190,10 +190,10 @@ def test_a_cell_that_declares_all_there_is_may_run_again(app: TaskQ, notebook: N
     )
     for number in (1, 2, 2):
         notebook.run(text.replace("{n}", str(number)))
-    hooks = [hook for hook, _ in app._death_hooks]
+    hooks = [hook for hook, _ in app.hooks.deaths]
     assert [hook.__name__ for hook in hooks] == ["tell", "<lambda>", "<lambda>"]
     assert hooks[0] is notebook.names["tell"]
     assert [hook(None) for hook in hooks[1:]] == [1, 2]  # type: ignore[arg-type]
-    assert len(app._lifespans) == 1
-    assert {one.rule.rule for one in app._planned.all.values()} == {b"every 120000000000"}
-    assert app._breakers["mail"].failures == 2
+    assert len(app.hooks.lifespans) == 1
+    assert {one.rule.rule for one in app.hooks.schedules.all.values()} == {b"every 120000000000"}
+    assert app.hooks.breakers["mail"].failures == 2

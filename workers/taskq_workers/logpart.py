@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope
 
-from taskq.core.folds.taking import WEIGHT_MAX
+from taskq.engine import Weights
 from taskq.errors import TaskqError, UsageError
 from taskq.extras import missing
-from taskq.values import whole
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
 
@@ -103,18 +102,11 @@ def parts_of(
         raise UsageError(f"logs takes 1 to {LOGS_MAX} directories, or weights by directory")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("logs names a directory twice: give it one weight")
-    shares = [1] * len(paths) if weights is None else [_weight(weights[one], one) for one in logs]
-    from taskq.app.logs import over  # noqa: PLC0415 - few workers have more than one
-
+    shares = [1] * len(paths)
+    if weights is not None:
+        shares = [Weights.checked(weights[one], f"the weight of log {str(one)!r}") for one in logs]
     both = zip(paths, shares, strict=True)
-    return [LogPart(over(app, path), share, ticks=ticks, syncs=syncs) for path, share in both]
-
-
-def _weight(given: Any, log: Any) -> int:
-    weight = whole(given, f"the weight of log {str(log)!r}")
-    if not 1 <= weight <= WEIGHT_MAX:
-        raise UsageError(f"log {str(log)!r}: its weight is {weight}, it must be 1 to {WEIGHT_MAX}")
-    return weight
+    return [LogPart(app.over(path), share, ticks=ticks, syncs=syncs) for path, share in both]
 
 
 def _syncing(app: TaskQ) -> Service:
@@ -135,7 +127,7 @@ class Stranded:
 
     def of(self, app: TaskQ) -> list[Settlement]:
         """Settle what ended of this log, release what runs or waits."""
-        runner, tag = self._runner, app._connection.tag
+        runner, tag = self._runner, app.connection.tag
         left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
         self._left += runner.settler.surrender()
         self._left += [release(one) for one in left + runner.feed.surrender()]
@@ -146,7 +138,7 @@ class Stranded:
 
 def surrender(slots: Slots, parts: Iterable[LogPart]) -> None:
     """From another thread, while the loop stands still: release what no slot has begun."""
-    stores = {part.app._connection.tag: part.store for part in parts}
+    stores = {part.app.connection.tag: part.store for part in parts}
     for settlement in slots.surrender():
         store = stores.get(settlement.delivery.tag)
         if store is not None:

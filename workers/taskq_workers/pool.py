@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from anyio import CancelScope, create_task_group, move_on_after, sleep
 
-from taskq.app.decorate import limits_of
-from taskq.core.errors import no_loop
-from taskq.core.folds.taking import Weights
+from taskq.engine import Weights
 from taskq.errors import LogError, UsageError
+from taskq.hooks import need_loop
 from taskq.values import checked_queues, whole
 from taskq.views import Serving
 from taskq_workers.gates.gates import Gates
@@ -252,7 +251,7 @@ class Worker:
             return
         if self._phase is not Phase.NEW:
             raise UsageError("this worker was started before: make a new one with app.worker()")
-        loop = _running_loop()
+        loop = need_loop("a worker")
         import_included(self.app)
         plug_in(self.app)
         self._phase = Phase.RUNNING
@@ -471,15 +470,15 @@ class Worker:
         hook = measured(stores, self._hook)
         traced = traced_runs(hook)
         wraps = [] if traced is None else [traced.wrap]
-        if self.app._middleware:
+        if self.app.hooks.middleware:
             # Imported when an app has some: few have.
             from taskq_workers.slots.middleware import Surrounded  # noqa: PLC0415
 
             resources = self._lifespans.resources
-            wraps.insert(0, Surrounded(self.app._middleware, resources).wrap)
-        plans = Plans(lambda: self.app._tasks, self._places, wraps)
+            wraps.insert(0, Surrounded(self.app.hooks.middleware, resources).wrap)
+        plans = Plans(lambda: self.app.tasks, self._places, wraps)
         # From here on each job is run by the task that is there when it begins.
-        self._undo.callback(self.app._task_listeners.listen(plans.clear))
+        self._undo.callback(self.app.hooks.renewed.listen(plans.clear))
         runner = Slots(
             self.app,
             [
@@ -521,10 +520,11 @@ class Worker:
         return ProcessRunner(asyncio.get_running_loop(), self.app, self._room)
 
     def _task_names(self) -> frozenset[str]:
-        tasks = self.app._tasks
+        tasks = self.app.tasks
         if tasks is not self._tasks:
             self._tasks, self._known = tasks, frozenset(tasks)
-            self._task_limits = limits_of(tasks)
+            limits = {name: task.limit for name, task in tasks.items() if task.limit is not None}
+            self._task_limits = limits or None
             for part in self._parts:
                 if part.host is not None:
                     part.host.feed.limits = self._task_limits
@@ -535,7 +535,7 @@ class Worker:
 
     def _learn(self) -> None:
         """Tasks were registered, or replaced: what waits for work asks for their jobs, too."""
-        if self._phase is Phase.RUNNING and self.app._tasks is not self._tasks:
+        if self._phase is Phase.RUNNING and self.app.tasks is not self._tasks:
             self._task_names()
             if self._runner is not None:
                 self._runner.feed.reconsider()
@@ -547,7 +547,7 @@ class Worker:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._learn)
 
-        self._undo.callback(self.app._task_listeners.listen(on_new))
+        self._undo.callback(self.app.hooks.renewed.listen(on_new))
 
     def _tell_what_it_serves(self) -> None:
         """Let people who ask why a job does not run know what this worker claims."""
@@ -586,10 +586,3 @@ def _only(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise no_loop("a worker") from None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiofiles
 
-from taskq.connection.settings import HubSettings
 from taskq.engine import (
     DurableLog,
     LocalDisk,
@@ -22,6 +21,7 @@ from taskq.engine import (
     segment_name,
 )
 from taskq.errors import LogError
+from taskq.hooks import HubSettings
 from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance

@@ -22,7 +22,7 @@ from taskq_plugins.hub import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskq.calls.call import OptionChanges
+    from taskq.hooks import OptionChanges
 
 _PORTS: Final = 1 << 16
 _PORT_DEFAULT: Final = 8470

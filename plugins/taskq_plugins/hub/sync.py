@@ -16,9 +16,9 @@ from anyio import sleep_forever
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
-from taskq.connection.settings import HubSettings, load_settings
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import LogError, ReaderBusy
+from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
@@ -148,7 +148,7 @@ def _pin(hold: NamedReader, log: DurableLog, lsn: int) -> None:
 
 
 async def _skip(path: str, lsn: int, config: LogConfig) -> None:
-    from taskq.connection.connection import Connection  # noqa: PLC0415 - it is rarely set back
+    from taskq.hooks import Connection  # noqa: PLC0415 - it is rarely set back
 
     connection = Connection(path, config)
     try:
@@ -260,7 +260,7 @@ class Syncing:
     async def _follow(self, path: str, config: LogConfig) -> None:
         line = self._line()
         # As the worker has the log open: this process has it open once.
-        line.config, line.known = config, self._app._tasks
+        line.config, line.known = config, self._app.tasks
         try:
             await follow(path, line)
         finally:

@@ -15,7 +15,7 @@ import click
 from click.exceptions import Exit
 
 from taskq.cli import log_argument, open_reader, render, resolve
-from taskq.connection.settings import HubSettings, load_settings
+from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.device.allowance import last_note

@@ -33,12 +33,12 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
     by taskq worker --metrics-port.
     """
     try:
-        from taskq.shards.layout import read_layout  # noqa: PLC0415 - help must not import the log
+        from taskq import Shards  # noqa: PLC0415 - help must not import the log
         from taskq_plugins.prometheus import serving  # noqa: PLC0415 - help needs no package for it
     except ImportError as error:
         raise Failure(missing("taskq metrics", error.name, "metrics")) from error
     path = str(resolve(data_dir))
-    if read_layout(path) is None:
+    if Shards.of(path) is None:
         with open_reader(data_dir) as reader:  # what is wrong is said now, not to whoever scrapes
             path = reader.path
     if address is None:

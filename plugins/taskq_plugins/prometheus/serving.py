@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-from taskq.app.logs import over
+from taskq import Shards
 from taskq.engine import LogReader, Sight
 from taskq.errors import TaskqError
-from taskq.shards.layout import read_layout
 from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _HOST_DEFAULT: Final = "127.0.0.1"
 
 def registry_of(path: str) -> CollectorRegistry:
     """What is told of the log in a directory, or of its shards, read from there at each scrape."""
-    registry, layout = CollectorRegistry(), read_layout(path)
+    registry, layout = CollectorRegistry(), Shards.of(path)
     paths = {"": path} if layout is None else {one: f"{path}/{one}" for one in layout.names()}
     registry.register(LogMetrics({name: _Onlooker(one).look for name, one in paths.items()}))
     return registry
@@ -79,7 +78,7 @@ def worker_metrics(
         TaskqError: as ``serve``.
     """
     registry = CollectorRegistry()
-    views = {one: over(app, one) for one in logs} or {one.data_dir.name: one for one in app.logs()}
+    views = {one: app.over(one) for one in logs} or {one.data_dir.name: one for one in app.logs()}
     registry.register(LogMetrics({name: partial(_look, one) for name, one in views.items()}))
     attempts = AttemptMetrics(registry)
     try:

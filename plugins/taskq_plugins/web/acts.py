@@ -52,7 +52,7 @@ class Acts:
         self.hides = hides
         self._is_own = app is None
         self.app = app or TaskQ(looks.path, upkeep=False, name="taskq web")
-        self._log = TaskLog(self.app._connection)
+        self._log = TaskLog(self.app.connection)
         #: token -> (claim, when its lease ends as told last, by the steady clock)
         self._held: dict[str, tuple[Delivery, float]] = {}
 

@@ -22,9 +22,7 @@ from taskq import State
 from taskq.cli import render
 from taskq.engine import Identity, Moment, PatientDisk
 from taskq.errors import TaskqError
-from taskq.reading.looking import look as records_of
-from taskq.reading.named import look_at_readers
-from taskq.reading.record import Choice
+from taskq.hooks import Choice, look_at_readers, look_at_records
 from taskq.text import hidden, printable, without_secrets
 from taskq.values import command, parse_json
 from taskq.views import LIVE_STATES, moment
@@ -275,7 +273,7 @@ class Pages:
         }
 
     async def _enqueue(self, look: Look) -> dict[str, Any]:
-        tasks = dict(self._app._tasks) if self._app is not None else {}
+        tasks = dict(self._app.tasks) if self._app is not None else {}
         name = look.request.query_params.get("task", "")
         if name and name not in tasks:
             raise Problem(HTTPStatus.NOT_FOUND, f"this program has no task {name!r:.80}")
@@ -284,7 +282,7 @@ class Pages:
     async def _records(self, look: Look, count: int, choice: Choice) -> list[Record]:
         until = await look.read(lambda reader: reader.extent) if look.at else None
         path = self._looks.path
-        found = records_of(path, count, choice, follow=False, body_bytes_max=0, until=until)
+        found = look_at_records(path, count, choice, follow=False, body_bytes_max=0, until=until)
         return [record async for record in found]
 
     # -- acts --------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ class Pages:
         if act.name != "enqueue":
             await act.answer(_checked(act.asked, form))
         elif self._app is not None:
-            call = call_of(self._app._tasks.get(form.pop("taskq.task", "")), form)
+            call = call_of(self._app.tasks.get(form.pop("taskq.task", "")), form)
             job = await self._app.enqueue(call)
             back = f"{root_of(request.scope)}/jobs/{job.id}"
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)

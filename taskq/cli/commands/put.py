@@ -120,10 +120,10 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
     app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
     if data_dir is not None:
         app.data_dir = data_dir
-    if task not in app._tasks:
+    if task not in app.tasks:
         hint = (
-            rather(task or "", app._tasks, "tasks")
-            if app._tasks
+            rather(task or "", app.tasks, "tasks")
+            if app.tasks
             else "no task is registered with it; give -A the module that defines them"
         )
         raise WrongUsage(f"{target} has no task {task!r}: {hint}")

@@ -84,9 +84,9 @@ def tail(
     show = _show_json if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
-        from taskq.reading.looking import look  # noqa: PLC0415 - likewise
+        from taskq.reading.looking import look_at_records  # noqa: PLC0415 - likewise
 
-        found = look(
+        found = look_at_records(
             str(resolve(data_dir)),
             _COUNT_DEFAULT if lines is None else lines,
             Choice(**given, name_all=True),

@@ -426,15 +426,23 @@ class Weights:
             raise UsageError("queues is empty: name at least one, or leave it out for all")
         self._turns: list[tuple[frozenset[str], int]] = []
         for queue, share in shares.items():
-            weight = whole(share, f"the weight of queue {queue!r}")
-            if not 1 <= weight <= WEIGHT_MAX:
-                raise UsageError(
-                    f"the weight of queue {queue!r} is {weight}, it must be 1 to {WEIGHT_MAX}"
-                )
+            weight = self.checked(share, f"the weight of queue {queue!r}")
             self._turns.append((frozenset({queue}), weight))
         self._total = sum(weight for _, weight in self._turns)
         self._turn = -1
         self._left = 0
+
+    @staticmethod
+    def checked(weight: object, name: str) -> int:
+        """Return a weight, of a queue or of a log.
+
+        Raises:
+            UsageError: it is out of its range.
+        """
+        number = whole(weight, name)
+        if not 1 <= number <= WEIGHT_MAX:
+            raise UsageError(f"{name} is {number}, it must be 1 to {WEIGHT_MAX}")
+        return number
 
     def take(
         self,

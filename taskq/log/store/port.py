@@ -31,6 +31,7 @@ from taskq.core.records import Cause, Flag
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer
+from taskq.log.read.gauges import age_ns
 from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.state.story import tell
@@ -219,6 +220,16 @@ class _Port(Generic[F]):
     def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
+
+    @_request
+    def age_ns(self, job: int) -> Sent[int]:
+        """Return nanoseconds since a job was enqueued; 0 if the log does not know it any more."""
+        return self._send(Op.LOOK, (lambda sight: age_ns(sight.journal, job), False))
+
+    @_request
+    def ready_jobs(self) -> Sent[tuple[dict[tuple[str, str], int], set[str]]]:
+        """Return how many jobs of each (queue, task) are ready, and the names of all queues."""
+        return self._send(Op.LOOK, (_ready_jobs, Trait.AGENDA))
 
     @_request
     def skip(self, lsn: int) -> Sent[int]:
@@ -542,6 +553,13 @@ def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) ->
         engine=engine,
         uploads=len(waiting_uploads(journal.disk, journal.path)),
     )
+
+
+def _ready_jobs(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
+    from taskq.core.why import ready_jobs  # noqa: PLC0415 - few ask
+
+    agenda = sight.facets.need_agenda()
+    return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
 def _peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:

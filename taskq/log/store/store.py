@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from taskq.core.views import Serving
+    from taskq.core.views import OwnerView, Serving
     from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter, Writer
     from taskq.log.requests import Ask
@@ -229,6 +229,12 @@ class Store:
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""
         self.mailbox.between_batches(chore)
+
+    def live_workers(self) -> tuple[OwnerView, ...]:
+        """Return the live processes that claim jobs of this log; reads their files."""
+        from taskq.log.read.why import live_workers  # noqa: PLC0415 - most start with none
+
+        return live_workers(self.path)
 
     def serve(self, worker: object, serving: Serving | None) -> None:
         """Let others know what a worker of this process claims; None when it claims no more."""

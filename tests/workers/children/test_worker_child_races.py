@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.app.context import JobContext, _current
+from taskq.app.context import JobContext, running_job
 from taskq_workers.children import runner
 from taskq_workers.children.child import Phase
 from taskq_workers.children.runner import ProcessRunner
@@ -103,7 +103,7 @@ class Jobs:
         job = JobContext(self._app.put(self._task), self._app)
 
         async def run() -> Ended:
-            _current.set(job)
+            running_job.set(job)
             return await self._call(b"{}")
 
         return asyncio.create_task(run())

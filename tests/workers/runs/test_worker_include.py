@@ -64,8 +64,8 @@ def test_modules_that_import_their_app_are_imported_once_that_is_whole(
 ) -> None:
     write()
     app = importlib.import_module("proj.app").app
-    assert not app._tasks
-    assert set(load_app("proj.app")._tasks) == {"proj.tasks.send", "proj.tasks.count"}
+    assert not app.tasks
+    assert set(load_app("proj.app").tasks) == {"proj.tasks.send", "proj.tasks.count"}
     assert load_app("proj.app:app") is app
 
 
@@ -113,7 +113,7 @@ def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
     write(
         app=_APP + "import asyncio, sys\n"
         "async def main():\n"
-        "    async with app.worker(): print(*sorted(app._tasks))\n"
+        "    async with app.worker(): print(*sorted(app.tasks))\n"
         "if __name__ == '__main__': asyncio.run(main())\n"
         "print(__name__)\n",
         tasks=_TASKS,

@@ -67,11 +67,11 @@ def problem(target: str) -> str:
 @pytest.mark.parametrize("target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner"])
 def test_an_app_is_found_by_module_and_name_or_by_module_alone(target: str) -> None:
     app = load_app(target)
-    assert list(app._tasks) == ["shop.jobs.send"]
+    assert list(app.tasks) == ["shop.jobs.send"]
 
 
 def test_tasks_of_the_default_app_are_found_by_their_module(shop: Path) -> None:
-    assert list(load_app("shop.bare")._tasks) == ["shop.bare.send"]
+    assert list(load_app("shop.bare").tasks) == ["shop.bare.send"]
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
     old = app.schedule("nightly", app.call_by_name("report"), cron="0 3 * * *", catch_up="all")
     await look(app, Scheduler(app))
     clock.advance(2 * 86_400)
-    del app._planned.all[old.name]
+    del app.hooks.schedules.all[old.name]
     app.schedule("nightly", app.call_by_name("report"), cron="*/5 * * * *", catch_up="all")
     scheduler = Scheduler(app)
     await look(app, scheduler)
@@ -353,7 +353,7 @@ def test_a_scheduler_is_made_for_one_name_once(tmp_path: Path) -> None:
     app.every("10m", name="often")(report)
     with pytest.raises(UsageError, match="two schedules named 'often'"):
         app.schedule("often", report.call(), every="1h")
-    assert set(app._planned.all) == {report.name, "often"}
+    assert set(app.hooks.schedules.all) == {report.name, "often"}
 
 
 def test_a_module_that_is_loaded_again_replaces_its_schedules(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_module_that_is_loaded_again_replaces_its_schedules(tmp_path: Path) ->
         @app.cron("0 0 * * *")
         def report() -> None: ...
 
-    assert len(app._planned.all) == 1
+    assert len(app.hooks.schedules.all) == 1
 
 
 def test_wrong_schedules_are_refused_where_they_are_written(tmp_path: Path) -> None:

@@ -466,7 +466,7 @@ class Schedule:
         free = self.plan.concurrency - crew.running()
         if not free or crew.feed._paused or crew.feed.allowed(1) <= 0:
             return
-        queues, tasks = gates.claimable(None, frozenset(self.app._tasks))
+        queues, tasks = gates.claimable(None, frozenset(self.app.tasks))
         assert not crew.feed.buffer, f"{free} slots are free, and jobs lie in the buffer"
         assert not self.log.has_ready(queues, tasks), f"{free} slots are free, and jobs are ready"
 

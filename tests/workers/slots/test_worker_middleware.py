@@ -147,7 +147,7 @@ async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
 ) -> None:
     app = afar_jobs.app
     app.data_dir = tmp_path / "data"
-    tasks = app._tasks
+    tasks = app.hooks.tasks
 
     @app.middleware
     async def forgiving() -> AsyncIterator[None]:
@@ -164,8 +164,8 @@ async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
         async with app, app.worker():
             assert await (await task.enqueue()).result(timeout=SECONDS) is None
     finally:
-        app._tasks = tasks
-        app._middleware.clear()
+        app.hooks.tasks = tasks
+        app.hooks.middleware.clear()
 
 
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
@@ -220,7 +220,7 @@ async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -
             with pytest.raises(JobFailed, match="LookupError: in a process"):
                 await job.result(timeout=SECONDS)
     finally:
-        app._middleware.clear()
+        app.hooks.middleware.clear()
     assert [(type(error), str(error)) for error in told] == [(LookupError, "in a process")]
 
 
@@ -242,7 +242,7 @@ async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(tmp_path
             assert await app.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
             stats = await app.stats()
     finally:
-        app._middleware.clear()
+        app.hooks.middleware.clear()
     assert told
     assert sum(queue.succeeded for queue in stats.queues) == 3
 

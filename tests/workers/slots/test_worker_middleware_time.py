@@ -26,10 +26,10 @@ def app(tmp_path: Path) -> Iterator[TaskQ]:
     """Yield the app whose tasks child processes import, and afterwards as it was."""
     app = afar_jobs.app
     app.data_dir = tmp_path / "data"
-    tasks = app._tasks
+    tasks = app.hooks.tasks
     yield app
-    app._tasks = tasks
-    app._middleware.clear()
+    app.hooks.tasks = tasks
+    app.hooks.middleware.clear()
     app.close_sync()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskq.calls.serialization import encode_reason
 from taskq.engine import Settlement, kinds
+from taskq.hooks import encode_reason
 from taskq.values import SECOND_NS
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
@@ -17,7 +17,7 @@ from taskq_workers.slots.shipping import Ended, pickled_error
 
 if TYPE_CHECKING:
     from taskq import Delivery, JobContext, Task
-    from taskq.connection.packing import Loose
+    from taskq.hooks import Loose
 
 
 def failed(
@@ -39,7 +39,7 @@ def succeeded(
     number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
 ) -> Ended:
     """The end of a job that returned: its result encoded, and the jobs that join its success."""
-    delivery, packer = job.delivery, job.app._connection.packer
+    delivery, packer = job.delivery, job.app.connection.packer
     limit = packer.bodies.limit(task.result_packing(delivery.queue))
     try:
         body = task.encode_result(value, limit)

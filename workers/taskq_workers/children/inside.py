@@ -23,12 +23,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import JobContext, Task, TaskQ, telemetry
-from taskq.app.context import _current, relay_to
-from taskq.app.default import default_app
-from taskq.app.logs import over
-from taskq.calls.naming import main_module_name
-from taskq.calls.serialization import load_checks
+from taskq import JobContext, Task, TaskQ, hooks, telemetry
+from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from taskq.calls.signature import Resources
+    from taskq.hooks import Resources
     from taskq_workers.children.wire import Outfit, Work
     from taskq_workers.slots.shipping import Ended
 
@@ -159,10 +155,9 @@ class _Bench:
             with importing():
                 target = load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
+            target.hooks.load_checks()
         # Not in the time of the first job, which may be short: its module may make an app, too.
-        import taskq.connection.settings  # noqa: F401, PLC0415 - as above
-
-        load_checks([task.signature for task in self._tasks.values()])
+        _ = hooks.load_settings
 
     def close(self) -> None:
         """End what async jobs left on the loop, and leave lifespans."""
@@ -191,13 +186,13 @@ class _Bench:
         view = self._views.get((id(app), log))
         if view is None:
             shards = (one for one in app.logs() if str(one.data_dir) == log)
-            view = self._views[id(app), log] = next(shards, None) or over(app, log)
+            view = self._views[id(app), log] = next(shards, None) or app.over(log)
         return view
 
     def _run(self, task: Task[..., Any], delivery: Shipped, app: TaskQ) -> Ended:
         since, called = monotonic(), False
         job = JobContext(delivery, app)
-        _current.set(job)
+        running_job.set(job)
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
@@ -257,7 +252,7 @@ class _Bench:
             app.data_dir = Path(self._outfit.data_dir)
         with importing():
             import_included(app)
-        for name, task in app._tasks.items():
+        for name, task in app.tasks.items():
             self._tasks.setdefault(name, task)
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import move_on_after
 
 from taskq import telemetry
-from taskq.app.context import _current, tell
-from taskq.calls.naming import main_module_name
 from taskq.engine import kinds
+from taskq.hooks import main_module_name, running_job
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
 from taskq_workers.children.wire import Logged, Outfit, Work
@@ -59,14 +58,14 @@ class ProcessRunner:
         self._limits = limits
         self._outfit = Outfit(
             limits.target,
-            tuple(app._include),
+            tuple(app.hooks.included),
             str(app.data_dir),
             tuple(sys.argv),
             limits.rss_bytes is not None,
             chosen_logging(),
         )
         # In a child they have as long to close as in a worker.
-        self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app._lifespans else 0.0
+        self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app.hooks.lifespans else 0.0
         self._children: set[Child] = set()
         self._idle: list[Child] = []
         #: those that may have imported a form of a task that was replaced since
@@ -95,7 +94,7 @@ class ProcessRunner:
             self._outfit = self._outfit._replace(from_main=True)
 
         def call(payload: bytes) -> Awaitable[Ended]:
-            return self._run(_current.get(), task, module, payload)
+            return self._run(running_job.get(), task, module, payload)
 
         return call
 
@@ -270,7 +269,7 @@ def _hear(job: JobContext, told: Told | Logged) -> None:
     if isinstance(told, Logged):
         keep_line(job, told.line)
     else:
-        tell(job, told.fraction, told.message)
+        job.progress(told.fraction, told.message)
 
 
 def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:

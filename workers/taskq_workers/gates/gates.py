@@ -111,11 +111,11 @@ class Gates:
                 self._is_draining = True
 
     def _begin_breakers(self) -> None:
-        if self._app._breakers:
+        if self._app.hooks.breakers:
             # Imported where it is used, as the gates of conditions are: most workers have none.
             from taskq_workers.gates.breaker import Breaker  # noqa: PLC0415
 
-            for queue, rule in self._app._breakers.items():
+            for queue, rule in self._app.hooks.breakers.items():
                 if self._queues is None or queue in self._queues:
                     self._breakers[queue] = Breaker(self, rule)
                     self._begin(self._breakers[queue], queue)
@@ -125,7 +125,7 @@ class Gates:
         if self._store is None or self._is_draining:
             return
         wanted: dict[frozenset[Condition], dict[str, tuple[Condition, ...]]] = {}
-        for name, task in self._app._tasks.items():
+        for name, task in self._app.tasks.items():
             if task.requires:
                 wanted.setdefault(frozenset(task.requires), {})[name] = task.requires
         for key, gate in list(self._by_conditions.items()):
@@ -177,7 +177,7 @@ class Gates:
 
     def open_tasks(self) -> frozenset[str]:
         """Return the tasks that no condition keeps back."""
-        return frozenset(self._app._tasks) - self._shut_tasks
+        return frozenset(self._app.tasks) - self._shut_tasks
 
     def changed(self) -> None:
         """Claim anew if other jobs may be claimed now, and tell people."""
@@ -213,14 +213,14 @@ class Gates:
             delivery = slot.delivery
             if delivery is None or delivery.task not in tasks:
                 continue
-            if self._app._tasks[delivery.task].while_running:
+            if self._app.tasks[delivery.task].while_running:
                 slot.stop(lambda one: given_back(one, Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
         """Return the hosts that tasks of a queue say they need."""
         from taskq.conditions.network import Online  # noqa: PLC0415
 
-        tasks = self._app._tasks.values()
+        tasks = self._app.tasks.values()
         return [
             one
             for task in tasks

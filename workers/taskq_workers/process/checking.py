@@ -50,7 +50,7 @@ def check_versions() -> Check:
 
 
 def _tasks(target: str, app: TaskQ) -> Check:
-    tasks = list({id(task): task for task in app._tasks.values()}.values())
+    tasks = list({id(task): task for task in app.tasks.values()}.values())
     if not tasks:
         detail = f"{target} has no task: name the modules that define some with -I"
         return Check(name="tasks", ok=False, detail=detail)
@@ -62,7 +62,7 @@ def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
     """Raise what each of its jobs would meet."""
     _ = task.arguments, task._result
     injected = bound_names(task)
-    if injected and not app._lifespans:
+    if injected and not app.hooks.lifespans:
         raise UsageError(
             f"{task.name} takes {', '.join(injected)} from a lifespan, and the app has none: "
             f"add one with @app.lifespan"
@@ -70,7 +70,7 @@ def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
 
 
 def _schedules(app: TaskQ) -> Check:
-    planned = list(app._planned.all.values())
+    planned = list(app.hooks.schedules.all.values())
     told = f"{len(planned)} schedule{'' if len(planned) == 1 else 's'}"
     return _outcome("schedules", told, _problems(one.enrolment for one in planned))
 
@@ -83,7 +83,7 @@ def _waiting(app: TaskQ) -> Check:
             serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]
     except LogError:  # there is none yet, or what is wrong with it is told elsewhere
         return Check(name="jobs", ok=True, detail="none wait")
-    told = strays_of(ready, [*serving, Serving(tasks=frozenset(app._tasks))]).told()
+    told = strays_of(ready, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
     count = sum(ready.values())
     detail = "; ".join(told) or f"{count:,} wait, all for tasks that are known"
     return Check(name="jobs", ok=not told, detail=detail)

@@ -13,7 +13,6 @@ from click.exceptions import Exit
 
 import taskq
 from taskq.cli import Failure, WrongUsage, render, silence
-from taskq.connection import places
 from taskq.errors import TaskqError, UsageError
 from taskq.text import flat
 from taskq_workers.pool import Worker
@@ -29,7 +28,7 @@ from taskq_workers.process.reporting import (
     style_for,
 )
 from taskq_workers.process.supervisor import Supervisor, keep_heap_small
-from taskq_workers.runs.joblogs import configure_logging
+from taskq_workers.runs.joblogs import AT_FIRST, configure_logging
 from taskq_workers.runs.loader import load_app
 from taskq_workers.services.plugins import find_plugin
 
@@ -71,7 +70,7 @@ def run_one(
     style = style_for(sys.stdout.encoding, colours=coloured)
     reporter = Reporter(sys.stdout, style)
     # After it, since what tasks print may be logged, and what it tells of their jobs is not theirs.
-    configure_logging(log(places.LOG_LEVEL_DEFAULT, places.LOG_FORMAT_DEFAULT))
+    configure_logging(log(AT_FIRST.level, AT_FIRST.format))
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
     with contextlib.nullcontext() if tie is None else _telling(tie):
@@ -98,7 +97,7 @@ def _app(order: Order, data_dir: Path | None) -> TaskQ:
     app = load_app(order.target, order.include)
     if data_dir is not None:
         app.data_dir = data_dir
-    if not app._tasks:
+    if not app.tasks:
         # Imported when it is needed: the parser of Python's own language takes 5 ms.
         from taskq_workers.runs.tasksearch import without_tasks  # noqa: PLC0415
 
@@ -270,7 +269,7 @@ def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> 
         durability=store.config.durability.value,
         recovered=store.taken_back,
         queues=one.queues,
-        tasks=frozenset(one.app._tasks),
+        tasks=frozenset(one.app.tasks),
         concurrency=one.concurrency,
         ready_seconds=ready_seconds,
         executor=one.executor,

@@ -56,7 +56,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
             signal.signal(number, handler)
         gc.set_threshold(*threshold)
         gc.unfreeze()
-        app._connection.reopen()
+        app.connection.reopen()
 
 
 def _on_ready(_: Store, __: LogStats) -> None:

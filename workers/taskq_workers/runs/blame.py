@@ -14,7 +14,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import _current
+from taskq.hooks import running_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Keeper(asyncio.Task[None]):
             if isinstance(error, _THROUGH):
                 job = _culprit(error)
             else:
-                job = _current.get(None)
+                job = running_job.get(None)
                 error = RuntimeError("it cancelled the worker that ran it")
             if job is not None:
                 self.blame(job, error)
@@ -85,7 +85,7 @@ class _Guard:
         self._stop = loop.stop
 
     def __call__(self) -> None:
-        job = _current.get(None)
+        job = running_job.get(None)
         if job is not None and any(runs(job) for runs in self.runs):
             raise RuntimeError(
                 f"job {job.id} ({job.task}) may not stop the event loop: its worker runs on it"
@@ -100,6 +100,6 @@ def _culprit(error: BaseException) -> JobContext | None:
         handle = trace.tb_frame.f_locals.get("self")
         if isinstance(handle, asyncio.Handle):
             context: Context | None = getattr(handle, "_context", None)
-            return None if context is None else context.get(_current)
+            return None if context is None else context.get(running_job)
         trace = trace.tb_next
     return None

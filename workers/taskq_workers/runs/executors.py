@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from taskq import Task
-    from taskq.calls.signature import Resources
+    from taskq.hooks import Resources
     from taskq_workers.runs.limits import Limits
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Never
 
-from taskq.app.context import _current
 from taskq.errors import UsageError
-from taskq.log.machine import forks
+from taskq.hooks import running_job
 
 if TYPE_CHECKING:
     import asyncio
@@ -117,7 +116,7 @@ def end_children_of(
 
 def end_child(*_: object) -> Never:
     """End this process, a forked child that its job let come back, and say so."""
-    job = _current.get(None)
+    job = running_job.get(None)
     what = "a job" if job is None else f"job {job.id} ({job.task})"
     line = (
         f"taskq: {what} forked, and its child came back to the worker: the child {os.getpid()} "
@@ -131,7 +130,7 @@ def _in_forked_child() -> None:
     workers = dict(_workers)
     _workers.clear()
     for loop, (thread, abandons) in workers.items():
-        if thread != threading.get_ident() or _current.get(None) is None:
+        if thread != threading.get_ident() or running_job.get(None) is None:
             continue
         for abandon in abandons:
             abandon()
@@ -142,4 +141,4 @@ def _in_forked_child() -> None:
             ready.appendleft(handle)
 
 
-forks.on_fork(_in_forked_child)
+os.register_at_fork(after_in_child=_in_forked_child)

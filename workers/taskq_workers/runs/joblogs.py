@@ -17,8 +17,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import _current
-from taskq.log.format.history import encode_lines
+from taskq.hooks import encode_lines, running_job
 from taskq.text import flat, hidden, printable, without_secrets
 from taskq.values import NamedTuple
 
@@ -46,6 +45,10 @@ class Logging(NamedTuple):
     format: str = "text"
     #: whether what tasks print is logged
     prints: bool = False
+
+
+#: How a worker logs before the settings of its app are known: their defaults.
+AT_FIRST: Final = Logging("warning", "text")
 
 
 class _State:
@@ -100,7 +103,7 @@ class _WithJob:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
-        job = _current.get(None)
+        job = running_job.get(None)
         told = ("", "", 0) if job is None else (job.id, job.task, job.attempt)
         record.taskq_job, record.taskq_task, record.taskq_attempt = told
         return record
@@ -182,7 +185,7 @@ class _Prints:
 
     def write(self, text: str) -> int:
         """Log the lines that this completes; returns how much was taken."""
-        job = _current.get(None)
+        job = running_job.get(None)
         # A handler of the program's own may write to stdout what is logged here.
         if job is None or getattr(self._within, "logs", False):
             written: int = self._stream.write(text)
@@ -252,7 +255,7 @@ class _Keeper(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it, if its job's task wants that."""
-        lines = getattr(_current.get(None), "_lines", None)
+        lines = getattr(running_job.get(None), "_lines", None)
         if lines is None:
             return
         try:
@@ -291,7 +294,7 @@ def hearing(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awa
     """Wrap what runs a task's jobs, so that they are ``heard``."""
 
     async def run(*args: Any, **kwargs: Any) -> Any:
-        with heard(_current.get(), room):
+        with heard(running_job.get(), room):
             return await call(*args, **kwargs)
 
     return run

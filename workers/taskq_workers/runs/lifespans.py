@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import TASK_STATUS_IGNORED
 
-from taskq.calls.signature import Resources
 from taskq.errors import TaskqError, UsageError
+from taskq.hooks import Resources
 from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
 
@@ -87,11 +87,11 @@ class LifespanHolder:
             UsageError: a task takes what no lifespan yields; the message names both.
             TaskqError: a lifespan failed; those before it were left again.
         """
-        if self._lends and self._app._lifespans:
+        if self._lends and self._app.hooks.lifespans:
             self.resources = await self._entered()
-        if self._app._middleware and not self._lends:
+        if self._app.hooks.middleware and not self._lends:
             _log.warning("jobs run on executors, where the app's middleware does not stand")
-        for task in self._app._tasks.values():
+        for task in self._app.tasks.values():
             if self._lends:
                 bound(task, self.resources)
             elif bound_names(task):
@@ -153,7 +153,7 @@ class LifespanHolder:
     async def _hold(self, ready: asyncio.Future[Resources]) -> None:
         resources = Resources()
         async with contextlib.AsyncExitStack() as stack:
-            for lifespan in self._app._lifespans:
+            for lifespan in self._app.hooks.lifespans:
                 try:
                     manager = lifespan.enter(self._app, lifespan.resources(resources))
                     resources.add(await stack.enter_async_context(manager))
@@ -178,7 +178,7 @@ def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
     Raises:
         TaskqError: a lifespan failed at its start.
     """
-    if not app._lifespans:
+    if not app.hooks.lifespans:
         yield Resources()
         return
     loop = asyncio.new_event_loop()

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq import Task, TaskQ
-from taskq.app.default import default_app
-from taskq.calls.naming import checked_modules, main_module_name
 from taskq.errors import TaskqError, UsageError
+from taskq.hooks import default_app, main_module_name
 from taskq.values import nearest
 from taskq_workers.runs.reasons import is_machinery, user_traceback
 
@@ -35,7 +34,6 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
         UsageError: there is no such module or app, or importing it failed; the message says what to
             type, or shows the user's own lines of the traceback.
     """
-    more = checked_modules(include)
     module_name, colon, attribute = target.partition(":")
     if target.endswith(".py") or "/" in target:
         raise UsageError(f"{target!r} is a path: give the module's name, {_as_module(target)!r}")
@@ -46,7 +44,7 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
         sys.path.insert(0, folder)
     module = _import(module_name)
     app = _app_named(module, attribute) if attribute else _only_app(module)
-    app._include += [name for name in more if name not in app._include]
+    app.hooks.include(include)
     import_included(app)
     return app
 
@@ -58,10 +56,10 @@ def import_included(app: TaskQ) -> None:
         UsageError: there is no such module, importing it failed, or its tasks are another app's.
     """
     main, copy = sys.modules["__main__"], None
-    if app._include and any(value is app for value in vars(main).values()):
+    if app.hooks.included and any(value is app for value in vars(main).values()):
         # They import the app by its module's name: a second copy would make an app of its own.
         copy = sys.modules.setdefault(main_module_name(), main)
-    for name in app._include:
+    for name in app.hooks.included:
         tasks = [one for one in vars(_import(name)).values() if isinstance(one, Task)]
         own = [one.app for one in tasks if one.fn.__module__ == name]
         if own and app not in own:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from taskq.connection import tracing
+from taskq import telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +59,7 @@ class Measures:
     def count(self, event: JobFinished) -> None:
         """Take up one attempt."""
         attributes = {
-            "messaging.system": tracing.SYSTEM,
+            "messaging.system": telemetry.SYSTEM,
             "messaging.operation.name": "process",
             "messaging.destination.name": event.queue,
             "taskq.task": event.task,

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.core import model
+import taskq
 from taskq.values import REASON_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MACHINERY: Final = (
     *(
         f"{folder.absolute()}{os.sep}"
         for folder in (
-            Path(model.__file__).parents[1],
+            Path(taskq.__file__).parent,
             Path(__file__).parents[1],
             Path(asyncio.__file__).parent,
         )

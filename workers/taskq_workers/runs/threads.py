@@ -24,7 +24,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import SoftTimeout
-from taskq.app.context import _current
+from taskq.hooks import running_job
 from taskq.values import NamedTuple
 from taskq_workers.runs.guards import end_child
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
@@ -140,7 +140,7 @@ class ThreadRunner:
             return
         call.given_up = True
         self.given_up += 1
-        job = call.context.get(_current)
+        job = call.context.get(running_job)
         what = "a function" if job is None else f"job {job.id}: {job.task}"
         _log.warning(
             "%s was given up, but its thread cannot be stopped and goes on until it returns "

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from taskq import SoftTimeout
-from taskq.app.context import _current
+from taskq.hooks import running_job
 from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def limits_of(task: Task[..., Any]) -> Limits | None:
 
 def tell_deadline(seconds: float | None) -> None:
     """Let ``current_job().deadline`` of this context be so many seconds from now."""
-    job = _current.get(None)
+    job = running_job.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
         job._ends_at = monotonic() + seconds
@@ -41,7 +41,7 @@ def tell_deadline(seconds: float | None) -> None:
 
 def left_of(seconds: float | None) -> float | None:
     """Return what middleware has left of a hard limit as the function begins."""
-    spent = getattr(_current.get(None), "_spent_seconds", 0.0)
+    spent = getattr(running_job.get(None), "_spent_seconds", 0.0)
     return seconds if seconds is None or not spent else max(seconds - spent, 0.0)
 
 

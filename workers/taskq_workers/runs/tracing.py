@@ -10,8 +10,7 @@ from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Snooze, telemetry
-from taskq.app.context import _current
-from taskq.connection import tracing
+from taskq.hooks import running_job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -71,7 +70,7 @@ class TracedRuns:
         del task
 
         async def traced(*args: Any, **kwargs: Any) -> Any:
-            job = _current.get()
+            job = running_job.get()
             attempt, around = self._begin(job)
             token = context.attach(trace.set_span_in_context(attempt.span, around))
             try:
@@ -108,7 +107,7 @@ class TracedRuns:
             kind=trace.SpanKind.CONSUMER,
             links=[trace.Link(sender)] if sender.is_valid else (),
             attributes={
-                "messaging.system": tracing.SYSTEM,
+                "messaging.system": telemetry.SYSTEM,
                 "messaging.operation.name": "process",
                 "messaging.operation.type": "process",
                 "messaging.destination.name": job.queue,
@@ -127,15 +126,15 @@ class TracedRuns:
 
 def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
     """Return the user's hook, with what measures each attempt before it if anything is measured."""
-    tracing.look()
-    if tracing.meter is None:
+    meter = telemetry.meter()
+    if meter is None:
         return hook
     from taskq_workers.runs.measures import counted  # noqa: PLC0415 - only who measures needs it
 
-    return counted(tracing.meter, stores, hook)
+    return counted(meter, stores, hook)
 
 
 def traced_runs(hook: Hook | None) -> TracedRuns | None:
     """Return what traces a worker's attempts from now on; None if nothing is traced."""
-    tracing.look()
-    return None if tracing.tracer is None else TracedRuns(tracing.tracer, hook)
+    tracer = telemetry.tracer()
+    return None if tracer is None else TracedRuns(tracer, hook)

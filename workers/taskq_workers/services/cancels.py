@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
-from taskq.app.context import _current
 from taskq.engine import Cause, Settlement, kinds
+from taskq.hooks import running_job
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -51,7 +51,7 @@ class CancelListener:
         for slot in slots.slots:
             delivery = slot.delivery
             if delivery is not None and (delivery.job, delivery.token) == ask:
-                job = slot.context.get(_current)
+                job = slot.context.get(running_job)
                 if job is not None and job.delivery is delivery:
                     job._cancel_asked = True
                 _log.info("job %s is cancelled while it runs", delivery.job_id)

@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import CancelScope, sleep_forever
 
 from taskq import DeadLetter, Task
-from taskq.app.context import within
 from taskq.errors import InvalidCall, UsageError
+from taskq.hooks import within
 from taskq_workers.runs.foreign import begin, until_done
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
+    from typing import TypeAlias
 
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.app.workers import DeathCall
     from taskq.engine import Item, Store
+
+    DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -58,7 +60,7 @@ class DeathHooks:
     def __init__(self, app: TaskQ, hook: DeathCall | None) -> None:
         self.until = 0.0
         self._app = app
-        self._hooks = [*app._death_hooks] if hook is None else [(hook, None), *app._death_hooks]
+        self._hooks = [*app.hooks.deaths] if hook is None else [(hook, None), *app.hooks.deaths]
         self._tasks: set[asyncio.Task[None]] = set()
         for task in _tellers(app):
             _check(task)
@@ -83,13 +85,12 @@ class DeathHooks:
 
     def _listen(self, store: Store, stack: contextlib.ExitStack) -> None:
         app = self._app
-        # The app itself stands for its views and its tasks' hooks, so that two workers of one app
-        # tell each but once.
-        origin = app._origin or app
+        # It stands for the app and its views, so that two workers of one app tell each but once.
+        origin = app.hooks.shared
         for hook, wanted in self._hooks:
             if not isinstance(hook, Task):
                 stack.callback(store.on_death(hook, partial(self._call_if, wanted)))
-        if any(task.on_dead is not None for task in app._tasks.values()):
+        if any(task.on_dead is not None for task in app.tasks.values()):
             stack.callback(store.on_death(origin, self._call_of_task))
         if _tellers(app):
             # Not taken back: whoever of this process ends the rest of the jobs tells of them, too.
@@ -100,7 +101,7 @@ class DeathHooks:
             self._call(letter, hook)
 
     def _call_of_task(self, letter: DeadLetter, _: object) -> None:
-        task = self._app._tasks.get(letter.task)
+        task = self._app.tasks.get(letter.task)
         if task is not None and task.on_dead is not None and not isinstance(task.on_dead, Task):
             self._call(letter, task.on_dead)
 
@@ -131,8 +132,8 @@ def _complain(letter: DeadLetter) -> None:
 
 
 def _tellers(app: TaskQ) -> set[Task[..., Any]]:
-    hooks = [hook for hook, _ in app._death_hooks]
-    of_tasks = [task.on_dead for task in app._tasks.values()]
+    hooks = [hook for hook, _ in app.hooks.deaths]
+    of_tasks = [task.on_dead for task in app.tasks.values()]
     return {hook for hook in (*hooks, *of_tasks) if isinstance(hook, Task)}
 
 
@@ -155,10 +156,10 @@ def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[Item]:
 
     On the storage thread, while the log is locked: nothing here is code of the user's.
     """
-    died = app._tasks.get(letter.task)
+    died = app.tasks.get(letter.task)
     if died is not None and died.name in {task.name for task in _tellers(app)}:
         return
-    wanting = [hook for hook, names in app._death_hooks if names is None or letter.task in names]
+    wanting = [hook for hook, names in app.hooks.deaths if names is None or letter.task in names]
     for hook in wanting if died is None else [*wanting, died.on_dead]:
         if isinstance(hook, Task):
             call = hook.call(letter)

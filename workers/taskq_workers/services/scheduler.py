@@ -14,31 +14,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope, move_on_after
 
-from taskq.engine import Turn
 from taskq.errors import LogClosed, TaskqError
-from taskq.log.requests import TICKS_MAX
-from taskq.schedules.times import CATCH_UP_MAX, due_ticks, next_due_ns
-from taskq.values import SECOND_NS, TRANSACTION_BYTES_MAX
+from taskq.values import SECOND_NS
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.app.schedules import Schedule
-    from taskq.connection.packing import Item
-    from taskq.core.schedules import ScheduleState
-    from taskq.engine import LoopPort, Sight, Store
-    from taskq.schedules.times import Due
+    from taskq.engine import Item, LoopPort, Sight, Store, Turn
+    from taskq.hooks import Schedule, ScheduleState
 
 _log: Final = logging.getLogger("taskq.worker")
 
 #: The longest sleep: a clock that was set, or a schedule that was resumed, is noticed after it.
 LOOK_SECONDS: Final = 30.0
-#: What jobs of one request take in the log at most.
-_TURN_BYTES: Final = TRANSACTION_BYTES_MAX // 2
-#: A record's frame and headers, about.
-_ITEM_BYTES: Final = 1_024
 
 
 class Scheduler:
@@ -64,7 +54,7 @@ class Scheduler:
         Raises:
             UsageError: the call of a schedule is wrong.
         """
-        planned, wake, loop = self._app._planned, asyncio.Event(), asyncio.get_running_loop()
+        planned, wake, loop = self._app.hooks.schedules, asyncio.Event(), asyncio.get_running_loop()
         for schedule in planned.all.values():
             schedule.enrolment()
 
@@ -84,7 +74,7 @@ class Scheduler:
         while True:
             wake.clear()
             seconds = math.inf
-            if self._app._planned.all:
+            if self._app.hooks.schedules.all:
                 try:
                     # What it has begun it ends; the log's own waits are limited.
                     with CancelScope(shield=True):
@@ -104,7 +94,7 @@ class Scheduler:
             TaskqError: the log refused something; what it took stands.
         """
         port = store.port()
-        planned = list(self._app._planned.all.values())
+        planned = list(self._app.hooks.schedules.all.values())
         new = [one for one in planned if one not in self._enrolled]
         if new:
             await port.enrol([one.enrolment() for one in new])
@@ -150,32 +140,29 @@ class Scheduler:
             and (not state.is_paused or known[1] > now_ns)
         ):
             return known[1]
-        found = next_due_ns(schedule.name, schedule.rule, schedule.jitter_ns, done_ns)
+        found = schedule.next_due_ns(done_ns)
         due_ns = now_ns + round(self._look_seconds * SECOND_NS) if found is None else found
         self._next[schedule.name] = state.done_ns, due_ns
         return due_ns
 
     async def _turns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> list[Turn]:
         """Return the requests that write what is due of one schedule, one after the other."""
-        due = due_ticks(
-            schedule.name, schedule.rule, schedule.catch_up, schedule.jitter_ns, state.done_ns,
-            now_ns,
-        )  # fmt: skip
+        due = schedule.due(state.done_ns, now_ns)
         if not due.done_ns:
             return []
         if due.is_cut:
             _log.warning(
                 "schedule %s missed more than %d ticks: the latest %d are made up for, all that "
-                "were before them are left out", schedule.name, CATCH_UP_MAX, CATCH_UP_MAX,
+                "were before them are left out", schedule.name, len(due.moments), len(due.moments),
             )  # fmt: skip
         if not due.moments:
             _log.info("schedule %s skips the ticks that it missed", schedule.name)
         items = [await self._item(schedule, at_ns) for at_ns in due.moments]
-        return list(_cut(schedule.name, state.done_ns, due, items))
+        return schedule.turns(state.done_ns, due, items)
 
     async def _item(self, schedule: Schedule, at_ns: int) -> Item:
         call = schedule.call_at(at_ns)
-        connection = self._app._connection
+        connection = self._app.connection
         packer = connection.packer
         return packer.plain_item(call) or await connection.pack(packer.loose(call))
 
@@ -192,17 +179,3 @@ async def _tick(port: LoopPort, turns: list[Turn]) -> None:
 
 def _states(one: Sight) -> tuple[int, dict[str, ScheduleState]]:
     return one.journal.clock.wall_ns(), dict(one.facets.need_agenda().schedules)
-
-
-def _cut(name: str, done_ns: int, due: Due, items: list[Item]) -> list[Turn]:
-    """What is due as requests of a size that the log takes; each goes on where the last ended."""
-    if not items:
-        return [Turn(name, done_ns, due.done_ns, (), ())]
-    largest = max(len(body) for _, body, _ in items) + _ITEM_BYTES
-    count = min(max(_TURN_BYTES // largest, 1), TICKS_MAX)
-    turns: list[Turn] = []
-    for start in range(0, len(items), count):
-        moments = due.moments[start : start + count]
-        turns.append(Turn(name, done_ns, moments[-1], moments, tuple(items[start : start + count])))
-        done_ns = moments[-1]
-    return turns

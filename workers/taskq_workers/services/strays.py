@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after, sleep
 
-from taskq.connection.blocking import off_loop
-from taskq.core.why import ready_jobs
 from taskq.engine import strays_of
 from taskq.errors import TaskqError
+from taskq.hooks import off_loop
 from taskq.values import nearest
 from taskq.views import Serving
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import LoopPort, Sight, Store
+    from taskq.engine import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -70,18 +69,13 @@ class StrayWatch:
                 _log.warning("%s", warning)
 
     async def _look(self, store: Store) -> list[str]:
-        port: LoopPort = store.port()
-        ready: dict[tuple[str, str], int]
-        known: set[str]
-        ready, known = await port.look(_counts)
+        ready, known = await store.port().ready_jobs()
         warnings = self._unused(known)
         if ready:
-            from taskq.log.read.why import live_workers  # noqa: PLC0415 - most start with none
-
-            workers = await off_loop(live_workers, store.path)
+            workers = await off_loop(store.live_workers)
             servings = [serving for one in workers for serving in one.serves]
             # A full disk may have kept its own from being told to others.
-            own = Serving(queues=self._queues, tasks=frozenset(self._app._tasks))
+            own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(ready, [own, *servings]).told()
         return warnings
 
@@ -89,13 +83,8 @@ class StrayWatch:
         """What to say of queues that no job was ever put into, as far as the log goes back."""
         if self._queues is None:
             return []
-        known = known | {task.spec.queue for task in self._app._tasks.values()}
+        known = known | {task.spec.queue for task in self._app.tasks.values()}
         return [_told(name, known) for name in sorted(self._queues - known)]
-
-
-def _counts(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
-    agenda = sight.facets.need_agenda()
-    return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
 def _told(name: str, known: set[str]) -> str:

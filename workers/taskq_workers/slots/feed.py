@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskq import Delivery
-    from taskq.core.folds.taking import Weights
-    from taskq.engine import Limit, LoopPort
+    from taskq.engine import Limit, LoopPort, Weights
     from taskq_workers.slots.hands import ClaimFilter, FeedHost
 
 _log: Final = logging.getLogger("taskq.worker")

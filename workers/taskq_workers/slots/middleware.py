@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import _current
 from taskq.engine import Cause, kinds
+from taskq.hooks import running_job
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import Ended, error_of
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from taskq import JobContext, Task
-    from taskq.app.around import Around
-    from taskq.calls.signature import Resources
+    from taskq.hooks import Around, Resources
 
 _FAILED: Final = frozenset({kinds.RETRY, kinds.DEATH})
 #: A success without a value, as if from elsewhere.
@@ -54,7 +53,7 @@ class Surrounded:
         hard = task.timeout
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
-            job = _current.get()
+            job = running_job.get()
             # Stays what comes of it when one of them forgets the error, whatever the task returns.
             outcome: Any = _NONE
             value: Any = None

@@ -8,11 +8,9 @@ from random import random
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Retry, Snooze
-from taskq.calls.serialization import encode_reason
-from taskq.core.retry import Signal
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
-from taskq.log.read.gauges import age_ns
+from taskq.hooks import encode_reason
 from taskq.retry import Decision, Die
 from taskq.values import SECOND_NS, spoken
 from taskq_workers.runs import reasons
@@ -112,7 +110,7 @@ def _wish(
     task: Task[..., Any], delivery: Delivery, error: BaseException
 ) -> Retry | Snooze | Discard | None:
     """What the policy's ``decide`` says of an error that the task did not raise as a wish."""
-    if isinstance(error, Signal):
+    if isinstance(error, Retry | Snooze | Discard):
         return None
     try:
         return task.retry.wish(error, delivery.attempt)
@@ -150,7 +148,7 @@ async def unless_too_old(
         return settlement
     delivery = settlement.delivery
     try:
-        age = await port.look(lambda one: age_ns(one.journal, delivery.job), needs_agenda=False)
+        age = await port.age_ns(delivery.job)
     except BaseException:  # noqa: BLE001 - the attempt's own outcome must reach the log
         _log.warning("the age of job %s could not be read: it is tried again", delivery.job_id)
         return settlement

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq import JobContext
 from taskq.errors import TaskqError
+from taskq.hooks import Inputs
 from taskq.values import dataclass
 from taskq_workers.slots.feed import Feed
-from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.settling import settled
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Rounds:
         for source in sources:
             share = Share(self, source)
             share.feed = feed(source, share)
-            self.shares[source.app._connection.tag] = share
+            self.shares[source.app.connection.tag] = share
             self._alive.append(share)
 
     # -- as a feed --------------------------------------------------------------------------------

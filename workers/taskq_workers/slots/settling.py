@@ -196,7 +196,7 @@ class Settler:
         if isinstance(answer, DuplicateKey):
             # A child was refused, and its parent's success with it: this attempt has failed.
             self.ended[settlement.kind] -= 1
-            task = job.app._tasks[settlement.delivery.task]
+            task = job.app.tasks[settlement.delivery.task]
             self.add(settle_failure(task, settlement.delivery, answer))
         elif isinstance(answer, TaskqError):
             self._on_error(settlement, answer)

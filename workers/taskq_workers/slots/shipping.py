@@ -9,13 +9,12 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from taskq import Delivery, JobContext
-from taskq.core.folds.lanes import Lane
-from taskq.engine import Cause, Kind, Settlement
+from taskq.engine import Cause, Kind, Lane, Settlement
 from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
-    from taskq.connection.packing import Loose
     from taskq.engine import Duplicate
+    from taskq.hooks import Loose
 
 
 class Shipment(NamedTuple):

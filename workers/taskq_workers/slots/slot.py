@@ -18,9 +18,8 @@ from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.app.context import _current
-from taskq.core.records import PACKED
 from taskq.engine import Flag, Settlement, kinds
+from taskq.hooks import running_job
 from taskq_workers.events import tell
 from taskq_workers.slots.outcomes import (
     release,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 _SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
-_OPENED: Final = PACKED | int(Flag.FLOW)
+_OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED | Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: A slot whose jobs never suspend lets the loop turn after so long.
@@ -56,7 +55,7 @@ class Slot:
     Attributes:
         delivery: what runs here now. since: when it began, in monotonic seconds. abandoned: its job
         was released although it goes on; what it does now counts for nothing. context: in which its
-        jobs run; ``taskq.app.context._current`` there is the one that runs now.
+        jobs run; ``taskq.app.context.running_job`` there is the one that runs now.
     """
 
     __slots__ = ("_slots", "_stopped_as", "abandoned", "context", "delivery", "since", "task")
@@ -100,7 +99,7 @@ class Slot:
                 feed.refill()
             decode, call, none_is_kept, packs, task = plans[delivery.lane.task]
             job = made(delivery, app)
-            before_job = _current.set(job)
+            before_job = running_job.set(job)
             no_job = no_job or before_job
             before = copy_context()
             args = None
@@ -143,7 +142,7 @@ class Slot:
     async def _rest(self, no_job: Token[JobContext] | None) -> bool:
         """Wait for work, as nobody's job; False when the slot is to end."""
         if no_job is not None:
-            _current.reset(no_job)
+            running_job.reset(no_job)
         goes_on = await self._slots.rest(self)
         self.since = monotonic()
         return goes_on
@@ -184,9 +183,8 @@ class Slot:
     async def _packed(
         self, task: Task[..., Any], delivery: Delivery, job: JobContext, value: Any
     ) -> Settlement:
-        packer = job.app._connection.packer
         try:
-            settlement = await settle_success(packer, task, delivery, job, value)
+            settlement = await settle_success(job.app.connection, task, delivery, job, value)
             if type(value) is Ended and settlement.kind is not kinds.SUCCESS:
                 settlement = await self._slots.judged(task, error_of(value), settlement)
         except BaseException as error:  # noqa: BLE001 - no job may stop its worker

@@ -10,12 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from taskq import JobContext
-from taskq.app.context import _current
+from taskq.hooks import Inputs, running_job
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
-from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import reject, release, unless_too_old
 from taskq_workers.slots.rounds import LogFeed, Rounds
 from taskq_workers.slots.settling import Settler
@@ -196,7 +195,7 @@ class Slots:
             rounds = self._rounds
             port = self._port if rounds is None else rounds.port_of(settlement.delivery)
             settlement = await unless_too_old(port, task, settlement)
-        return with_lines(settlement, _current.get(None)) if task.keep_log else settlement
+        return with_lines(settlement, running_job.get(None)) if task.keep_log else settlement
 
     def forsake(self) -> None:
         """In a forked child: begin no other job, and settle none."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from taskq import Delivery, JobContext, Task
-    from taskq.connection.packing import Item, Loose, Packer
+    from taskq.engine import Item
+    from taskq.hooks import Connection, Loose
 
 T = TypeVar("T")
 
@@ -25,39 +26,39 @@ _log: Final = logging.getLogger("taskq.worker")
 
 
 async def settle_success(
-    packer: Packer, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+    connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
 ) -> Settlement:
     """The job ran: what is kept of it, stored as task, queue and log say.
 
     ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
     refuses a file; the job's slot is taken until then.
     """
-    settlement = await _settled(packer, task, delivery, job, value)
+    settlement = await _settled(connection, task, delivery, job, value)
     return with_lines(settlement, job) if task.keep_log else settlement
 
 
 async def _settled(
-    packer: Packer, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+    connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
 ) -> Settlement:
     if type(value) is Ended:
         if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
         # What middleware has enqueued here comes first: it waits for the ids.
-        children = [packer.loose(pending.call) for pending, *_ in job.children]
+        children = [connection.packer.loose(pending.call) for pending, *_ in job.children]
         return await stored_success(
-            packer, task, delivery, value.body, [*children, *value.children]
+            connection, task, delivery, value.body, [*children, *value.children]
         )
     packing = task.result_packing(delivery.queue)
     try:
-        body = task.encode_result(value, packer.bodies.limit(packing))
+        body = task.encode_result(value, connection.packer.bodies.limit(packing))
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
-    loose = [packer.loose(pending.call) for pending, *_ in job.children]
-    return await stored_success(packer, task, delivery, body, loose)
+    loose = [connection.packer.loose(pending.call) for pending, *_ in job.children]
+    return await stored_success(connection, task, delivery, body, loose)
 
 
 async def stored_success(
-    packer: Packer,
+    connection: Connection,
     task: Task[..., Any],
     delivery: Delivery,
     body: bytes | None,
@@ -68,10 +69,10 @@ async def stored_success(
     if body is not None:
         given, what = body, f"the result of job {delivery.job_id}"
         packing = task.result_packing(delivery.queue)
-        body, flags = await _kept(lambda: packer.result(given, packing, what))
+        body, flags = await _kept(lambda: connection.packer.result(given, packing, what))
     items: list[Item] = []
     if children:
-        items = await _kept(lambda: packer.items(children))
+        items = await _kept(lambda: connection.packer.items(children))
     return Settlement(kinds.SUCCESS, delivery, body, children=tuple(items), flags=flags)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from taskq.conditions import Condition
-    from taskq.connection.settings import HubSettings
+    from taskq.hooks import HubSettings
 
 #: Probing takes a process; it is not done more often than that.
 LOOK_SECONDS: Final = 60.0

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from taskq.conditions.base import aside
-from taskq.connection.settings import HubSettings
 from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
+from taskq.hooks import HubSettings
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.messages import Append, SpillPart, Sync
 from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood

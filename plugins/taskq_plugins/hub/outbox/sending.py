@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskq import State, TaskQ
-from taskq.calls.call import checked_calls
-from taskq.connection.blocking import blocking, off_loop
+from taskq import Call, State, TaskQ
 from taskq.engine import LocalDisk, LogReader
 from taskq.errors import NotWaiting, UsageError
+from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
 from taskq_plugins.hub.devices import checked, groups, is_enrolled
@@ -23,8 +22,7 @@ from taskq_plugins.hub.outbox.reading import Identified, Readings
 if TYPE_CHECKING:
     import os
 
-    from taskq import Call, JobHandle
-    from taskq.connection.connection import JobId
+    from taskq import JobHandle
     from taskq.views import JobView
 
 R = TypeVar("R")
@@ -77,7 +75,7 @@ class Hub:
         """
         return self._app.call_by_name(task, *args, **kwargs)
 
-    def job(self, job: JobId) -> JobHandle[Any]:
+    def job(self, job: str | int | JobHandle[Any]) -> JobHandle[Any]:
         """Return the handle of a job for a device, made from its id."""
         return self._app.job(job)
 
@@ -85,7 +83,8 @@ class Hub:
         self, devices: list[str], call: Call[R], headers: dict[str, str]
     ) -> list[JobHandle[R]]:
         """Enqueue a call once for each of these devices: all of them or none."""
-        (call,) = checked_calls([call])
+        if not isinstance(call, Call):
+            raise UsageError(f"a device takes calls such as task.call(...), got {call!r:.60}")
         if call.extras is not None and call.extras.concurrency_key:
             raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
         calls = [_addressed(call, device, headers) for device in devices]
@@ -199,7 +198,7 @@ class Outbox(TaskQ):
         super().__init__(hub / OUTBOX)
         self._hub = hub
 
-    async def why(self, job: JobId) -> Reason:
+    async def why(self, job: Any) -> Reason:
         """Return where a job is that waits for its device.
 
         Raises:

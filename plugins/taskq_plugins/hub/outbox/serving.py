@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.connection.connection import Connection
 from taskq.engine import LogConfig, PatientDisk, SystemClock
 from taskq.errors import TaskqError
+from taskq.hooks import Connection
 from taskq_plugins.hub.aside import IDENTITY
 from taskq_plugins.hub.outbox.handing import OUTBOX, Handing
 

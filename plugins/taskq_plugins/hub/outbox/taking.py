@@ -254,6 +254,6 @@ async def _cancel(path: str, config: LogConfig, tag: str, asked: Cancelled) -> b
 
 def _opened(path: str, config: LogConfig) -> TaskLog:
     from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
-    from taskq.connection.connection import Connection  # noqa: PLC0415 - likewise
+    from taskq.hooks import Connection  # noqa: PLC0415 - likewise
 
     return TaskLog(Connection(path, config))

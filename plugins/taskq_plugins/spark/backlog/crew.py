@@ -8,10 +8,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.engine import kinds
+from taskq.hooks import Inputs
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
 from taskq_plugins.spark.backlog.executing import Chunk
-from taskq_plugins.spark.backlog.opening import must_open, open_payloads
+from taskq_plugins.spark.backlog.opening import open_payloads
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
 from taskq_workers.slots.feed import Feed
@@ -195,7 +196,7 @@ class SparkCrew:
     async def _send(self, chunks: list[list[Delivery]]) -> None:
         payloads: dict[int, bytes] = {}
         for chunk in chunks:
-            if any(map(must_open, chunk)):
+            if any(map(Inputs.needed, chunk)):
                 opened, settlements = await open_payloads(self._app, chunk)
                 payloads |= opened
                 for settlement in settlements:
@@ -235,7 +236,7 @@ class SparkCrew:
             self.fail(error)
 
     def _failure(self, delivery: Delivery, error: SparkError) -> Settlement:
-        return settle_failure(self._app._tasks[delivery.task], delivery, error)
+        return settle_failure(self._app.tasks[delivery.task], delivery, error)
 
     def _give_all_back(self, chunks: Iterable[list[Delivery]]) -> None:
         for chunk in chunks:
@@ -249,7 +250,7 @@ class SparkCrew:
             str(self._app.data_dir),
             order.concurrency,
             jobs,
-            tuple(self._app._include),
+            tuple(self._app.hooks.included),
         )
 
     def _on_returned(self, wave: asyncio.Task[None]) -> None:
@@ -294,11 +295,11 @@ class SparkCrew:
 
     def _seconds(self, delivery: Delivery, ended: Ended) -> float:
         """Return what the job took of its executor: async ones share it."""
-        task = self._app._tasks[delivery.task]
+        task = self._app.tasks[delivery.task]
         return ended.seconds / (self._order.concurrency if task.is_async else 1)
 
     def _end(self, delivery: Delivery, ended: Ended) -> None:
-        task = self._app._tasks[delivery.task]
+        task = self._app.tasks[delivery.task]
         settlement = settlement_of(ended, delivery)
         stores = settlement.kind is kinds.SUCCESS and (ended.children or task.packs_results)
         if not stores:
@@ -310,10 +311,10 @@ class SparkCrew:
 
     async def _store(self, delivery: Delivery, ended: Ended) -> None:
         """Pack what goes with a success, and hand it over."""
-        task, packer = self._app._tasks[delivery.task], self._app._connection.packer
+        task, connection = self._app.tasks[delivery.task], self._app.connection
         try:
             settlement = await stored_success(
-                packer, task, delivery, ended.body, list(ended.children)
+                connection, task, delivery, ended.body, list(ended.children)
             )
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
             settlement = settle_failure(task, delivery, error)

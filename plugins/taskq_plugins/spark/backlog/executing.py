@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import JobContext
-from taskq.app.context import _current
+from taskq.hooks import running_job
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
@@ -119,7 +119,7 @@ class _Bench:
         waiting: deque[tuple[int, Shipped, Task[..., Any]]] = deque()
         for number, job in enumerate(self._chunk.jobs):
             delivery = unpacker.delivery(job)
-            task = self._app._tasks.get(delivery.task)
+            task = self._app.tasks.get(delivery.task)
             if task is None:
                 # An executor has an older copy of the app: another may take the job in a while.
                 what = f"an executor's copy of the app has no task {delivery.task!r}"
@@ -148,7 +148,7 @@ class _Bench:
     async def _run_one(self, number: int, delivery: Shipped, task: Task[..., Any]) -> None:
         since, called = self._clock(), False
         job = JobContext(delivery, self._app)
-        _current.set(job)
+        running_job.set(job)
         limits = limits_of(task) if task.is_async else None
         call = task.fn if limits is None else limited(task.fn, limits)
         try:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.calls.serialization import encode_reason
 from taskq.engine import Settlement, kinds
-from taskq.log.format.flows import is_of_flow
+from taskq.hooks import Inputs, encode_reason
 from taskq.values import SECOND_NS
-from taskq_workers.slots.inputs import Inputs
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     release,
@@ -24,11 +22,6 @@ if TYPE_CHECKING:
 SHIP_BYTES_MAX: Final = 64 << 20
 
 
-def must_open(delivery: Delivery) -> bool:
-    """Return whether the job's payload is not simply what its record holds."""
-    return bool(delivery.payload_flags) or is_of_flow(delivery.record)
-
-
 async def open_payloads(
     app: TaskQ, chunk: list[Delivery]
 ) -> tuple[dict[int, bytes], list[Settlement]]:
@@ -41,14 +34,14 @@ async def open_payloads(
     sendable: list[Delivery] = []
     size_bytes = 0
     for delivery in chunk:
-        if not must_open(delivery):
+        if not Inputs.needed(delivery):
             sendable.append(delivery)
             continue
         try:
             payload = await Inputs(app).payload(delivery)
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
             failed = settle_unreadable(delivery, error)
-            task = app._tasks[delivery.task]
+            task = app.tasks[delivery.task]
             settlements.append(failed or settle_failure(task, delivery, error))
             continue
         if len(payload) > SHIP_BYTES_MAX:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.calls.call import spec_of
 from taskq.connection.uploads import encode_tail
 from taskq.engine import Extras, Flag
 from taskq.errors import TaskqError, UsageError
+from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq.views import SETTLED_STATES
@@ -145,5 +145,7 @@ def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
     # Neither its due time nor its end nor its key: those were the old job's.
     headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}
     flags = Flag(0) if row["stores_result"] is not False else Flag.DROP_RESULT
-    spec = spec_of(row["queue"], task, row["priority"], row["attempts_max"] or 0, flags)
-    return encode_tail(spec, Extras(headers=headers)), payload
+    options = Options(
+        queue=row["queue"], priority=row["priority"], attempts=row["attempts_max"] or 0
+    )
+    return encode_tail(options.spec(task, flags), Extras(headers=headers)), payload

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from taskq.calls.serialization import encode_loose
 from taskq.errors import TaskqError, UsageError
+from taskq.hooks import encode_loose
 from taskq_plugins.spark.sink.columns import (
     binary_of,
     check_object,

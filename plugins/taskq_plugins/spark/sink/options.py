@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from taskq.calls.call import OptionChanges, Options, Until
 from taskq.connection.uploads import check_upload_name
 from taskq.engine import Compression, Flag
 from taskq.errors import UsageError
+from taskq.hooks import OptionChanges, Options
 from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _changes(options: Mapping[str, str]) -> OptionChanges:
     values |= {name: _number(name, options[name]) for name in _NUMBERS if name in options}
     values |= {name: span(options[name]) for name in _SPANS if name in options}
     if "until" in options:
-        values["until"] = _choice("until", options["until"], get_args(Until))
+        values["until"] = _choice("until", options["until"], ("settled",))
     if "compress" in options:
         values["compress"] = _choice("compress", options["compress"], get_args(Compression))
     if "headers" in options:

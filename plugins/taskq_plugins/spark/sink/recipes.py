@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.calls.call import Options, key_bytes
 from taskq.connection.uploads import compress, encode_tail
 from taskq.engine import Flag
 from taskq.errors import PayloadTooLarge, UnknownTask
+from taskq.hooks import Options, key_bytes
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_plugins.spark.sink.options import KEY_OPTIONS
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskq import Call, Task, TaskQ
-    from taskq.app.tasks import Enqueuer
-    from taskq.calls.call import OptionChanges
     from taskq.engine import Extras
+    from taskq.hooks import Enqueuer, OptionChanges
     from taskq_plugins.spark.sink.options import SinkOptions
 
 #: Recipes that are kept, and shapes of keys in each of them.
@@ -194,11 +193,11 @@ class Recipes:
             changes["window"] = row.window
         if has_key:
             changes["key"] = _SOME_KEY
-        known = None if self._app is None or not task else self._app._tasks.get(task)
+        known = None if self._app is None or not task else self._app.tasks.get(task)
         if self._app is not None and known is None and task:
             raise UnknownTask(
                 f"app {self._options.app!r} has no task {task!r}: it has "
-                f"{', '.join(sorted(self._app._tasks)[:_SHOWN_TASKS_MAX]) or 'none'}"
+                f"{', '.join(sorted(self._app.tasks)[:_SHOWN_TASKS_MAX]) or 'none'}"
             )
         chosen = Options() if known is None else known._chosen
         if not has_key and chosen.key is None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import State
+from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.core.flows import Policy, nested
-from taskq.errors import InvalidCall, LogDamaged, PayloadTooLarge
+from taskq.core.model import LIVE_STATES, State
 from taskq.log.format.flows import is_of_flow, takes_of
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
-from taskq.views import LIVE_STATES
 
 if TYPE_CHECKING:
-    from taskq import Delivery, TaskQ
-    from taskq.engine import Takes
+    from taskq.calls.ports import AppPort
+    from taskq.connection.connection import Connection
+    from taskq.log.format.flows import Takes
+    from taskq.log.requests import Delivery
 
 #: The results that one job takes in, together.
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -24,8 +25,13 @@ _REASON_CHARACTERS_MAX: Final = 1_024
 class Inputs:
     """Opens payloads, and completes those of steps of flows."""
 
-    def __init__(self, app: TaskQ) -> None:
+    def __init__(self, app: AppPort[Connection]) -> None:
         self._app = app
+
+    @staticmethod
+    def needed(delivery: Delivery) -> bool:
+        """Return whether the payload is not simply what the job's record holds."""
+        return bool(delivery.payload_flags) or is_of_flow(delivery.record)
 
     async def payload(self, delivery: Delivery) -> bytes:
         """Return the job's payload as its task takes it, whatever is needed to have it.
@@ -41,7 +47,7 @@ class Inputs:
         takes = takes_of(delivery.record)
         if not takes.shape:
             return body
-        names = self._app._tasks[delivery.task].signature.names
+        names = self._app.tasks[delivery.task].signature.names
         if not names:
             raise InvalidCall(delivery.task, "it has no first parameter for what it takes in")
         results = await self._results(delivery, takes)

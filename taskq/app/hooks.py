@@ -1,0 +1,87 @@
+"""What an app declares for those who run its jobs: its tasks, and what stands around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.app.decorate import tasks_with
+from taskq.app.schedules import Listeners, Planned
+from taskq.calls.naming import checked_modules
+from taskq.calls.origins import Declared, origin_here
+from taskq.calls.serialization import load_checks
+from taskq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskq.app.around import Around
+    from taskq.app.tasks import Task
+    from taskq.app.workers import DeathCall
+    from taskq.calls.origins import Origin
+    from taskq.conditions.breakers import BreakerRule
+
+
+class Hooks:
+    """Keep what an app declares; its decorators write it, workers and plugins read it.
+
+    All views of an app share it, see ``taskq.app.logs``.
+
+    Attributes:
+        tasks: by all of their names. Never changed but replaced, since workers on other threads
+            look into it.
+        renewed: told when there is a new task, or a new form of one.
+        included: modules with tasks, which whoever runs the jobs imports.
+        lifespans, middleware: the first is the outermost.
+        deaths: who hears of dead letters, and the tasks whose letters it wants; None for all.
+        breakers: by the names of their queues.
+        schedules: what is enqueued by the clock.
+    """
+
+    def __init__(self, include: Iterable[str] = ()) -> None:
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.renewed = Listeners()
+        self.included: list[str] = checked_modules(include)
+        self.lifespans: Declared[Around] = Declared()
+        self.middleware: Declared[Around] = Declared()
+        self.deaths: Declared[tuple[DeathCall, frozenset[str] | None]] = Declared()
+        self.breakers: dict[str, BreakerRule] = {}
+        self.schedules = Planned()
+        self._breaker_origins: dict[str, Origin] = {}
+
+    @property
+    def shared(self) -> Hooks:
+        """Return what is the same object for all views of one app."""
+        return self
+
+    def add_task(self, task: Task[..., Any]) -> None:
+        """Take up a task, and tell those who run jobs.
+
+        Raises:
+            UsageError: one of its names is taken.
+        """
+        self.tasks = tasks_with(self.tasks, task)
+        self.renewed.tell()
+
+    def include(self, modules: Iterable[str]) -> None:
+        """Let whoever runs the jobs import these modules, too.
+
+        Raises:
+            UsageError: a text in place of a list, or a name that no module can have.
+        """
+        self.included += [one for one in checked_modules(modules) if one not in self.included]
+
+    def load_checks(self) -> None:
+        """Import what calls of the tasks are checked with, so that no first call waits for it."""
+        load_checks([task.signature for task in self.tasks.values()])
+
+    def add_breaker(self, rule: BreakerRule) -> None:
+        """Let a queue back off by this rule.
+
+        Raises:
+            UsageError: it has another one already.
+        """
+        queue, origin = rule.queue, origin_here()
+        known = self.breakers.get(queue, rule)
+        if known != rule and not origin.is_rerun_of(self._breaker_origins[queue]):
+            raise UsageError(f"queue {queue!r} has another breaker already: declare it once")
+        self.breakers[queue], self._breaker_origins[queue] = rule, origin

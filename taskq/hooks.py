@@ -1,0 +1,108 @@
+"""The door of an app, for workers, plugins, commands and ``taskq.testing``.
+
+``app.tasks``, ``app.hooks`` (what else it declares), ``app.settings`` and ``app.connection`` (its
+port, packer and tag) are the app's own. Here stands what those need who run its jobs, or make and
+read jobs without its tasks. It defines nothing, it names; the rooms behind it, ``taskq.app``,
+``taskq.calls``, ``taskq.connection`` and the like, may change on any day.
+
+- run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
+  what lifespans yielded, ``Inputs`` what a step takes in, ``encode_reason`` why it failed
+- make one: ``Options``, ``encode_loose``, ``key_bytes``
+- read: ``look_at_records``, ``look_at_readers``, ``views_of`` schedules
+- beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq._lazy import lazily
+
+if TYPE_CHECKING:
+    from taskq.app.around import Around
+    from taskq.app.context import relay_to, running_job, within
+    from taskq.app.default import default_app
+    from taskq.app.logs import elsewhere
+    from taskq.app.schedules import Schedule
+    from taskq.app.tasks import Enqueuer
+    from taskq.calls.arguments import decode_call
+    from taskq.calls.call import OptionChanges, Options, key_bytes
+    from taskq.calls.naming import main_module_name
+    from taskq.calls.serialization import encode_loose, encode_reason
+    from taskq.calls.signature import Resources
+    from taskq.connection.blocking import blocking, need_loop, off_loop
+    from taskq.connection.connection import Connection
+    from taskq.connection.packing import Loose
+    from taskq.connection.settings import HubSettings, load_settings
+    from taskq.core.schedules import ScheduleState
+    from taskq.flows.inputs import Inputs
+    from taskq.log.format.history import encode_lines
+    from taskq.reading.looking import look_at_records
+    from taskq.reading.named import look_at_readers
+    from taskq.reading.record import Choice
+    from taskq.schedules.view import views_of
+
+__all__ = [
+    "Around",
+    "Choice",
+    "Connection",
+    "Enqueuer",
+    "HubSettings",
+    "Inputs",
+    "Loose",
+    "OptionChanges",
+    "Options",
+    "Resources",
+    "Schedule",
+    "ScheduleState",
+    "blocking",
+    "decode_call",
+    "default_app",
+    "elsewhere",
+    "encode_lines",
+    "encode_loose",
+    "encode_reason",
+    "key_bytes",
+    "load_settings",
+    "look_at_readers",
+    "look_at_records",
+    "main_module_name",
+    "need_loop",
+    "off_loop",
+    "relay_to",
+    "running_job",
+    "views_of",
+    "within",
+]
+
+_HOMES: Final = {
+    "taskq.app.around": "Around",
+    "taskq.app.context": "relay_to running_job within",
+    "taskq.app.default": "default_app",
+    "taskq.app.logs": "elsewhere",
+    "taskq.app.schedules": "Schedule",
+    "taskq.app.tasks": "Enqueuer",
+    "taskq.calls.arguments": "decode_call",
+    "taskq.calls.call": "OptionChanges Options key_bytes",
+    "taskq.calls.naming": "main_module_name",
+    "taskq.calls.serialization": "encode_loose encode_reason",
+    "taskq.calls.signature": "Resources",
+    "taskq.connection.blocking": "blocking need_loop off_loop",
+    "taskq.connection.connection": "Connection",
+    "taskq.connection.packing": "Loose",
+    "taskq.connection.settings": "HubSettings load_settings",
+    "taskq.core.schedules": "ScheduleState",
+    "taskq.flows.inputs": "Inputs",
+    "taskq.log.format.history": "encode_lines",
+    "taskq.reading.looking": "look_at_records",
+    "taskq.reading.named": "look_at_readers",
+    "taskq.reading.record": "Choice",
+    "taskq.schedules.view": "views_of",
+}
+
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
