@@ -163,7 +163,8 @@ class StorageThread:
         self._kept: list[Request] = []
         self.upkeep: Upkeep | None = None
         self.adopter: Adopter | None = None
-        self._upkeep_at = 0.0
+        #: when upkeep is looked at again, unless another segment begins before
+        self._upkeep_at, self._kept_segment = 0.0, 0
         self._is_busy = False
         #: where the log ended when it was last looked at, since when, and whether that was seen to
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
@@ -215,7 +216,7 @@ class StorageThread:
                 now = time.monotonic()
                 # As long as the batch took: so it gets ahead of what a busy process adds.
                 self._build(max(now - began, _BUILD_SECONDS))
-                if now >= self._upkeep_at:
+                if now >= self._upkeep_at or self.journal.segment != self._kept_segment:
                     self._keep_up(now)
                 self._glance()
             elif mailbox.closing:
@@ -258,6 +259,7 @@ class StorageThread:
         upkeep, adopter = self.upkeep, self.adopter
         if upkeep is None or adopter is None or self.journal.gone:
             return False
+        self._kept_segment = self.journal.segment
         for request in (*upkeep.step(), *adopter.step()):
             self._mailbox.requests.appendleft(request)
         if self.committer.answers.now:
