@@ -20,7 +20,7 @@ from taskq.core.values import dataclass
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import Past, PastJob, past_jobs
+from taskq.log.read.walks import Chosen, PastJob, past_jobs
 from taskq.reading.dead import checked_limit
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def past_of(
     queue: str | None = None,
     state: States | None = None,
     limit: int | None = None,
-) -> Past:
+) -> Chosen:
     """Return the choice in the log's units.
 
     Raises:
@@ -99,7 +99,7 @@ def past_of(
         check_name("queue name", queue)
     if task:
         check_name("task name", task)
-    return Past(
+    return Chosen(
         states=_states(state),
         queue=queue,
         task=task,
@@ -109,7 +109,7 @@ def past_of(
     )
 
 
-async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncIterator[Replayed]:
+async def replay(connection: Connection, past: Chosen, *, dry_run: bool) -> AsyncIterator[Replayed]:
     """Enqueue the jobs that fit once more, some in each transaction, and tell of each.
 
     As of now: what is enqueued meanwhile is not looked at. A dry run does not even open the log.
@@ -134,7 +134,7 @@ async def replay(connection: Connection, past: Past, *, dry_run: bool) -> AsyncI
 class _Chosen:
     """The jobs to enqueue, in portions; made and used on threads, by one at a time."""
 
-    def __init__(self, connection: Connection, past: Past) -> None:
+    def __init__(self, connection: Connection, past: Chosen) -> None:
         self._connection = connection
         self._journal = open_journal(connection.path)
         self.tag = self._journal.tag
@@ -240,7 +240,7 @@ def _states(state: States | None) -> frozenset[State]:
 
 async def replay_all(
     connection: Connection,
-    past: Past,
+    past: Chosen,
     *,
     is_allowed: bool,
     dry_run: bool,
@@ -252,7 +252,7 @@ async def replay_all(
         UsageError: no choice was made.
         LogError: the log could not be read or written.
     """
-    if past._replace(limit=None) == Past() and not is_allowed:
+    if past._replace(limit=None) == Chosen(SETTLED_STATES) and not is_allowed:
         raise UsageError(
             "replay() without a choice would enqueue every job there ever was: "
             "choose some with since=, task=, queue= or state=, or say everything=True"

@@ -9,8 +9,20 @@ from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.kinds import BIRTH, CARRYING, EDITS, ENDS, LAST, OF_JOBS, REPEATS, STEPS, after
-from taskq.core.model import SETTLED_STATES, State
+from taskq.core.kinds import (
+    BEGINNINGS,
+    BIRTH,
+    BIRTHS,
+    CARRYING,
+    EDITS,
+    ENDS,
+    LAST,
+    OF_JOBS,
+    REPEATS,
+    STEPS,
+    after,
+)
+from taskq.core.model import State
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
@@ -33,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.views import JobView
-    from taskq.log.format.frames import Frame
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
@@ -81,7 +92,9 @@ class Entry(NamedTuple):
 
     @property
     def job(self) -> int:
-        """The job that it concerns, of one of OF_JOBS."""
+        """Return the job that it brings, or concerns."""
+        if self.kind in BIRTHS:
+            return self.lsn
         job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
         return job
 
@@ -91,20 +104,22 @@ class Entry(NamedTuple):
         return decode_record(record, self.lsn, self.epoch, self.time_ns)
 
 
-def entries(journal: Journal) -> Iterator[Entry]:
-    """Yield every record of the log; of damaged frames those that are whole by their own CRC."""
-    for base, item in journal.frames(journal.start()):
+def entries(
+    journal: Journal, start: Cursor | None = None, *, salvages: bool = True
+) -> Iterator[Entry]:
+    """Yield every record from a place on; of damaged frames those whole by their own CRC."""
+    for base, item in journal.frames(start or journal.start()):
         if not isinstance(item, Gap):
             header = item.header
             where = base + item.offset + codec.FRAME_HEADER_SIZE - item.at
             for lsn, at, length in places(item):
                 yield Entry(lsn, header.epoch, header.time_ns, where + at, item.data, at, length)
             continue
-        found = journal.files.damaged_frame(base, item)
+        found = journal.files.damaged_frame(base, item) if salvages else None
         if found is not None:
-            header, body, start = found
+            header, body, offset = found
             for lsn, at, record in salvage(body, item.first_lsn):
-                location = base + start + at
+                location = base + offset + at
                 yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))
 
 
@@ -134,13 +149,28 @@ _TIDY_MIN: Final = 4_096
 
 
 class Chosen(NamedTuple):
-    """Which jobs to tell; None for any. Moments are of their enqueue, as of the log's time."""
+    """Say which jobs are meant; None for any. Moments are of their enqueue, in log time."""
 
     states: frozenset[State] | None = None
     queue: str | None = None
     task: str | None = None
+    #: enqueued then or later
     since_ns: int | None = None
+    #: enqueued before then
     until_ns: int | None = None
+    limit: int | None = None
+
+    def fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
+        """Return whether the job of the ENQUEUED record at ``at`` is meant, whatever its state."""
+        if self.since_ns is not None and enqueued_ns < self.since_ns:
+            return False
+        if self.until_ns is not None and enqueued_ns >= self.until_ns:
+            return False
+        return is_named(data, at, encoded(self.queue), encoded(self.task))
+
+    def fits_carried(self, record: bytes) -> bool:
+        """Return the same of a job whose ENQUEUED record stands in another."""
+        return self.fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
 
 
 def each_job(journal: Journal, chosen: Chosen, now_ns: int) -> Iterator[JobView]:
@@ -156,8 +186,6 @@ class _Walk:
         self._journal = journal
         self._now_ns = now_ns
         self._chosen = chosen
-        self._queue = encoded(chosen.queue)
-        self._task = encoded(chosen.task)
         segments = journal.files.lsns
         self._oldest = segments[0] if segments else 0
         self._second = segments[1] if len(segments) > 1 else 0
@@ -176,7 +204,7 @@ class _Walk:
         for entry in entries(self._journal):
             kind = entry.kind
             if kind == BIRTH:
-                if self._fits(entry.data, entry.at, entry.time_ns):
+                if self._chosen.fits(entry.data, entry.at, entry.time_ns):
                     self._births.add(entry.lsn, entry.time_ns, entry.location)
             elif kind in OF_JOBS:
                 job = entry.job
@@ -209,15 +237,15 @@ class _Walk:
 
     def _is_of_queue(self, entry: Entry) -> bool:
         born = born_in(entry.data[entry.at : entry.at + entry.length])
-        return is_named(born, 0, self._queue, self._task)
+        return is_named(born, 0, encoded(self._chosen.queue), encoded(self._chosen.task))
 
     def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
         """A job that began in a segment which is gone was written again; or was moved here."""
-        is_moved = kind in EDITS and self._queue is not None
+        is_moved = kind in EDITS and self._chosen.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # it was told before, or is not wanted
         record = entry.data[entry.at : entry.at + entry.length]
-        if not self._fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9]):
+        if not self._chosen.fits_carried(record):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
         state = State(record[STATE_AT]) if kind in REPEATS else None
@@ -247,14 +275,6 @@ class _Walk:
         view = story.view(self._now_ns)
         if states is None or view.state in states:
             yield view
-
-    def _fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
-        chosen = self._chosen
-        if chosen.since_ns is not None and enqueued_ns < chosen.since_ns:
-            return False
-        if chosen.until_ns is not None and enqueued_ns >= chosen.until_ns:
-            return False
-        return is_named(data, at, self._queue, self._task)
 
 
 class _Newborns:
@@ -307,19 +327,6 @@ class _Newborns:
 # ones back in the order in which they were enqueued, so that their payloads need not be held.
 
 
-class Past(NamedTuple):
-    """Which jobs; None for any. Moments are nanoseconds of log time."""
-
-    states: frozenset[State] = SETTLED_STATES
-    queue: str | None = None
-    task: str | None = None
-    #: enqueued then or later
-    since_ns: int | None = None
-    #: enqueued before then
-    until_ns: int | None = None
-    limit: int | None = None
-
-
 class PastJob(NamedTuple):
     """A job, and what became of it."""
 
@@ -328,67 +335,60 @@ class PastJob(NamedTuple):
     record: LogRecord
 
 
-def past_jobs(journal: Journal, past: Past) -> Iterator[PastJob]:
+def past_jobs(journal: Journal, past: Chosen) -> Iterator[PastJob]:
     """Yield the jobs that fit, as of the journal's known end, in the order of the log."""
     start = journal.start()
     if past.since_ns is not None:
         start = journal.indexes.cursor_at_time(past.since_ns)
     oldest = journal.files.lsns[0] if journal.files.lsns else 0
     found = _Ends(past, oldest)
-    for frame, lsn, at, length in _records(journal, start):
-        found.look_at(frame, lsn, at, length)
+    for entry in _undamaged(journal, start):
+        found.look_at(entry)
     jobs, ends = found.chosen()
     told: set[int] = set()
-    for frame, lsn, at, length in _records(journal, start) if jobs else ():
-        job = _born(frame, lsn, at)
+    for entry in _undamaged(journal, start) if jobs else ():
+        if entry.kind not in BEGINNINGS:
+            continue
+        job, is_first = entry.job, entry.kind in BIRTHS
         # Of one that began in a segment that is left, its first record is the one to tell.
-        if job is None or (job != lsn and (job >= oldest or job in told)):
+        if not is_first and (job >= oldest or job in told):
             continue
         place = bisect_left(jobs, job)
         if place == len(jobs) or jobs[place] != job:
             continue
-        if job != lsn:
+        if not is_first:
             told.add(job)
-        header, data = frame.header, frame.data[at : at + length]
-        record = decode_record(data, lsn, header.epoch, header.time_ns)
-        yield PastJob(State(ends[place]), record)
+        yield PastJob(State(ends[place]), entry.decode())
 
 
 class _Ends:
     """Keep what became of the jobs that fit."""
 
-    def __init__(self, past: Past, oldest: int) -> None:
+    def __init__(self, past: Chosen, oldest: int) -> None:
         self._past = past
         self._oldest = oldest
-        self._queue = None if past.queue is None else past.queue.encode("utf-8", "surrogatepass")
-        self._task = None if past.task is None else past.task.encode("utf-8", "surrogatepass")
         self._jobs = array("Q")
         self._ends = bytearray()
         #: jobs that began in segments that are gone
         self._carried: dict[int, int] = {}
 
-    def look_at(self, frame: Frame, lsn: int, at: int, length: int) -> None:
+    def look_at(self, entry: Entry) -> None:
         """Take the next record in."""
-        data = frame.data
-        kind = data[at + KIND_AT]
-        if kind == BIRTH:
-            if self._fits(data, at, frame.header.time_ns):
-                self._jobs.append(lsn)
+        kind = entry.kind
+        if kind in BIRTHS:
+            if self._past.fits(entry.data, entry.at, entry.time_ns):
+                self._jobs.append(entry.lsn)
                 self._ends.append(BORN)
             return
-        job = _born(frame, lsn, at)
-        if job is not None:
-            if job < self._oldest:
-                record = data[at : at + length]
-                if self._fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9]):
-                    self._carried[job] = carried_state(record)
-                return
-            end = ENDINGS.get(kind)
-        else:
-            end = ENDINGS.get(kind)
-            job = _JOB.unpack_from(data, at + JOB_AT)[0] if end is not None else 0
+        if kind in CARRYING and entry.job < self._oldest:
+            record = entry.data[entry.at : entry.at + entry.length]
+            if self._past.fits_carried(record):
+                self._carried[entry.job] = carried_state(record)
+            return
+        end = ENDINGS.get(kind)
         if end is None:
             return
+        job = entry.job
         if job in self._carried:
             self._carried[job] = end
             return
@@ -398,43 +398,21 @@ class _Ends:
 
     def chosen(self) -> tuple[array[int], bytearray]:
         """(jobs, their states), the oldest first."""
-        limit = self._past.limit
-        wanted = frozenset(map(int, self._past.states))
+        limit, wanted = self._past.limit, self._past.states
         jobs, ends = array("Q"), bytearray()
         old = sorted(self._carried.items())
         for job, end in chain(old, zip(self._jobs, self._ends, strict=True)):
             if len(jobs) == limit:
                 break
-            if end in wanted:
+            if wanted is None or end in wanted:
                 jobs.append(job)
                 ends.append(end)
         return jobs, ends
 
-    def _fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
-        past = self._past
-        if past.since_ns is not None and enqueued_ns < past.since_ns:
-            return False
-        if past.until_ns is not None and enqueued_ns >= past.until_ns:
-            return False
-        return is_named(data, at, self._queue, self._task)
 
-
-def _records(journal: Journal, start: Cursor) -> Iterator[tuple[Frame, int, int, int]]:
-    """(frame, lsn, place in its data, length) of every record; damage is passed over."""
-    cursor = Cursor(start.segment, start.offset, start.next_lsn)
-    for _, item in journal.frames(cursor):
-        if not isinstance(item, Gap):
-            for lsn, at, length in places(item):
-                check_known(item.data[at + KIND_AT], lsn)
-                yield item, lsn, at, length
-
-
-def _born(frame: Frame, lsn: int, at: int) -> int | None:
-    """Return the job whose ENQUEUED record this is, or carries."""
-    kind = frame.data[at + KIND_AT]
-    if kind == BIRTH:
-        return lsn
-    if kind in CARRYING:
-        job: int = _JOB.unpack_from(frame.data, at + JOB_AT)[0]
-        return job
-    return None
+def _undamaged(journal: Journal, start: Cursor) -> Iterator[Entry]:
+    """Yield the records from a place on; damage is passed over, and what is unknown refused."""
+    start = Cursor(start.segment, start.offset, start.next_lsn)
+    for entry in entries(journal, start, salvages=False):
+        check_known(entry.kind, entry.lsn)
+        yield entry
