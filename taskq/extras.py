@@ -1,13 +1,23 @@
-"""Extras: how a message tells what to install, and from where."""
+"""What else is installed: the package of the workers, and how a message tells what is missing."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Final
 
 #: What the package is called among installed ones. No index has it before there is a release, so
 #: that a line which has pip look the name up there would install whatever a stranger put there.
 DISTRIBUTION: Final = "taskq-local"
 _CLONE: Final = "PATH/TO/THE/CLONE"
+
+
+def workers() -> Any:
+    """Import the package of the workers; by name, since imports point from there to here.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return importlib.import_module("taskq_workers")
 
 
 def missing(what: str, package: str | None, extra: str) -> str:

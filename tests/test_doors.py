@@ -139,3 +139,15 @@ def looks_at_privates(path: Path) -> Iterator[str]:
 def test_nobody_outside_looks_at_what_an_app_keeps_to_itself() -> None:
     files = [path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")]
     assert not [look for path in files for look in looks_at_privates(path)]
+
+
+def test_the_workers_are_found_by_name_in_one_place() -> None:
+    """``taskq.extras`` finds them; their own package names what is taken of it."""
+    finders = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "taskq").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+        if "taskq_workers" in ast.unparse(node)
+    }
+    assert finders == {"taskq/extras.py"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict
 
 from taskq.calls.habits import option_instead
@@ -107,15 +106,15 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
     Raises:
         UsageError: it is not installed, or is somebody else's; or an option is unknown.
     """
+    from taskq import extras  # noqa: PLC0415 - many programs only enqueue
+
     try:
-        workers = importlib.import_module("taskq_workers")
+        workers = extras.workers()
         known = workers.Worker.__init__.__kwdefaults__
     except (ImportError, AttributeError) as error:
-        from taskq.extras import install_line  # noqa: PLC0415 - only a broken install needs it
-
         raise UsageError(
             f"app.{method}() needs the package taskq_workers ({error}): "
-            f"install all of taskq again: {install_line()}"
+            f"install all of taskq again: {extras.install_line()}"
         ) from error
     unknown = options.keys() - known.keys()
     if unknown:

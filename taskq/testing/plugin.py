@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -140,11 +139,12 @@ def _is_temporary(path: str) -> bool:
 
 
 def _load(target: str) -> TaskQ:
-    """Return the app of a target; by name, since imports point from the workers to here."""
+    """Return the app of a target."""
+    from taskq import extras  # noqa: PLC0415 - pytest loads this module in every run
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
     try:
-        app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
+        app: TaskQ = extras.workers().load_app(target)
     except UsageError as error:
         message = f"taskq_app = {target}: {error}"
         raise pytest.fail.Exception(message, pytrace=False) from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from taskq import Durability
+from taskq import Durability, extras
 from taskq.hooks import blocking, elsewhere
 from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
 from taskq.testing.clock import FakeClock, use_clock
@@ -122,9 +121,7 @@ class Sandbox:
         if not self.app.hooks.schedules.all:
             return
         if self._scheduler is None:
-            # By name, since imports point from the workers to here.
-            module = importlib.import_module("taskq_workers.services.scheduler")
-            self._scheduler = module.Scheduler(self.app)
+            self._scheduler = extras.workers().Scheduler(self.app)
         await self.app.open()
         await self._scheduler.look(self.app.store())
 

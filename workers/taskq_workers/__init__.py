@@ -8,21 +8,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
+from taskq._lazy import lazily
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
+    from taskq_workers.process.checking import check_app, check_versions
     from taskq_workers.process.threaded import WorkerThread, run_blocking
+    from taskq_workers.runs.loader import load_app
+    from taskq_workers.services.scheduler import Scheduler
 
-__all__ = ["JobEnd", "JobFinished", "Worker", "WorkerThread", "run_blocking"]
+__all__ = [
+    "JobEnd",
+    "JobFinished",
+    "Scheduler",
+    "Worker",
+    "WorkerThread",
+    "check_app",
+    "check_versions",
+    "load_app",
+    "run_blocking",
+]
 
+_HOMES: Final = {
+    "taskq_workers.process.checking": "check_app check_versions",
+    "taskq_workers.process.threaded": "WorkerThread run_blocking",
+    "taskq_workers.runs.loader": "load_app",
+    "taskq_workers.services.scheduler": "Scheduler",
+}
 
-def __getattr__(name: str) -> Any:
-    """Workers of programs without an event loop are imported when one is made."""
-    if name in {"WorkerThread", "run_blocking"}:
-        from taskq_workers.process import threaded  # noqa: PLC0415
-
-        return getattr(threaded, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    __getattr__ = lazily(__name__, _HOMES)

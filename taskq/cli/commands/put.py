@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+from taskq import extras
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
@@ -116,8 +116,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
         if data_dir is not None:
             refuse_shards(data_dir)
         return TaskQ(data_dir, upkeep=False)
-    # By name, since imports point from there to here.
-    app: TaskQ = importlib.import_module("taskq_workers.runs.loader").load_app(target)
+    app: TaskQ = extras.workers().load_app(target)
     if data_dir is not None:
         app.data_dir = data_dir
     if task not in app.tasks:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq import extras
 from taskq.cli import render
 from taskq.cli.commands.jobs import print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
@@ -241,8 +241,7 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
 
     if include and app is None:
         raise WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")
-    # By name, since imports point from there to here.
-    looks = importlib.import_module("taskq_workers.process.checking")
+    looks = extras.workers()
     checks: list[Check] = [looks.check_versions()]
     found = None
     if app is not None:
