@@ -163,10 +163,12 @@ def find_latest(
     """
     found, cursor, lsn = 0, Cursor(end.segment, end.offset, end.lsn), end.lsn
     for segment in reversed([one for one in files.lsns if one <= end.segment]):
+        if found >= count:
+            break
         size = end.offset if segment == end.segment else files.size(segment)
         for offset in reversed(_offsets(files, segment, size)):
             if found >= count:
-                return cursor, lsn
+                break
             frame = _frame_at(files, segment, offset, size)
             if frame is None:
                 continue
