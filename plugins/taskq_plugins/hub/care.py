@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from taskq.engine import (
     LocalDisk,
     LogReader,
     PatientDisk,
+    Replica,
     SystemClock,
     restore,
     segment_name,
@@ -172,12 +172,12 @@ def _check(file: Path, size: int, digest: str | None) -> None:
 
 
 def _digest(file: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while size and (piece := opened.read(min(size, _PART_BYTES))):
-            digest.update(piece)
-            size -= len(piece)
-    return digest.hexdigest()
+    disk = LocalDisk()
+    descriptor = disk.open(str(file), write=False)
+    try:
+        return Replica.sha256(disk, descriptor, size)
+    finally:
+        disk.close(descriptor)
 
 
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:

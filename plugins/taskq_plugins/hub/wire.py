@@ -139,7 +139,7 @@ def carried(asked: Request) -> Carried:
 
 
 def _post(path: str, values: dict[str, Any]) -> Carried:
-    return Carried("POST", path, {"Content-Type": JSON}, _json(values))
+    return Carried("POST", path, {"Content-Type": JSON}, as_json(values))
 
 
 def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request | None:
@@ -203,8 +203,8 @@ def answered(answer: Answer) -> tuple[int, str, bytes]:
     """Return (status, content type, body) of an answer."""
     if isinstance(answer, Refused):
         values = {"type": answer.trouble.value, "at": answer.at}
-        return _STATUS[answer.trouble], PROBLEM, _json(values)
-    return _WELL, JSON, _json(answer._asdict())
+        return _STATUS[answer.trouble], PROBLEM, as_json(values)
+    return _WELL, JSON, as_json(answer._asdict())
 
 
 def understood(asked: Request, status: int, body: bytes) -> Answer:
@@ -239,7 +239,8 @@ def refusal(status: int, title: str = "") -> HubError:
 # -- messages as JSON, by the names of their fields -----------------------------------------------
 
 
-def _json(values: dict[str, Any]) -> bytes:
+def as_json(values: dict[str, Any]) -> bytes:
+    """Return values of a message as JSON: bytes in hex, ids as text."""
     return json.dumps(values, default=_plain).encode()
 
 

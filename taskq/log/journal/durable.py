@@ -28,6 +28,8 @@ _HASHED_BYTES: Final = 1024 * 1024
 _NAME_CHARACTERS: Final = 64
 #: Log time may be as far from that of the files.
 _TOUCHED_BEFORE_NS: Final = 3_600 * 10**9
+#: Whatever the log is opened with elsewhere: here it is only read.
+_CONFIG: Final = LogConfig()
 #: What a frame begins with: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
@@ -55,7 +57,7 @@ class DurableLog:
         self._disk = disk
         self._clock = clock
         self.pin, self.sends_bodies, self.owes_bodies = 0, True, False
-        self._journal = journal = Journal(disk, clock, path, LogConfig(), None)
+        self._journal = journal = Journal(disk, clock, path, _CONFIG, None)
         self._files = journal.files
         try:
             journal.open_for_reading()

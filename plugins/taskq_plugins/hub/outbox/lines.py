@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from taskq.engine import Border
+from taskq_plugins.hub.wire import as_json
 
 DOWN: Final = "/v1/down"
 #: Header of a job on a device: its id in the outbox.
@@ -109,8 +110,7 @@ def upload_number(name: str) -> tuple[str, int] | None:
 
 def encode_question(asked: Question) -> bytes:
     """Return the question as JSON."""
-    values = asked._asdict() | {"log_id": str(asked.log_id), "up": asked.up.as_list()}
-    return json.dumps(values).encode()
+    return as_json(asked._asdict())
 
 
 def decode_question(data: bytes) -> Question:

@@ -205,9 +205,8 @@ class Outbox(TaskQ):
             JobNotFound: the outbox has no such job.
             WrongLog: the id is of another log.
         """
-        _, port, lsn = await self._found(job)
-        view: JobView | None = await port.view(lsn)
-        if view is None or view.state not in WAITING_STATES or not view.queue.startswith(TO):
+        view = await self.job(job).view()
+        if view.state not in WAITING_STATES or not view.queue.startswith(TO):
             return await super().why(job)
         return await off_loop(why, self._hub, view)
 
