@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from taskq.cli.commands.jobs import show_job
     from taskq.cli.errors import Failure, WrongUsage, silence
     from taskq.cli.main import LazyGroup
-    from taskq.cli.many import count_of, dry_run_option, yes_option
     from taskq.cli.options import (
         data_dir_option,
+        dry_run_option,
         json_option,
         log_argument,
         moment_of,
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         open_reader,
         resolve,
         span,
+        yes_option,
     )
+    from taskq.cli.render import count_of
 
 __all__ = [
     "Failure",
@@ -55,10 +57,11 @@ _HOMES: Final = {
     "taskq.cli.commands.jobs": "show_job",
     "taskq.cli.errors": "Failure WrongUsage silence",
     "taskq.cli.main": "LazyGroup",
-    "taskq.cli.many": "count_of dry_run_option yes_option",
     "taskq.cli.options": (
-        "data_dir_option json_option log_argument moment_of of_group open_reader resolve span"
+        "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "
+        "resolve span yes_option"
     ),
+    "taskq.cli.render": "count_of",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -84,84 +84,72 @@ class LazyGroup(click.Group):
 #: New objects after which a command looks for garbage.
 _GARBAGE_THRESHOLD: Final = 10_000
 
-#: name -> (module, one line of help). The line stands here so that help needs no import.
+#: Where our own commands are: a module of ``taskq.cli.commands``, or of another package.
+_COMMANDS: Final = "taskq.cli.commands."
+
+#: How help groups them: title -> name -> (module, one line of help). What else is installed comes
+#: last. The line stands here so that help needs no import.
+SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "Run": {
+        "demo": ("demo", "Sync a real directory through crashes, and check every byte."),
+        "check": ("upkeep", "Tell what is wrong before the start."),
+        "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
+    },
+    "Look": {
+        "ls": ("jobs", "List the newest jobs."),
+        "show": ("jobs", "Show everything about one job."),
+        "why": ("history", "Tell the one reason why a job is not running."),
+        "timeline": ("history", "Show everything that happened to one job, in order."),
+        "peek": ("jobs", "Show the jobs that are claimed next."),
+        "stats": ("jobs", "Count the jobs of each queue by state."),
+        "workers": ("jobs", "List the processes that have the task log open."),
+        "health": ("upkeep", "Tell by the exit code whether jobs are worked on."),
+        "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
+        "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
+        "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
+        "schedules": ("schedules", "List what ticks by the clock, pause or resume it."),
+        "tail": ("stream", "Show the log's latest records, and those that are written."),
+        "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
+    },
+    "Act": {
+        "put": ("put", "Enqueue bytes, or a call of a task by its name."),
+        "edit": ("queues", "Let jobs that wait be due at another time, or wait elsewhere."),
+        "cancel": ("queues", "Cancel jobs: by id, also running ones, or many."),
+        "dead": ("dead", "Look at dead letters, requeue or purge them."),
+        "pause": ("queues", "Let no worker claim from a queue."),
+        "resume": ("queues", "Let workers claim from a queue again."),
+        "replay": ("stream", "Enqueue past jobs once more."),
+        "reader": ("stream", "Look at named readers, move or forget them."),
+    },
+    "Files": {
+        "export": ("export", "Write jobs or records as JSON lines or Parquet."),
+        "verify": ("jobs", "Read the whole log and report damage."),
+        "repair": ("upkeep", "Write damaged segments anew from all that still reads."),
+        "compact": ("upkeep", "Remove what need not be kept from the log's oldest end."),
+        "backup": ("copies", "Copy a log as it stands, beside live workers."),
+        "restore": ("copies", "Make a log of a backup."),
+        "report": ("copies", "Write a case file, for others to look into."),
+    },
+    "Pipeline": {
+        "pipeline": (
+            "taskq_plugins.spark.cli",
+            "Tables, replay and bulk enqueue over many logs, on Spark.",
+        ),
+    },
+    "Hub": {
+        "hub": ("taskq_plugins.hub.commands", "Keep the logs of many machines in one place."),
+        "sync": ("taskq_plugins.hub.sync_command", "Send a hub what it lacks of the log."),
+    },
+}
+#: name -> (module, one line of help).
 BUILT_IN: Final[dict[str, tuple[str, str]]] = {
-    "demo": (
-        "taskq.cli.commands.demo",
-        "Sync a real directory through crashes, and check every byte.",
-    ),
-    "put": ("taskq.cli.commands.put", "Enqueue bytes, or a call of a task by its name."),
-    "ls": ("taskq.cli.commands.jobs", "List the newest jobs."),
-    "peek": ("taskq.cli.commands.jobs", "Show the jobs that are claimed next."),
-    "show": ("taskq.cli.commands.jobs", "Show everything about one job."),
-    "timeline": (
-        "taskq.cli.commands.history",
-        "Show everything that happened to one job, in order.",
-    ),
-    "why": ("taskq.cli.commands.history", "Tell the one reason why a job is not running."),
-    "pipeline": (
-        "taskq_plugins.spark.cli",
-        "Tables, replay and bulk enqueue over many logs, on Spark.",
-    ),
-    "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
-    "hub": ("taskq_plugins.hub.commands", "Keep the logs of many machines in one place."),
-    "sync": ("taskq_plugins.hub.sync_command", "Send a hub what it lacks of the log."),
-    "stats": ("taskq.cli.commands.jobs", "Count the jobs of each queue by state."),
-    "workers": ("taskq.cli.commands.jobs", "List the processes that have the task log open."),
-    "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
-    "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
-    "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
-    "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
-    "health": ("taskq.cli.commands.upkeep", "Tell by the exit code whether jobs are worked on."),
-    "check": ("taskq.cli.commands.upkeep", "Tell what is wrong before the start."),
-    "tail": (
-        "taskq.cli.commands.stream",
-        "Show the log's latest records, and those that are written.",
-    ),
-    "reader": ("taskq.cli.commands.stream", "Look at named readers, move or forget them."),
-    "replay": ("taskq.cli.commands.stream", "Enqueue past jobs once more."),
-    "edit": (
-        "taskq.cli.commands.queues",
-        "Let jobs that wait be due at another time, or wait elsewhere.",
-    ),
-    "cancel": ("taskq.cli.commands.queues", "Cancel jobs: by id, also running ones, or many."),
-    "dead": ("taskq.cli.commands.dead", "Look at dead letters, requeue or purge them."),
-    "pause": ("taskq.cli.commands.queues", "Let no worker claim from a queue."),
-    "resume": ("taskq.cli.commands.queues", "Let workers claim from a queue again."),
-    "schedules": (
-        "taskq.cli.commands.schedules",
-        "List what ticks by the clock, pause or resume it.",
-    ),
-    "export": ("taskq.cli.commands.export", "Write jobs or records as JSON lines or Parquet."),
-    "verify": ("taskq.cli.commands.jobs", "Read the whole log and report damage."),
-    "backup": ("taskq.cli.commands.copies", "Copy a log as it stands, beside live workers."),
-    "restore": ("taskq.cli.commands.copies", "Make a log of a backup."),
-    "report": ("taskq.cli.commands.copies", "Write a case file, for others to look into."),
-    "compact": (
-        "taskq.cli.commands.upkeep",
-        "Remove what need not be kept from the log's oldest end.",
-    ),
-    "repair": (
-        "taskq.cli.commands.upkeep",
-        "Write damaged segments anew from all that still reads.",
-    ),
+    name: (module if "." in module else _COMMANDS + module, line)
+    for commands in SECTIONS.values()
+    for name, (module, line) in commands.items()
 }
 
 #: Commands of these modules, and those within them, find a directory that is given before them.
 _LOOKS_ABOVE: Final = "taskq.cli."
-
-#: How help groups them; whatever else is installed comes last.
-SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Run": ("demo", "check", "worker"),
-    "Look": (
-        *("ls", "show", "why", "timeline", "peek", "stats"),
-        *("workers", "health", "top", "metrics", "web", "schedules", "tail", "sql"),
-    ),
-    "Act": ("put", "edit", "cancel", "dead", "pause", "resume", "replay", "reader"),
-    "Files": ("export", "verify", "repair", "compact", "backup", "restore", "report"),
-    "Pipeline": ("pipeline",),
-    "Hub": ("hub", "sync"),
-}
 
 
 class Commands(LazyGroup):

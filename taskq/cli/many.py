@@ -22,28 +22,10 @@ if TYPE_CHECKING:
     from taskq.errors import TaskqError
     from taskq.views import Swept
 
-F = TypeVar("F", bound="Callable[..., object]")
 Answer = TypeVar("Answer")
 
 #: Refusals that are shown one by one; of more only the number.
 _SHOWN_MAX: Final = 20
-
-
-def dry_run_option(command: F) -> F:
-    """``--dry-run``: count, and change nothing."""
-    return click.option("--dry-run", is_flag=True, help="Change nothing, and count.")(command)
-
-
-def yes_option(command: F) -> F:
-    """``--yes``: no question."""
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask first.")(command)
-
-
-def limit_option(command: F) -> F:
-    """``--limit``: at most so many."""
-    return click.option(
-        "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
-    )(command)
 
 
 def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
@@ -101,18 +83,13 @@ def sweep(
         found = with_app(data_dir, lambda app: act(app, True))
         if not found.count:
             return found
-        click.confirm(question.format(jobs=count_of(found.count)), abort=True)
+        click.confirm(question.format(jobs=render.count_of(found.count)), abort=True)
     return with_app(data_dir, lambda app: act(app, dry_run))
 
 
 def _is_asked() -> bool:
     """Return whether a person sits at the terminal."""
     return sys.stdin.isatty()
-
-
-def count_of(count: int, noun: str = "job") -> str:
-    """``1 job``, ``2 jobs``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def print_swept(
@@ -129,9 +106,9 @@ def print_swept(
         }
         render.print_json(document)
         return
-    render.echo(f"{'would have ' if dry_run else ''}{verb} {count_of(swept.count, noun)}")
+    render.echo(f"{'would have ' if dry_run else ''}{verb} {render.count_of(swept.count, noun)}")
     if swept.running:
-        render.echo(f"{count_of(swept.running)} that run now stay as they are")
+        render.echo(f"{render.count_of(swept.running)} that run now stay as they are")
     print_refused(swept.refused, swept.refused_count)
 
 

@@ -21,7 +21,7 @@ from taskq.text import flat
 from taskq.values import command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from taskq.engine import LogReader, Moment
 
@@ -72,17 +72,58 @@ class Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
-def data_dir_option(command: F) -> F:
-    """``-d/--data-dir``: None when neither the option nor the variable names a directory."""
+# Options by the names that all commands have for them.
+
+#: None when neither the option nor the variable names a directory.
+data_dir_option = click.option(
+    "-d",
+    "--data-dir",
+    envvar="TASKQ_DATA_DIR",
+    show_envvar=True,
+    type=Directory(),
+    callback=of_group,
+    help="The task log's directory.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+#: Look at the log as it stood then.
+at_option = click.option(
+    "--at",
+    "at_text",
+    metavar="MOMENT",
+    help='As it was then: a span back from now ("2h"), a time, or an lsn.',
+)
+queue_option = click.option("-Q", "--queue", help="Only this queue.")
+task_option = click.option("-t", "--task", help="Only this task.")
+since_option = click.option(
+    "--since", metavar="MOMENT", help='Enqueued then or later: "2h" ago, or a time.'
+)
+before_option = click.option(
+    "--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.'
+)
+limit_option = click.option(
+    "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+
+
+def states_option(names: Iterable[str]) -> Callable[[F], F]:
+    """Return ``--state``, which may be given again, of these."""
+    kind = click.Choice(list(names))
+    return click.option("-s", "--state", "states", multiple=True, type=kind, help="Only these.")
+
+
+def newest_option(count: int) -> Callable[[F], F]:
+    """Return ``--limit`` for a list, of so many unless it is given."""
+    kind = click.IntRange(min=1)
     return click.option(
-        "-d",
-        "--data-dir",
-        envvar="TASKQ_DATA_DIR",
-        show_envvar=True,
-        type=Directory(),
-        callback=of_group,
-        help="The task log's directory.",
-    )(command)
+        "-n", "--limit", type=kind, default=count, show_default=True, help="At most so many."
+    )
+
+
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return these as one, in this order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), options[::-1], command)
 
 
 def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,21 +140,6 @@ def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, data_dir=data_dir, **rest)
 
     return run
-
-
-def json_option(command: F) -> F:
-    """``--json``: one JSON document instead of text for people."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
-
-
-def at_option(command: F) -> F:
-    """``--at``: look at the log as it stood then."""
-    return click.option(
-        "--at",
-        "at_text",
-        metavar="MOMENT",
-        help='As it was then: a span back from now ("2h"), a time, or an lsn.',
-    )(command)
 
 
 def moment(text: str | None) -> Moment | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from taskq.engine import Takes
-    from taskq.views import OwnerView, ProgressView
+    from taskq.views import JobView, OwnerView, ProgressView
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
@@ -89,6 +89,16 @@ def process(owner_number: int, pid: int, name: str) -> str:
     if pid:
         return f"{pid} {name}".strip()
     return owner(owner_number) if owner_number else ""
+
+
+def count_of(count: int, noun: str = "job") -> str:
+    """Return ``1 job``, ``2 jobs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def attempts(job: JobView) -> str:
+    """Return how many attempts a job had, and may have."""
+    return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
 
 
 def served(process: OwnerView) -> str:

@@ -10,7 +10,6 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.many import count_of
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
 from taskq.values import worker_command
 
@@ -130,6 +129,6 @@ def _tell(report: BackupReport, target: Path, *, as_json: bool) -> None:
             }
         )
         return
-    segments = count_of(report.segments, "segment")
+    segments = render.count_of(report.segments, "segment")
     size = render.size(report.copied_bytes)
     render.echo(f"{target} holds {segments} up to lsn {report.next_lsn - 1}; {size} were copied")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,27 +12,29 @@ from taskq import State
 from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.many import (
+from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
+from taskq.cli.options import (
+    data_dir_option,
     dry_run_option,
-    exit_if_refused,
+    json_option,
     limit_option,
-    print_swept,
-    sweep,
-    with_app,
+    log_argument,
+    moment_of,
+    newest_option,
+    open_reader,
+    queue_option,
+    task_option,
+    together,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option, log_argument, moment_of, open_reader
 from taskq.cli.shards import over_shards
 from taskq.values import PAYLOAD_BYTES_MAX, command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from taskq.reading.dead import DeadFilters
     from taskq.views import JobView
-
-F = TypeVar("F", bound="Callable[..., object]")
 
 _LIMIT_DEFAULT: Final = 20
 
@@ -46,48 +48,31 @@ def dead() -> None:
     """
 
 
-def _filter_options(command: F) -> F:
-    options = (
-        click.option("-Q", "--queue", help="Only of this queue."),
-        click.option("-t", "--task", help="Only of this task."),
-        click.option("--error", help="Only those whose reason holds this text."),
-        click.option("--match", help="Only those whose reason this regular expression finds."),
-        click.option("--since", metavar="MOMENT", help='Died then or later: "2h" ago, or a time.'),
-        click.option("--before", metavar="MOMENT", help="Died before then."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _many_options(command: F) -> F:
-    options = (
-        click.argument("job_ids", nargs=-1, metavar="[JOB_ID]..."),
-        data_dir_option,
-        json_option,
-        _filter_options,
-        limit_option,
-        click.option("--all", "everything", is_flag=True, help="Every dead letter there is."),
-        dry_run_option,
-        yes_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_filter_options = together(
+    queue_option,
+    task_option,
+    click.option("--error", help="Only those whose reason holds this text."),
+    click.option("--match", help="Only those whose reason this regular expression finds."),
+    click.option("--since", metavar="MOMENT", help='Died then or later: "2h" ago, or a time.'),
+    click.option("--before", metavar="MOMENT", help="Died before then."),
+)
+_many_options = together(
+    click.argument("job_ids", nargs=-1, metavar="[JOB_ID]..."),
+    data_dir_option,
+    json_option,
+    _filter_options,
+    limit_option,
+    click.option("--all", "everything", is_flag=True, help="Every dead letter there is."),
+    dry_run_option,
+    yes_option,
+)
 
 
 @dead.command("ls")
 @log_argument
 @json_option
 @_filter_options
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=_LIMIT_DEFAULT,
-    show_default=True,
-    help="At most so many.",
-)
+@newest_option(_LIMIT_DEFAULT)
 @over_shards
 def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) -> None:
     """List dead letters with their reasons, the latest death first."""
@@ -110,10 +95,9 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
 
 
 def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
-    attempts = f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
     reason = job.reason.partition("\n")[0]
     settled = render.when(job.settled_ns, now_ns)
-    return job.job_id, job.queue, job.task or "-", attempts, settled, reason
+    return job.job_id, job.queue, job.task or "-", render.attempts(job), settled, reason
 
 
 @dead.command("show")

@@ -18,7 +18,7 @@ from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
-from taskq.cli.options import log_argument, open_reader
+from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
 from taskq.values import parse_json
 from taskq.views import STATES
 
@@ -109,11 +109,9 @@ def _finite(text: str) -> float:
 @click.option("--jobs/--records", "is_jobs", default=True, help="What a line is.  [default: jobs]")
 @click.option("--since", metavar="MOMENT", help='Enqueued (written) then or later: "2h", a time.')
 @click.option("--before", metavar="MOMENT", help="Enqueued (written) before then.")
-@click.option("-Q", "--queue", help="Only this queue.")
-@click.option("-t", "--task", help="Only this task.")
-@click.option(
-    "-s", "--state", "states", multiple=True, type=click.Choice(list(STATES)), help="Only these."
-)
+@queue_option
+@task_option
+@states_option(STATES)
 def export(
     data_dir: Path | None,
     kind: str | None,
@@ -149,8 +147,8 @@ def export(
                     sink.job(view)
                     count += 1
     if path is not None:
-        noun = "job" if is_jobs else "record"
-        render.echo(f"wrote {count} {noun}{'' if count == 1 else 's'} to {path}", err=True)
+        written = render.count_of(count, "job" if is_jobs else "record")
+        render.echo(f"wrote {written} to {path}", err=True)
 
 
 def _time(text: str | None, option: str, now_ns: int) -> int | None:

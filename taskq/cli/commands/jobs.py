@@ -18,9 +18,13 @@ from taskq.cli.options import (
     json_option,
     log_argument,
     moment,
+    newest_option,
     open_reader,
+    queue_option,
+    states_option,
+    task_option,
 )
-from taskq.cli.render import flow_facts, flow_json
+from taskq.cli.render import count_of, flow_facts, flow_json
 from taskq.cli.shards import over_shards
 from taskq.text import flat
 from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS, TIME_NS_MAX, command, worker_command
@@ -39,19 +43,10 @@ _LIMIT_DEFAULT: Final = 20
 @click.command()
 @log_argument
 @json_option
-@click.option(
-    "-s", "--state", "states", multiple=True, type=click.Choice(list(STATES)), help="Only these."
-)
-@click.option("-Q", "--queue", help="Only this queue.")
-@click.option("-t", "--task", help="Only this task.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=_LIMIT_DEFAULT,
-    show_default=True,
-    help="At most so many.",
-)
+@states_option(STATES)
+@queue_option
+@task_option
+@newest_option(_LIMIT_DEFAULT)
 @at_option
 @over_shards
 def ls(
@@ -83,7 +78,7 @@ def ls(
                 job.queue,
                 job.task or "-",
                 str(job.priority),
-                _attempts(job),
+                render.attempts(job),
                 render.when(job.enqueued_ns, now_ns),
                 _note(job, now_ns),
             )
@@ -92,14 +87,10 @@ def ls(
     )
 
 
-def _attempts(job: JobView) -> str:
-    return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
-
-
 def _note(job: JobView, now_ns: int) -> str:
     """Return what is worth knowing of a job in its state, in one line."""
-    due = f"due {render.when(job.due_ns, now_ns)}" if job.state is State.SCHEDULED else ""
-    due = "waits for inputs" if job.due_ns >= TIME_NS_MAX else due
+    waits = job.state is State.SCHEDULED or job.due_ns >= TIME_NS_MAX
+    due = render.due(job.due_ns, now_ns) if waits else ""
     reason = job.reason.partition("\n")[0]
     return ": ".join(part for part in (due, reason) if part)
 
@@ -167,7 +158,7 @@ def _print_job(job: JobView, now_ns: int, told: ProgressView | None, ties: Takes
             ("task", job.task),
             ("queue", job.queue),
             ("priority", str(job.priority)),
-            ("attempt", _attempts(job)),
+            ("attempt", render.attempts(job)),
             ("progress", render.progress(told, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
             ("due", at(job.due_ns % TIME_NS_MAX)),
@@ -242,23 +233,19 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         render.print_table(("QUEUE~", *columns, ">OLDEST READY~"), rows)
         render.echo()
     render.echo(
-        f"{_plural(counts.segments, 'segment')}, {render.size(counts.size)}, "
+        f"{count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
         f"next position {counts.next_lsn}, log {reader.log_id}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
     if counts.uploads:
         verb = "waits" if counts.uploads == 1 else "wait"
-        render.echo(f"{_plural(counts.uploads, 'upload')} {verb} to be adopted by a worker")
+        render.echo(f"{count_of(counts.uploads, 'upload')} {verb} to be adopted by a worker")
 
 
 def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
     age = queue.oldest_ready_seconds
     waits = "-" if age is None else render.duration(round(age * SECOND_NS))
     return (title, *(str(getattr(queue, name)) for name in STATES), waits)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @click.command()
@@ -327,14 +314,14 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         )
         return bool(report.damage or report.files)
     read = (
-        f"{_plural(report.segments, 'segment')}, {_plural(report.frames, 'frame')}, "
-        f"{_plural(report.records, 'record')}"
+        f"{count_of(report.segments, 'segment')}, {count_of(report.frames, 'frame')}, "
+        f"{count_of(report.records, 'record')}"
     )
     is_damaged = bool(report.damage or report.files)
     render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
         render.echo(
-            f"{_plural(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
+            f"{count_of(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
             f"or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
@@ -346,7 +333,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
         )
     for first, following in report.accepted:
-        render.echo(f"{_plural(following - first, 'lsn')} were lost at lsn {first}: accepted")
+        render.echo(f"{count_of(following - first, 'lsn')} were lost at lsn {first}: accepted")
     for problem in report.files:
         render.echo(flat(problem))
     return is_damaged
@@ -377,15 +364,8 @@ _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
 @click.command()
 @log_argument
 @json_option
-@click.option("-Q", "--queue", help="Only this queue.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=_PEEK_LIMIT_DEFAULT,
-    show_default=True,
-    help="At most so many.",
-)
+@queue_option
+@newest_option(_PEEK_LIMIT_DEFAULT)
 @at_option
 @over_shards
 def peek(

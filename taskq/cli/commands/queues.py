@@ -8,23 +8,28 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
-from taskq.cli.many import (
+from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
+from taskq.cli.options import (
+    before_option,
+    data_dir_option,
     dry_run_option,
-    exit_if_refused,
+    json_option,
     limit_option,
-    print_swept,
-    sweep,
-    with_app,
+    moment_of,
+    queue_option,
+    span,
+    task_option,
     yes_option,
 )
-from taskq.cli.options import data_dir_option, json_option, moment_of, span
+from taskq.errors import JobNotFound, TaskqError, UsageError
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from taskq import TaskQ
+    from taskq import JobHandle, TaskQ
     from taskq.views import Swept
 
 
@@ -77,10 +82,10 @@ def _set_paused(
 @click.argument("job_ids", nargs=-1, metavar="[JOB_ID]...")
 @data_dir_option
 @json_option
-@click.option("-Q", "--queue", help="Only jobs of this queue.")
-@click.option("-t", "--task", help="Only jobs of this task.")
+@queue_option
+@task_option
 @click.option("-s", "--state", type=click.Choice(["scheduled", "ready"]), help="Only these.")
-@click.option("--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.')
+@before_option
 @limit_option
 @dry_run_option
 @yes_option
@@ -167,37 +172,38 @@ def edit(
 
 
 async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any]) -> Swept:
-    from taskq.errors import TaskqError, UsageError  # noqa: PLC0415
-    from taskq.views import Swept  # noqa: PLC0415
-
-    count = 0
-    refused: dict[str, TaskqError] = {}
-    for job_id in job_ids:
+    async def edit(job_id: str) -> TaskqError | None:
         try:
             await app.edit(job_id, **wish)
         except UsageError:
             raise
         except TaskqError as error:
-            refused[job_id] = error
-        else:
-            count += 1
-    return Swept(count=count, refused_count=len(refused), refused=refused)
+            return error
+        return None
+
+    return await _each(job_ids, edit)
 
 
 async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
-    from taskq.errors import JobNotFound, TaskqError  # noqa: PLC0415
-    from taskq.views import Swept  # noqa: PLC0415
-
-    count = 0
-    refused: dict[str, TaskqError] = {}
-    for job in [app.job(job_id) for job_id in job_ids]:
+    async def cancel(job: JobHandle[Any]) -> TaskqError | None:
         try:
             if await job.cancel():
-                count += 1
-                continue
-            state = (await job.status()).name.lower()
+                return None
+            state = str(await job.status())
         except JobNotFound as error:
-            refused[job.id] = error
-        else:
-            refused[job.id] = TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
-    return Swept(count=count, refused_count=len(refused), refused=refused)
+            return error
+        return TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
+
+    jobs = {job_id: app.job(job_id) for job_id in job_ids}  # a wrong id before anything is done
+    return await _each(job_ids, lambda job_id: cancel(jobs[job_id]))
+
+
+async def _each(
+    job_ids: Iterable[str], act: Callable[[str], Awaitable[TaskqError | None]]
+) -> Swept:
+    """Act on one job after the other; tells which refused."""
+    from taskq.views import Swept  # noqa: PLC0415
+
+    told = [(job_id, await act(job_id)) for job_id in job_ids]
+    refused = {job_id: error for job_id, error in told if error is not None}
+    return Swept(count=len(told) - len(refused), refused_count=len(refused), refused=refused)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from taskq import TaskQ
-
 _DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 
@@ -86,53 +84,27 @@ def _time(moment: datetime | None) -> str:
     return "never" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S%z")
 
 
-@schedules.command("pause")
-@click.argument("name")
-@data_dir_option
-@json_option
-def pause(name: str, data_dir: Path | None, as_json: bool) -> None:
-    """Let NAME tick no more, in any process, until it is resumed."""
-    _steer(name, "pause", data_dir, as_json)
+def _command(action: str, says: str) -> click.Command:
+    """Return the command of that name, which is the method of that name of a log's schedules."""
+
+    @schedules.command(action, help=says)
+    @click.argument("name")
+    @data_dir_option
+    @json_option
+    def act(name: str, data_dir: Path | None, as_json: bool) -> None:
+        changed = with_app(data_dir, lambda app: getattr(app.schedules, action)(name))
+        if as_json:
+            render.print_json({"name": name, "action": action, "changed": changed})
+            return
+        render.echo(f"{flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")
+
+    return act
 
 
-@schedules.command("resume")
-@click.argument("name")
-@data_dir_option
-@json_option
-def resume(name: str, data_dir: Path | None, as_json: bool) -> None:
-    """Let NAME tick again; what it missed is not made up for."""
-    _steer(name, "resume", data_dir, as_json)
-
-
-@schedules.command("reset")
-@click.argument("name")
-@data_dir_option
-@json_option
-def reset(name: str, data_dir: Path | None, as_json: bool) -> None:
-    """Let NAME count from now: for one that waits since the clock was wrong."""
-    _steer(name, "reset", data_dir, as_json)
-
-
-@schedules.command("forget")
-@click.argument("name")
-@data_dir_option
-@json_option
-def forget(name: str, data_dir: Path | None, as_json: bool) -> None:
-    """Forget NAME, which the code has no more; a worker that has it brings it back."""
-    _steer(name, "forget", data_dir, as_json)
-
-
-def _steer(name: str, action: str, data_dir: Path | None, as_json: bool) -> None:
-    async def work(app: TaskQ) -> bool:
-        of_log = app.schedules
-        acts = {
-            "pause": of_log.pause, "resume": of_log.resume, "reset": of_log.reset,
-            "forget": of_log.forget,
-        }  # fmt: skip
-        return await acts[action](name)
-
-    changed = with_app(data_dir, work)
-    if as_json:
-        render.print_json({"name": name, "action": action, "changed": changed})
-        return
-    render.echo(f"{flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")
+for _action, _says in (
+    ("pause", "Let NAME tick no more, in any process, until it is resumed."),
+    ("resume", "Let NAME tick again; what it missed is not made up for."),
+    ("reset", "Let NAME count from now: for one that waits since the clock was wrong."),
+    ("forget", "Forget NAME, which the code has no more; a worker that has it brings it back."),
+):
+    _command(_action, _says)

@@ -16,14 +16,20 @@ import click
 from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.many import count_of, with_app
+from taskq.cli.many import with_app
 from taskq.cli.options import (
+    before_option,
     data_dir_option,
     json_option,
+    limit_option,
     log_argument,
     moment_of,
     open_reader,
+    queue_option,
     resolve,
+    since_option,
+    states_option,
+    task_option,
 )
 from taskq.cli.shards import over_shards
 from taskq.engine import kinds
@@ -209,14 +215,12 @@ def record_json(record: Record) -> dict[str, Any]:
 @click.command()
 @data_dir_option
 @json_option
-@click.option("--since", metavar="MOMENT", help='Enqueued then or later: "2h" ago, or a time.')
-@click.option("--before", metavar="MOMENT", help="Enqueued before then.")
-@click.option("-t", "--task", help="Only jobs of this task.")
-@click.option("-Q", "--queue", help="Only jobs of this queue.")
-@click.option(
-    "-s", "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only these."
-)
-@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many, the oldest first.")
+@since_option
+@before_option
+@task_option
+@queue_option
+@states_option(_STATES)
+@limit_option
 @click.option("--all", "everything", is_flag=True, help="Every job there ever was.")
 @click.option("--dry-run", is_flag=True, help="Show which, and enqueue nothing.")
 @click.pass_context
@@ -272,7 +276,7 @@ def replay(
         )
     else:
         verb = "would replay" if dry_run else "replayed"
-        render.echo(f"{verb} {count_of(count)}" + (", enqueued nothing" * dry_run))
+        render.echo(f"{verb} {render.count_of(count)}" + (", enqueued nothing" * dry_run))
     if failed:
         context.exit(EXIT_FAILED)
 

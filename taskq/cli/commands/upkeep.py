@@ -10,8 +10,15 @@ from taskq import extras
 from taskq.cli import render
 from taskq.cli.commands.jobs import print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
-from taskq.cli.many import count_of
-from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader, resolve, span
+from taskq.cli.options import (
+    data_dir_option,
+    json_option,
+    log_argument,
+    open_reader,
+    resolve,
+    span,
+    yes_option,
+)
 from taskq.cli.shards import logs_below, over_shards
 from taskq.text import flat
 
@@ -91,7 +98,7 @@ def _print(report: CompactReport) -> None:
         ],
     )
     verb = "would be freed" if report.dry_run else "freed"
-    carried = count_of(report.carried)
+    carried = render.count_of(report.carried)
     render.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
 
 
@@ -102,7 +109,7 @@ def _print(report: CompactReport) -> None:
 @log_argument
 @json_option
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @over_shards
 def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> None:
     """Write damaged segments anew from all that still reads, and keep the originals in torn/.
