@@ -39,8 +39,8 @@ def main(devices: int, hours: int, work: Path | None) -> None:
     with workplace(work) as root:
         journals, lake_path = root / "journals", root / "lake"
         made = make_fleet(journals, devices, hours)
-        for told in track(made, "devices at work", devices, console=console):
-            console.print(told, end="")
+        for line in track(made, "devices at work", devices, console=console):
+            console.print(line, end="")
         wrong = check_tables(console, journals, lake_path)
         for table, columns in _SHOWN.items():
             console.print(f"\n{table}")

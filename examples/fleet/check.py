@@ -48,8 +48,8 @@ def check(lake: Lake, root: Path) -> Iterator[Check]:
         for number, attempt in enumerate(row["attempts"])
     }
     yield _compare("attempts", wanted_attempts, _numbered(_rows(lake, "attempts")))
-    found = {_hour_key(row): row for row in _rows(lake, "rollup_hour")}
-    yield _compare("rollup_hour", fold.hours(logs), found)
+    rows = {_hour_key(row): row for row in _rows(lake, "rollup_hour")}
+    yield _compare("rollup_hour", fold.hours(logs), rows)
     failed: dict[str, int] = {}
     for row in _rows(lake, "failures"):
         failed[row["task"]] = failed.get(row["task"], 0) + row["failed_attempts"]
@@ -101,21 +101,21 @@ def show_differences(console: Console, differences: Sequence[str]) -> None:
 
 
 def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = lake.dataset(table).to_table().to_pylist()
-    return found
+    rows: list[dict[str, Any]] = lake.dataset(table).to_table().to_pylist()
+    return rows
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[tuple[tuple[str, int], int], dict[str, Any]]:
-    """Attempts by their job and place among its attempts."""
+    """Return attempts by their job and place among its attempts."""
     rows.sort(key=lambda row: (row["log_id"], row["job"], row["started_ns"], row["number"]))
-    found: dict[tuple[tuple[str, int], int], dict[str, Any]] = {}
+    numbered: dict[tuple[tuple[str, int], int], dict[str, Any]] = {}
     last, number = None, 0
     for row in rows:
         key = (row["log_id"], row["job"])
         number = number + 1 if key == last else 0
         last = key
-        found[key, number] = row
-    return found
+        numbered[key, number] = row
+    return numbered
 
 
 def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
@@ -125,26 +125,26 @@ def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
 
 
 def _compare(
-    table: str, wanted: Mapping[Any, Mapping[str, Any]], found: Mapping[Any, Mapping[str, Any]]
+    table: str, wanted: Mapping[Any, Mapping[str, Any]], rows: Mapping[Any, Mapping[str, Any]]
 ) -> Check:
     """Return each row that is wanted, with at least these columns, and no other row."""
-    problems = [f"{key} is missing" for key in wanted.keys() - found.keys()]
-    problems += [f"{key} is not in any log" for key in found.keys() - wanted.keys()]
-    for key in wanted.keys() & found.keys():
-        row = found[key]
+    problems = [f"{key} is missing" for key in wanted.keys() - rows.keys()]
+    problems += [f"{key} is not in any log" for key in rows.keys() - wanted.keys()]
+    for key in wanted.keys() & rows.keys():
+        row = rows[key]
         problems += [
             f"{key}: {name} is {row.get(name)!r:.80}, by the log {value!r:.80}"
             for name, value in wanted[key].items()
             if not _same(row.get(name), value)
         ]
-    return Check(table, len(found), tuple(problems))
+    return Check(table, len(rows), tuple(problems))
 
 
-def _same(found: object, wanted: object) -> bool:
-    if isinstance(found, float) and isinstance(wanted, float):
-        return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
-    if isinstance(found, list) and isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        return all(_same(found.get(name), value) for name, value in wanted.items())
-    return found == wanted
+def _same(value: object, wanted: object) -> bool:
+    if isinstance(value, float) and isinstance(wanted, float):
+        return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_same, value, wanted))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return all(_same(value.get(name), value) for name, value in wanted.items())
+    return value == wanted

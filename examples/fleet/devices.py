@@ -72,7 +72,7 @@ def make_fleet(root: Path, devices: int, hours: int) -> Iterator[str]:
 
 
 async def _live(path: Path, special: Special | None, hours: int) -> None:
-    """One device's day."""
+    """Live through a device's day."""
     start = float(DAY_SECONDS)
     sick = special in {Special.SICK, Special.SICK_TOO}
     if special is Special.WRONG_CLOCK:
@@ -96,7 +96,7 @@ async def _live(path: Path, special: Special | None, hours: int) -> None:
 
 
 async def _work(device: Device, hours: range, idle: int) -> None:
-    """The jobs of these hours, one after the other as they come; in the last ones none runs."""
+    """Run the jobs of these hours as they come; in the last ones none runs."""
     async with device.app:
         await device.firmware.enqueue("7.2")
         for hour in hours:
@@ -113,7 +113,7 @@ async def _work(device: Device, hours: range, idle: int) -> None:
 
 
 async def _awake(device: Device, hour: int, jobs: int) -> None:
-    """Each job runs as it comes; those that failed earlier run when they are due."""
+    """Run each job as it comes; those that failed earlier run when they are due."""
     ended = _Ended()
     async with Worker(device.app, concurrency=1, on_event=ended):
         for _ in range(jobs):
@@ -124,7 +124,7 @@ async def _awake(device: Device, hour: int, jobs: int) -> None:
 
 
 async def _pile_up(device: Device, hour: int, jobs: int) -> None:
-    """The hour's jobs wait; some are called off, and some will be too old when a worker comes."""
+    """Let the hour's jobs wait; some are called off, some too old when a worker comes."""
     for _ in range(jobs):
         device.clock.advance(device.draw.uniform(0, HOUR_SECONDS / jobs))
         job = await device.app.enqueue(device.call(hour))
@@ -144,7 +144,7 @@ class _Ended:
         self._event.set()
 
     async def wait(self, job: JobHandle[Any]) -> None:
-        """Until an attempt of the job has ended."""
+        """Wait until an attempt of the job has ended."""
         while job.id not in self._seen:
             self._event.clear()
             await self._event.wait()

@@ -67,13 +67,13 @@ class Hour:
 
 def read_logs(root: Path) -> list[Log]:
     """Return every task log below the directory, folded."""
-    found = []
+    logs = []
     for place in find_logs(root):
         with LogReader.open(place.path) as reader:
             last_ns = max((entry.time_ns for entry in reader.records()), default=0)
             views = list(reader.each_job(now_ns=last_ns))
-        found.append(Log(place.device, str(reader.log_id), views, last_ns))
-    return found
+        logs.append(Log(place.device, str(reader.log_id), views, last_ns))
+    return logs
 
 
 def job_row(log: Log, view: JobView) -> dict[str, Any]:
@@ -113,14 +113,16 @@ def job_row(log: Log, view: JobView) -> dict[str, Any]:
 
 def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
     """Return the rows of ``rollup_hour``."""
-    found: defaultdict[HourKey, Hour] = defaultdict(Hour)
+    by_hour: defaultdict[HourKey, Hour] = defaultdict(Hour)
     for log in logs:
         device = log.device
         for view in log.views:
             state = view.state.name.lower()
 
             def at(moment_ns: int, device: str = device, view: JobView = view) -> Hour:
-                return found[HourKey(device, view.queue, view.task or None, moment_ns // _HOUR_NS)]
+                return by_hour[
+                    HourKey(device, view.queue, view.task or None, moment_ns // _HOUR_NS)
+                ]
 
             at(view.enqueued_ns).counts["enqueued"] += 1
             if state in _SETTLED:
@@ -132,7 +134,7 @@ def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
                     hour.counts["attempts_ended"] += 1
                     hour.counts[f"attempts_{attempt.outcome}"] += 1
                     hour.run_seconds.append((attempt.ended_ns - attempt.started_ns) / _SECOND_NS)
-    return {key: hour.row() for key, hour in found.items()}
+    return {key: hour.row() for key, hour in by_hour.items()}
 
 
 def failed_attempts(logs: Iterable[Log]) -> Counter[str]:
@@ -147,26 +149,26 @@ def failed_attempts(logs: Iterable[Log]) -> Counter[str]:
 
 
 def duplicates(logs: Iterable[Log]) -> dict[tuple[str, bytes], tuple[int, int, int]]:
-    """(queue, key) that ran on several devices -> (devices, jobs, jobs that succeeded)."""
+    """Return (queue, key) that ran on several devices -> (devices, jobs, successes)."""
     ran: defaultdict[tuple[str, bytes], list[tuple[str, bool]]] = defaultdict(list)
     for log in logs:
         for view in log.views:
             if view.key is not None and view.attempts:
                 succeeded = view.state.name == "SUCCEEDED"
                 ran[view.queue, view.key].append((log.device, succeeded))
-    found = {}
+    several = {}
     for key, runs in ran.items():
         devices = len({device for device, _ in runs})
         if devices > 1:
-            found[key] = devices, len(runs), sum(succeeded for _, succeeded in runs)
-    return found
+            several[key] = devices, len(runs), sum(succeeded for _, succeeded in runs)
+    return several
 
 
 def backlogs(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
-    """Log id -> how many jobs wait, are scheduled, run, and are dead."""
+    """Return log id -> how many jobs wait, are scheduled, run, and are dead."""
     names = {"ready": "waiting", "scheduled": "scheduled", "running": "running", "dead": "dead"}
-    found = {}
+    by_log = {}
     for log in logs:
         counts = Counter(names.get(view.state.name.lower(), "") for view in log.views)
-        found[log.log_id] = {name: counts[name] for name in names.values()}
-    return found
+        by_log[log.log_id] = {name: counts[name] for name in names.values()}
+    return by_log

@@ -26,7 +26,7 @@ _SMALL_BITS: Final = 10
 
 
 def priority(size: int) -> int:
-    """Small files first: most of a tree is there soon, and the giants do not hold it up."""
+    """Put small files first: most of a tree is there soon, the giants do not hold it up."""
     return max(0, _TOP_PRIORITY - max(0, size.bit_length() - _SMALL_BITS + 1) // 2)
 
 
@@ -47,14 +47,14 @@ async def enqueue(entries: list[Entry]) -> int:
 
 def main() -> None:
     """Scan, enqueue, report."""
-    found = scan(Path(sys.argv[1]))
-    duplicates = asyncio.run(enqueue(found.entries))
+    tree = scan(Path(sys.argv[1]))
+    duplicates = asyncio.run(enqueue(tree.entries))
     counts = {
-        "files": len(found.entries),
-        "bytes": found.size,
-        "queued": len(found.entries) - duplicates,
+        "files": len(tree.entries),
+        "bytes": tree.size,
+        "queued": len(tree.entries) - duplicates,
         "already_queued": duplicates,
-        "skipped": len(found.skipped),
+        "skipped": len(tree.skipped),
     }
     print(json.dumps(counts))
 

@@ -159,6 +159,6 @@ class Processes:
         return self.work / f"{name}.out"
 
     def _tail(self, name: str) -> str:
-        """The last line that a process wrote: of a traceback, the one that names the error."""
+        """Return the last line that a process wrote: of a traceback, the one with the error."""
         lines = self._log(name).read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

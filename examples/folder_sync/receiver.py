@@ -154,7 +154,7 @@ class Receiver:
             raise Refused(422, "the content is not what its hash promised")
 
     async def status(self, request: Request) -> Response:
-        """Counts, and whether requests are held back until ``/resume``."""
+        """Tell counts, and whether requests are held back until ``/resume``."""
         del request
         return JSONResponse(
             {"received": len(self.received), "failed": self.failed, "held": self._held}

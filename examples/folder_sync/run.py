@@ -193,7 +193,7 @@ class _Story:
         return status.get(count, 0)
 
     def _stuck(self) -> bool:
-        """Whether nothing moves because nothing is left: files that changed meanwhile never arrive.
+        """Return whether nothing is left to move: files that changed meanwhile never arrive.
 
         The log is asked only when the receiver has been silent for a while.
         """

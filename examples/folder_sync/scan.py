@@ -35,7 +35,7 @@ class Scan:
 
     @property
     def size(self) -> int:
-        """Bytes in all files together."""
+        """Return the bytes in all files together."""
         return sum(entry.size for entry in self.entries)
 
 

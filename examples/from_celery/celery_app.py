@@ -105,6 +105,6 @@ def buy(order: Order) -> str:
 
 
 def remind(customer: str, email: str) -> None:
-    """A mail in an hour, once a day for a customer, as far as this process knows."""
+    """Send a mail in an hour, once a day for a customer, as far as this process knows."""
     if world.once_a_day(f"remind:{customer}"):
         mail.apply_async(("your basket waits", email), countdown=3600, expires=86_400)

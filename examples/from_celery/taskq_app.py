@@ -84,6 +84,6 @@ def buy(order: Order) -> FlowHandle[None]:
 
 
 def remind(customer: str, email: str) -> None:
-    """A mail in an hour, once a day for a customer, whichever process asks."""
+    """Send a mail in an hour, once a day for a customer, whichever process asks."""
     once = mail.options(key=f"remind:{customer}", window="1d", delay="1h", expires="1d")
     once.enqueue_sync("your basket waits", email)

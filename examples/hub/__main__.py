@@ -53,9 +53,9 @@ def main(
     with workplace(work) as root:
         logs, hub = root / "logs", root / "hub"
         made = make_fleet(logs, devices, hours)
-        for told in track(made, "devices at work", devices, console=console):
-            console.print(told, end="")
-        paths = {one.parent: one.relative_to(logs).parts[0] for one in logs.rglob("taskq.json")}
+        for line in track(made, "devices at work", devices, console=console):
+            console.print(line, end="")
+        paths = {file.parent: file.relative_to(logs).parts[0] for file in logs.rglob("taskq.json")}
         tokens = {path: enrol(hub, device) for path, device in sorted(paths.items())}
         killed = _Killed(HubProcess(hub), kills, sum(map(_size, tokens)))
         console.print(asyncio.run(_collect(tokens, killed, drops)))
@@ -146,7 +146,7 @@ def _differences(logs: Path, copies: Path) -> Iterator[str]:
         path = identity.parent
         log = DurableLog(LocalDisk(), SystemClock(), str(path))
         copy = copies / path.relative_to(logs).parts[0] / str(log.identity.log_id)
-        names = {one.name for one in (copy / "log").glob("*.log")}
+        names = {file.name for file in (copy / "log").glob("*.log")}
         for segment in log.segments:
             name, size = f"{segment:020}.log", log.end_of(segment).offset
             names.discard(name)
@@ -156,8 +156,8 @@ def _differences(logs: Path, copies: Path) -> Iterator[str]:
         yield from (f"{copy / 'log' / name}: the device has no such segment" for name in names)
         with LogReader.open(str(copy)) as reader:
             yield from (f"{copy}: {damage}" for damage in reader.verify().damage)
-    theirs, ours = ([job_row(log, view) for log in read_logs(one) for view in log.views]
-                    for one in (logs, copies))  # fmt: skip
+    theirs, ours = ([job_row(log, view) for log in read_logs(root) for view in log.views]
+                    for root in (logs, copies))  # fmt: skip
     for rows in (theirs, ours):
         rows.sort(key=lambda row: (row["log_id"], row["job"]))
     if theirs != ours:

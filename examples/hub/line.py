@@ -70,7 +70,7 @@ class HubProcess:
 
     def size(self) -> int:
         """Return bytes of the segments that it has."""
-        return sum(one.stat().st_size for one in (self.path / "devices").rglob("*.log"))
+        return sum(file.stat().st_size for file in (self.path / "devices").rglob("*.log"))
 
 
 class BadLine:
@@ -115,8 +115,8 @@ class BadLine:
                 asyncio.ensure_future(self._pass(far, answers)),
             }
             _, left = await asyncio.wait(pieces, return_when=asyncio.FIRST_COMPLETED)
-            for one in left:
-                one.cancel()
+            for piece in left:
+                piece.cancel()
         requests.transport.abort()
         answers.transport.abort()
 

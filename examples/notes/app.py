@@ -108,10 +108,10 @@ async def send_note(note_id: str, revision: int) -> int:
     """Send a note as it is now; safe to repeat, since the server keeps the later revision."""
     note = Note.load(note_id)
     async with httpx.AsyncClient(base_url=SERVER, timeout=_PATIENCE_SECONDS) as server:
-        told = await server.put(f"/notes/{note.id}", json=asdict(note))
-    if told.status_code == _CONFLICT:
+        answer = await server.put(f"/notes/{note.id}", json=asdict(note))
+    if answer.status_code == _CONFLICT:
         raise Discard(f"the server has a later revision than {revision}")
-    told.raise_for_status()
+    answer.raise_for_status()
     return note.revision
 
 

@@ -78,8 +78,10 @@ def write_case(
         case.writestr("settings.json", _text(_settings(Path(path))))
         for name, words in _TOLD.items():
             case.writestr(name, _text(told_of(_told(*words, "--json", "-d", path))))
-        told = [reader.jobs({State[one]}, None, None, _TIMELINES_MAX) for one in _TIMELINES_OF]
-        for view in chain.from_iterable(told):
+        listed = [
+            reader.jobs({State[state]}, None, None, _TIMELINES_MAX) for state in _TIMELINES_OF
+        ]
+        for view in chain.from_iterable(listed):
             events = [event.as_dict() for event in reader.timeline(view.lsn)]
             case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
@@ -90,7 +92,7 @@ def write_case(
 
 
 def unpacked(file: Path) -> Path | None:
-    """The directory of the log in a case file, until this process ends; None if it is no zip.
+    """Return the log of a case file, unpacked until this process ends; None if it is no zip.
 
     Raises:
         Failure: it is no case file, or too large.
@@ -113,15 +115,17 @@ def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipIn
     Raises:
         Failure: they are none, too large for their place, or packed in a way that no case is.
     """
-    members = [one for one in case.infolist() if _OF_LOG.fullmatch(one.filename)]
-    if "taskq.json" not in {one.filename for one in members}:
+    members = [member for member in case.infolist() if _OF_LOG.fullmatch(member.filename)]
+    if "taskq.json" not in {member.filename for member in members}:
         raise Failure(f"{file} is a zip and no case file of a log")
-    if any(one.flag_bits & _ENCRYPTED or one.compress_type not in _PACKED for one in members):
+    if any(
+        member.flag_bits & _ENCRYPTED or member.compress_type not in _PACKED for member in members
+    ):
         raise Failure(
             f"{file} is encrypted, or packed in a way that no case file is: unpack it, "
             f"and give the directory"
         )
-    size, limit = sum(one.file_size for one in members), min(_UNPACKED_BYTES_MAX, room)
+    size, limit = sum(member.file_size for member in members), min(_UNPACKED_BYTES_MAX, room)
     if size > limit:
         raise Failure(
             f"{file} unpacks to {render.size(size)}, and {render.size(limit)} is the most here: "
@@ -154,7 +158,7 @@ def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
         "taskq": importlib.import_module("taskq").__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {one.name: one.version for one in distributions()},
+        "packages": {package.name: package.version for package in distributions()},
     }
 
 
@@ -164,7 +168,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
     try:
         settings = load_settings(None, data_dir=path)
-        files, values = [str(one) for one in settings.files], settings.model_dump(mode="json")
+        files, values = [str(file) for file in settings.files], settings.model_dump(mode="json")
     except UsageError:
         # What is wrong with one may hold it.
         return {"problem": "they are refused: the command check tells why"}

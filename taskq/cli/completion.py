@@ -61,14 +61,14 @@ def _tasks(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
 
 
 def _ids(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
-    """By the beginning of an id, or of the number at its end."""
+    """Yield ids by their beginning, or by that of the number at their end."""
     jobs = reader.jobs(None, None, None, _TASKS_OF)
-    found = (
+    items = (
         CompletionItem(job.job_id, help=f"{job.state} {job.task}".rstrip())
         for job in jobs
         if job.job_id.startswith(incomplete)
     )
-    yield from islice(found, _IDS_MAX)
+    yield from islice(items, _IDS_MAX)
 
 
 _FINDERS: Final = {

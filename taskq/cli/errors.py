@@ -122,7 +122,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def _refused(error: OSError | RuntimeError) -> Exception:
-    """What the system refused, as a message; an error that names no file may be a bug of ours."""
+    """Return what the system refused, as a message; without a file it may be a bug of ours."""
     if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C came while a class was made
         return Exit(EXIT_INTERRUPTED)
     if not isinstance(error, OSError):
@@ -155,6 +155,8 @@ def _short(error: click.UsageError) -> WrongUsage:
 def _near(error: click.NoSuchOption) -> str:
     """Return the options that may have been meant, of those that help tells of."""
     shown = error.ctx.command.params if error.ctx else ()
-    known = {name for one in shown if not getattr(one, "hidden", False) for name in one.opts}
+    known = {
+        name for option in shown if not getattr(option, "hidden", False) for name in option.opts
+    }
     near = [name for name in error.possibilities or () if name in known]
     return f". Did you mean {' or '.join(near)}?" if near else ""

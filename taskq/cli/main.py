@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a hint at the nearest name for a mistyped one."""
+        """Resolve as click does, with a hint at the nearest name for a mistyped one."""
         name = args[0]
         # Looked for here first: all that there are, from other packages too, take 20 ms to find.
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:

@@ -80,10 +80,10 @@ def sweep(
     if not dry_run and not yes:
         if not _is_asked():
             raise WrongUsage("there is nobody to ask here: add --yes, or look first with --dry-run")
-        found = with_app(data_dir, lambda app: act(app, True))
-        if not found.count:
-            return found
-        click.confirm(question.format(jobs=render.count_of(found.count)), abort=True)
+        fitting = with_app(data_dir, lambda app: act(app, True))
+        if not fitting.count:
+            return fitting
+        click.confirm(question.format(jobs=render.count_of(fitting.count)), abort=True)
     return with_app(data_dir, lambda app: act(app, dry_run))
 
 
@@ -113,7 +113,7 @@ def print_swept(
 
 
 def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
-    """The reasons, on stderr."""
+    """Print the reasons on stderr."""
     for error in list(refused.values())[:_SHOWN_MAX]:
         render.echo(f"taskq: {flat(str(error))}", err=True)
     if count > _SHOWN_MAX:

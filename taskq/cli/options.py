@@ -36,7 +36,7 @@ _OFFERED_MAX: Final = 3
 
 
 def of_group(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """The directory of a command: its own ``-d``, else that of ``taskq -d DIR``, else the variable.
+    """Return a command's directory: its own ``-d``, that of ``taskq -d DIR``, or the variable.
 
     Raises:
         WrongUsage: two different ones were given.
@@ -127,7 +127,7 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``taskq ls DIR``, for commands about a whole log and nothing else; ``-d DIR`` works too."""
+    """Let a command about a whole log take ``taskq ls DIR``; ``-d DIR`` works too."""
 
     @data_dir_option
     @click.argument("directory", metavar="[DIR]", required=False, type=Directory())
@@ -233,10 +233,12 @@ def _tell_of_copy(reader: LogReader) -> None:
     """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
     if reader.journal.identity.is_replica:
         path = Path(reader.path).absolute()
-        arrived = max((one.stat().st_mtime for one in (path / "log").glob("*.log")), default=0.0)
+        arrived = max(
+            (segment.stat().st_mtime for segment in (path / "log").glob("*.log")), default=0.0
+        )
         as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
-        told = f"as of {as_of}" if arrived else "of which nothing came yet"
-        render.echo(f"copy of {reader.device}, {told}", err=True)
+        age = f"as of {as_of}" if arrived else "of which nothing came yet"
+        render.echo(f"copy of {reader.device}, {age}", err=True)
 
 
 def _is_log(path: Path) -> bool:
@@ -244,14 +246,14 @@ def _is_log(path: Path) -> bool:
 
 
 def _offer(path: Path) -> str:
-    """What to type instead, in the second line of an error: the logs nearby, if there are some."""
-    found = [flat(shlex.quote(str(one))) for one in _nearby(path)]
-    if not found:
+    """Return what to type instead, as an error's second line: the logs nearby, if any."""
+    logs = [flat(shlex.quote(str(log))) for log in _nearby(path)]
+    if not logs:
         start = command(str(path.absolute()), "put", "BODY")
         return f": give its directory with -d, or start one with: {start}"
-    if len(found) == 1:
-        return f"; there is one nearby:\n  -d {found[0]}"
-    return "; these are nearby:\n" + "\n".join(f"  -d {one}" for one in found[:_OFFERED_MAX])
+    if len(logs) == 1:
+        return f"; there is one nearby:\n  -d {logs[0]}"
+    return "; these are nearby:\n" + "\n".join(f"  -d {log}" for log in logs[:_OFFERED_MAX])
 
 
 def _nearby(path: Path) -> list[Path]:

@@ -65,7 +65,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def body_text(body: bytes) -> str:
-    """A payload for people: JSON with indents, else text, else the bytes as Python writes them."""
+    """Return a payload for people: JSON with indents, else text, else bytes as Python has them."""
     try:
         return printable(json.dumps(parse_json(body), indent=2, ensure_ascii=False))
     except ValueError:
@@ -76,11 +76,11 @@ def body_text(body: bytes) -> str:
         return repr(body)
 
 
-def progress(told: ProgressView | None, now_ns: int) -> str:
+def progress(view: ProgressView | None, now_ns: int) -> str:
     """Return how far a job is, for people; "" where it did not tell."""
-    if told is None:
+    if view is None:
         return ""
-    words = [f"{told.fraction:.0%}", told.message, f"({when(told.at_ns, now_ns)})"]
+    words = [f"{view.fraction:.0%}", view.message, f"({when(view.at_ns, now_ns)})"]
     return " ".join(word for word in words if word)
 
 
@@ -186,7 +186,7 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def cell_width(*texts: str) -> int:
-    """Columns of a terminal that the widest of some texts takes."""
+    """Return the columns of a terminal that the widest of some texts takes."""
     from rich.cells import cell_len  # noqa: PLC0415 - as above
 
     return max(map(cell_len, texts), default=0)
@@ -239,7 +239,7 @@ _NAMED_MAX: Final = 5
 
 
 def flow_facts(ties: Takes | None, tag: str) -> list[tuple[str, str]]:
-    """Whom it takes in, and who waits for it, for people; nothing of a job that stands alone."""
+    """Return whom it takes in, and who waits for it; nothing of a job that stands alone."""
     if ties is None:
         return []
     return [("inputs", _names(ties.inputs, tag)), ("waited for by", _names(ties.unlocks, tag))]

@@ -67,16 +67,16 @@ def _each(
     """Run it on each; the exit code is the worst of theirs. What is ``read`` is one document."""
     worst, documents = 0, {}
     for path in paths:
-        told = io.StringIO()
+        printed = io.StringIO()
         try:
-            with contextlib.redirect_stdout(told):
+            with contextlib.redirect_stdout(printed):
                 command(data_dir=path)
         except Exit as end:
             worst = max(worst, end.exit_code)
         if read is not None:
-            documents[path.name] = read(told.getvalue())
+            documents[path.name] = read(printed.getvalue())
         else:
-            render.echo(f"{path.name}\n{told.getvalue()}")
+            render.echo(f"{path.name}\n{printed.getvalue()}")
     if read is not None:
         render.print_json(documents)
     if not paths:

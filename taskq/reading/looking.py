@@ -42,7 +42,7 @@ async def look_at_records(
     until: Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
-    """The latest ``count`` records that the choice wants; then what is written, on disk or not.
+    """Yield the latest ``count`` records that are wanted; then what is written, on disk or not.
 
     Damage is passed over with a warning.
 

@@ -29,7 +29,7 @@ class MovedClock:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     def note(self, connection: Connection) -> None:
-        """A log goes by this clock."""
+        """Note that a log goes by this clock."""
         self._connections.add(connection)
 
     def _moved(self) -> None:

@@ -51,7 +51,7 @@ class LogMetrics(Collector):
         self._looks = looks
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry need not look at the log before the first scrape."""
+        """Return nothing: a registry need not look at the log before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -60,7 +60,7 @@ class LogMetrics(Collector):
         for log, look in self._looks.items():
             own = {"log": log} if len(self._looks) > 1 else {}
             for metric in _of(look):
-                samples = [one._replace(labels=own | one.labels) for one in metric.samples]
+                samples = [sample._replace(labels=own | sample.labels) for sample in metric.samples]
                 metric.samples = []
                 families.setdefault(metric.name, metric).samples += samples
         yield from families.values()
@@ -176,9 +176,9 @@ def _of_engine(engine: EngineStats) -> Iterator[Metric]:
         yield GaugeMetricFamily("taskq_disk_free_bytes", "When last looked.", engine.free_bytes)
 
 
-def _summary(name: str, told: str, spread: Spread) -> Metric:
-    """The distribution since the process began: quantiles as samples beside count and sum."""
-    family = SummaryMetricFamily(name, told)
+def _summary(name: str, says: str, spread: Spread) -> Metric:
+    """Return the distribution since the process began: quantiles beside count and sum."""
+    family = SummaryMetricFamily(name, says)
     family.add_metric((), spread.count, spread.mean * spread.count)
     for quantile, value in (("0.5", spread.p50), ("0.95", spread.p95), ("0.99", spread.p99)):
         family.add_sample(name, {"quantile": quantile}, value)

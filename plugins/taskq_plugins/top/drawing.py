@@ -41,10 +41,13 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
     chosen = screen.row(picture)
     parts: list[RenderableType] = [*_header(picture), _text()]
     sections = (
-        ("QUEUES", [_queue(one, picture, width) for one in picture.queues]),
-        ("RUNNING", [_running(job, told, picture.time_ns, width) for job, told in picture.running]),
+        ("QUEUES", [_queue(queue, picture, width) for queue in picture.queues]),
+        (
+            "RUNNING",
+            [_running(job, progress, picture.time_ns, width) for job, progress in picture.running],
+        ),
         ("LAST ENDS", [_ended(job, picture.time_ns) for job in picture.ended]),
-        ("FAILURES", [_failure(one, picture.time_ns) for one in picture.failures]),
+        ("FAILURES", [_failure(failure, picture.time_ns) for failure in picture.failures]),
     )
     rows = screen.rows(picture)
     kept = set(map(_place, rows))
@@ -144,7 +147,7 @@ def _section(
 
 def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[Text]]:
     counts = [("ready", "cyan"), ("running", "green"), ("dead", "red"), ("scheduled", "dim")]
-    told = [
+    cells = [
         _text(f"{getattr(queue, name)} {name}", colour if getattr(queue, name) else "dim")
         for name, colour in (counts if width >= WIDE else counts[:3])
     ]
@@ -154,20 +157,20 @@ def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[T
     note = _text("paused" if queue.paused else oldest, "yellow" if queue.paused else "")
     return queue.queue, [
         _text(queue.queue),
-        *told,
+        *cells,
         _text(spark(picture.sparks.get(queue.queue, ()), bars), "green"),
         note,
     ]
 
 
-def _running(job: JobView, told: object, time_ns: int, width: int) -> tuple[Row, list[Text]]:
+def _running(job: JobView, progress: object, time_ns: int, width: int) -> tuple[Row, list[Text]]:
     begun = job.attempts[-1].started_ns if job.attempts else job.enqueued_ns
-    fraction = getattr(told, "fraction", None)
+    fraction = getattr(progress, "fraction", None)
     bar = _text()
     if fraction is not None:
         full = round(fraction * _BAR)
         bar = _text("█" * full + "░" * (_BAR - full) + f" {fraction:4.0%}", "green")
-    message = getattr(told, "message", "")
+    message = getattr(progress, "message", "")
     state = "" if job.state is State.RUNNING else str(job.state)
     cells = [
         _text(job.job_id),
@@ -190,12 +193,12 @@ def _ended(job: JobView, time_ns: int) -> tuple[Row, list[Text]]:
 
 
 def _failure(failure: Failure, time_ns: int) -> tuple[Row, list[Text]]:
-    told = ": ".join(part for part in (failure.error, failure.message) if part)
+    error = ": ".join(part for part in (failure.error, failure.message) if part)
     return failure, [
         _text(f"{len(failure.jobs)} of", "bold red"),
         _text(failure.task or "-"),
         _text(render.when(failure.last_ns, time_ns), "dim"),
-        _text(told),
+        _text(error),
     ]
 
 

@@ -39,13 +39,13 @@ class Keys:
         data = os.read(self._descriptor, _BYTES_MAX).decode("utf-8", "ignore")
         if not data:
             return ["q"]
-        found = (_NAMES.get(key, key) for key in _KEY.findall(data))
-        return [key for key in found if key.isprintable()]
+        names = (_NAMES.get(key, key) for key in _KEY.findall(data))
+        return [key for key in names if key.isprintable()]
 
 
 @contextmanager
 def keys_of(descriptor: int) -> Iterator[Keys]:
-    """The keys of a terminal, which is as it was afterwards."""
+    """Yield the keys of a terminal, which is as it was afterwards."""
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)

@@ -73,11 +73,15 @@ class Screen:
 
     def rows(self, picture: Picture) -> list[Row]:
         """Return what can be chosen, in the order in which it is shown."""
-        found: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
-        found += [job for job, _ in picture.running if self._fits_job(job)]
-        found += [job for job in picture.ended if self._fits_job(job)]
-        found += [one for one in picture.failures if self._fits(one.task, one.error, one.message)]
-        return found
+        rows: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
+        rows += [job for job, _ in picture.running if self._fits_job(job)]
+        rows += [job for job in picture.ended if self._fits_job(job)]
+        rows += [
+            failure
+            for failure in picture.failures
+            if self._fits(failure.task, failure.error, failure.message)
+        ]
+        return rows
 
     def row(self, picture: Picture) -> Row | None:
         """Return the chosen one; None if there is none."""
@@ -168,7 +172,7 @@ class Screen:
             self.said = "the past cannot be changed: t and enter show the present"
         elif verb == "pause":
             queue = row if isinstance(row, str) else getattr(row, "queue", "")
-            paused = any(one.queue == queue and one.paused for one in picture.queues)
+            paused = any(stats.queue == queue and stats.paused for stats in picture.queues)
             if queue:
                 self.asked = Act("resume" if paused else "pause", (queue,))
         elif self.opened:

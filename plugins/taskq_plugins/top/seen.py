@@ -103,30 +103,30 @@ class Watcher:
             self._note_sparks(self._last.queues)
             return self._last
         self._stand, self._looked = stand, now
-        found = now_of(reader)
-        queues = found["stats"].queues
+        facts = now_of(reader)
+        queues = facts["stats"].queues
         self._note_sparks(queues)
         dead = sum(queue.dead for queue in queues)
         if dead != self._dead and now - self._told_apart >= _FAILURES_SECONDS:
             self._failures, self._dead, self._told_apart = tuple(failures_of(reader)), dead, now
-        self._last = self._picture(found)
+        self._last = self._picture(facts)
         return self._last
 
-    def _picture(self, found: dict[str, Any]) -> Picture:
+    def _picture(self, facts: dict[str, Any]) -> Picture:
         path = self._reader.path
-        serving = [one for owner in found["owners"] if owner.alive for one in owner.serves]
+        serving = [serving for owner in facts["owners"] if owner.alive for serving in owner.serves]
         return Picture(
             path=str(Path(path).absolute()),
             at=self._at,
             time_ns=self._reader.now_ns,
-            size=found["stats"].size,
+            size=facts["stats"].size,
             free=shutil.disk_usage(path).free,
-            workers=found["workers"],
-            slots=sum(one.slots for one in serving),
-            stranded=dict(found["stranded"]),
-            queues=found["stats"].queues,
+            workers=facts["workers"],
+            slots=sum(worker.slots for worker in serving),
+            stranded=dict(facts["stranded"]),
+            queues=facts["stats"].queues,
             sparks={name: tuple(line) for name, line in self._sparks.items()},
-            running=tuple(found["running"]),
+            running=tuple(facts["running"]),
             ended=tuple(self._told_ends()),
             failures=self._failures,
         )
@@ -153,10 +153,10 @@ class Watcher:
         if self._at:
             return self._reader.jobs(set(SETTLED_STATES), None, None, _ENDS_MAX)
         self._follow()
-        told: list[JobView] = []
+        views: list[JobView] = []
         for lsn in dict.fromkeys(reversed(self._ends)):
             view = self._views.get(lsn) or self._reader.job(lsn, body_bytes_max=0)
             if view is not None and view.state in SETTLED_STATES:
-                told.append(view)
-        self._views = {view.lsn: view for view in told}
-        return told
+                views.append(view)
+        self._views = {view.lsn: view for view in views}
+        return views

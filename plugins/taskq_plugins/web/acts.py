@@ -96,17 +96,17 @@ class Acts:
     async def many(self, asked: Many) -> dict[str, Any]:
         """Do one of the three to all jobs that fit, or count them: each for itself."""
         search = Search.parse(asked.q, hides=self.hides)
-        found = await self._looks.read(
+        page = await self._looks.read(
             lambda reader: find_jobs(reader, search, MANY_MAX, asked.before)
         )
         states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
-        jobs = [job.job_id for job in found.jobs if job.state in states]
-        told = {"act": asked.act, "count": len(jobs), "more": bool(found.following), "done": 0}
+        jobs = [job.job_id for job in page.jobs if job.state in states]
+        answer = {"act": asked.act, "count": len(jobs), "more": bool(page.following), "done": 0}
         if asked.dry_run or not jobs:
-            return told
+            return answer
         if asked.act != "cancel":
             act = getattr(self._log.dead, f"{asked.act}_many")
-            return told | {"done": (await act(jobs)).count}
+            return answer | {"done": (await act(jobs)).count}
         # Side by side, so that a few fsyncs serve them all.
         done: list[bool] = []
 
@@ -116,7 +116,7 @@ class Acts:
         async with anyio.create_task_group() as tasks:
             for job in jobs:
                 tasks.start_soon(cancel, job)
-        return told | {"done": sum(done)}
+        return answer | {"done": sum(done)}
 
     async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
         """Let a schedule tick no more."""
@@ -154,7 +154,7 @@ class Acts:
             asked.count, queues=asked.queues, wait=asked.wait, lease=asked.lease
         )
         try:
-            told = [await self._told(delivery, asked.lease) for delivery in claimed]
+            claims = [await self._told(delivery, asked.lease) for delivery in claimed]
             await anyio.lowlevel.checkpoint()  # who hung up meanwhile is noticed here
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
@@ -162,7 +162,7 @@ class Acts:
                     self._held.pop(_token(delivery), None)
                     await self._log.release(delivery)
             raise
-        return told
+        return claims
 
     async def extend(self, asked: Extend) -> dict[str, Any]:
         """Let a claim last so long from now; fails with 409 when its job is to be cancelled."""
@@ -223,5 +223,5 @@ def _token(delivery: Delivery) -> str:
 
 
 def _end(lease: float) -> float:
-    """When nobody needs to know of a claim any more: a lease later than its end, by then gone."""
+    """Return when nobody needs to know of a claim any more: a lease later than its end."""
     return time.monotonic() + 2 * lease

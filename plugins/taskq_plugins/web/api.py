@@ -55,7 +55,7 @@ class Api:
         self._hides = acts.hides
         self._waits = 0
         #: what may be done, by name
-        self.acts = {one.name: one for one in _orders(acts)}
+        self.acts = {order.name: order for order in _orders(acts)}
         self.endpoints = (*self._questions(), *self.acts.values())
 
     def routes(self) -> list[Route]:
@@ -66,8 +66,8 @@ class Api:
             return Response(document, media_type="application/json")
 
         at: dict[str, dict[str, Endpoint]] = {}
-        for one in self.endpoints:
-            at.setdefault(one.path, {})[one.method] = one
+        for endpoint in self.endpoints:
+            at.setdefault(endpoint.path, {})[endpoint.method] = endpoint
         return [Route("/api/openapi.json", tell), *starmap(_route, at.items())]
 
     def _questions(self) -> tuple[Endpoint, ...]:
@@ -106,13 +106,13 @@ class Api:
 
     async def _jobs(self, asked: asking.Jobs) -> dict[str, Any]:
         search = Search.parse(asked.q, hides=self._hides)
-        found = await self._looks.read(
+        page = await self._looks.read(
             lambda reader: find_jobs(reader, search, asked.limit, asked.before), asked.at
         )
         return {
-            "jobs": [job_head(job) for job in found.jobs],
-            "next": found.following or None,
-            "looked_at": found.looked_at,
+            "jobs": [job_head(job) for job in page.jobs],
+            "next": page.following or None,
+            "looked_at": page.looked_at,
         }
 
     async def _job(self, asked: asking.PastJob) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _place(
     is_tls: bool,
     allow_actions: bool,
 ) -> Place:
-    """By which names it is found: those given, the address, and localhost if it is that.
+    """Return by which names it is reached: those given, the address, and localhost if it is that.
 
     Raises:
         WrongUsage: it listens everywhere, which is no address to open.

@@ -69,7 +69,7 @@ def path_of(scope: Scope) -> str:
 
 
 def same(given: str, key: str) -> bool:
-    """Whether it is that key, told in a time that says nothing of it; an empty key fits nothing."""
+    """Return whether it is that key, in a time that tells nothing; an empty one fits none."""
     fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
     return fits and bool(key)
 
@@ -124,7 +124,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Of its first page, without the slash."""
+        """Return that of its first page, without the slash."""
         return f"{self.scheme}://{self.hosts[0]}"
 
     @property

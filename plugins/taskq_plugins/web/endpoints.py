@@ -86,8 +86,8 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """Return the whole document."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
-    for one in endpoints:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -104,17 +104,17 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
-    model = one.asked.model_json_schema(ref_template=_REF)
+def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
+    model = endpoint.asked.model_json_schema(ref_template=_REF)
     schemas |= model.pop("$defs", {})
     fields: dict[str, Any] = model.get("properties", {})
     required = set(model.get("required", ()))
-    in_path = {name for name in fields if f"{{{name}}}" in one.path}
+    in_path = {name for name in fields if f"{{{name}}}" in endpoint.path}
     rest = {name: field for name, field in fields.items() if name not in in_path}
-    by_query = one.method == "GET"
-    told: dict[str, Any] = {
-        "summary": one.says,
-        "operationId": one.name,
+    by_query = endpoint.method == "GET"
+    operation: dict[str, Any] = {
+        "summary": endpoint.says,
+        "operationId": endpoint.name,
         "parameters": [
             {
                 "name": name,
@@ -139,17 +139,17 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         body = {"type": "object", "properties": rest, "additionalProperties": False}
         if required - in_path:
             body["required"] = sorted(required - in_path)
-        told["requestBody"] = {"content": {"application/json": {"schema": body}}}
-    return told
+        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
+    return operation
 
 
 def _response(request: Request, value: object) -> Response:
-    """As JSON; a browser gets what its pages show, and no secret."""
+    """Answer with JSON; a browser gets what its pages show, and no secret."""
     return json_response(without_secrets(value) if request.state.hides else value)
 
 
 def json_response(value: object) -> Response:
-    """As JSON that every reader takes: what is no number in it is told as text."""
+    """Return JSON that every reader takes: what is no number in it is told as text."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -174,8 +174,10 @@ def _refuse_constant(word: str) -> None:
 
 
 def _wrong(error: ValidationError) -> Problem:
-    told = "; ".join(
-        f"{'.'.join(map(str, one['loc']))[:80] or 'the body'}: {one['msg']}"
-        for one in error.errors(include_url=False, include_input=False)[:5]
+    problems = "; ".join(
+        f"{'.'.join(map(str, problem['loc']))[:80] or 'the body'}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False)[:5]
     )
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{told}: see /api/openapi.json", "UsageError")
+    return Problem(
+        HTTPStatus.UNPROCESSABLE_ENTITY, f"{problems}: see /api/openapi.json", "UsageError"
+    )

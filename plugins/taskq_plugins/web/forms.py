@@ -32,11 +32,11 @@ def fields_of(task: Task[..., Any] | None) -> list[FormField]:
         FormField(
             name,
             _kind(hints.get(name)),
-            str(one).partition(":")[2].strip(),
-            one.default is one.empty,
+            str(parameter).partition(":")[2].strip(),
+            parameter.default is parameter.empty,
         )
-        for name, one in task.signature.signature.parameters.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in task.signature.signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
 
 
@@ -50,10 +50,10 @@ def call_of(task: Task[..., Any] | None, form: Mapping[str, str]) -> Call[Any]:
     if task is None:
         raise Problem(HTTPStatus.NOT_FOUND, "this program has no such task: load the page again")
     arguments: dict[str, Any] = {}
-    for one in fields_of(task):
-        text = form.get(one.name, "")
-        if text or (one.is_required and one.kind == "text"):
-            arguments[one.name] = text if one.kind == "text" else _value(text)
+    for field in fields_of(task):
+        text = form.get(field.name, "")
+        if text or (field.is_required and field.kind == "text"):
+            arguments[field.name] = text if field.kind == "text" else _value(text)
     return task.call(**arguments)
 
 

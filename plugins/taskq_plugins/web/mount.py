@@ -38,8 +38,8 @@ def taskq_web(
     """
     keys = Keys()
     if allows is None:
-        told = "the page of taskq: below where it is mounted open %s?token=%s, once"
-        logging.getLogger("taskq").warning(told, ENTRY, keys.entry)
+        line = "the page of taskq: below where it is mounted open %s?token=%s, once"
+        logging.getLogger("taskq").warning(line, ENTRY, keys.entry)
     place = Place(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
     return make_site(str(app.data_dir), place, keys, app)
 

@@ -63,13 +63,13 @@ class Problem(Exception):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as application/problem+json."""
-        told = {
+        document = {
             "type": "about:blank",
             "title": self.status.phrase,
             "status": int(self.status),
             "detail": self.detail,
         }
-        return told | ({"error": self.kind} if self.kind else {})
+        return document | ({"error": self.kind} if self.kind else {})
 
 
 def problem_of(error: TaskqError) -> Problem:

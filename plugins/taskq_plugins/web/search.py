@@ -77,33 +77,33 @@ class Search:
         return not (self.words or self.fingerprint)
 
     def fits(self, job: JobView) -> bool:
-        """Whether it failed like that, and the words are found in what the job says of itself."""
+        """Return whether it failed like that, and the job says the words of itself."""
         if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
             return False
         if not self.words:
             return True
         key = (job.key or b"").decode(errors="replace")
-        told = [job.job_id, job.task, job.queue, *job.headers]
+        texts = [job.job_id, job.task, job.queue, *job.headers]
         bodies = [body for body in (job.payload, job.result) if body]
         if self.hides:  # or one would learn a secret letter by letter from what is found
-            told += [hidden(job.reason), hidden(key), *map(_without_secrets, bodies)]
-            told += [str(without_secrets(value, name)) for name, value in job.headers.items()]
+            texts += [hidden(job.reason), hidden(key), *map(_without_secrets, bodies)]
+            texts += [str(without_secrets(value, name)) for name, value in job.headers.items()]
         else:
-            told += [job.reason, key, *job.headers.values()]
-            told += [body[:_BODY_BYTES_MAX].decode(errors="replace") for body in bodies]
-        text = "\n".join(told).casefold()
+            texts += [job.reason, key, *job.headers.values()]
+            texts += [body[:_BODY_BYTES_MAX].decode(errors="replace") for body in bodies]
+        text = "\n".join(texts).casefold()
         return all(word in text for word in self.words)
 
 
 def _without_secrets(body: bytes) -> str:
-    """A body as it is looked into; nothing of a long one, whose secrets would take long to find."""
+    """Return a body as it is looked into; of a long one nothing: its secrets take long to find."""
     if len(body) > _BODY_BYTES_MAX:
         return ""
     try:
-        told = without_secrets(parse_json(body))
+        value = without_secrets(parse_json(body))
     except ValueError:
         return hidden(body.decode(errors="replace"))
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,21 +126,21 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Fou
 
     Where text is looked for it ends after LOOKED_MAX jobs, and ``following`` goes on from there.
     """
-    found: list[JobView] = []
+    fitting: list[JobView] = []
     looked = 0
     states = None if search.states is None else set(search.states)
     while looked < LOOKED_MAX:
-        count = limit + 1 - len(found) if search.is_plain else _SLICE
+        count = limit + 1 - len(fitting) if search.is_plain else _SLICE
         jobs = reader.jobs(states, search.queue, search.task, count, before=before or TIME_NS_MAX)
         for job in jobs:
             if job.enqueued_ns < search.since_ns:
-                return Found(jobs=found, following=0, looked_at=looked)
+                return Found(jobs=fitting, following=0, looked_at=looked)
             if search.fits(job):
-                if len(found) == limit:
-                    return Found(jobs=found, following=found[-1].lsn, looked_at=looked)
-                found.append(job)
+                if len(fitting) == limit:
+                    return Found(jobs=fitting, following=fitting[-1].lsn, looked_at=looked)
+                fitting.append(job)
             looked += 1
             before = job.lsn
         if len(jobs) < count:
-            return Found(jobs=found, following=0, looked_at=looked)
-    return Found(jobs=found, following=before, looked_at=looked)
+            return Found(jobs=fitting, following=0, looked_at=looked)
+    return Found(jobs=fitting, following=before, looked_at=looked)

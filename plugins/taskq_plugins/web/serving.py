@@ -26,7 +26,7 @@ _DRAIN_SECONDS: Final = 3
 
 @contextlib.contextmanager
 def listen(address: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there, at a free port for 0.
+    """Yield a socket that listens there, at a free port for 0.
 
     Raises:
         TaskqError: nobody may listen there, or somebody does.

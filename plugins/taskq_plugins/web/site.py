@@ -81,8 +81,8 @@ def _problem(error: Exception) -> Problem:
         return problem_of(error)
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    told = {
+    remedies = {
         HTTPStatus.NOT_FOUND: "there is nothing at this address: begin at /, or /api/openapi.json",
         HTTPStatus.METHOD_NOT_ALLOWED: "this address takes another method: see /api/openapi.json",
     }
-    return Problem(status, told.get(status, error.detail), headers=dict(error.headers or {}))
+    return Problem(status, remedies.get(status, error.detail), headers=dict(error.headers or {}))

@@ -103,7 +103,7 @@ def _example() -> Any:
 
 @contextmanager
 def _work_directory(*, keep: bool) -> Iterator[Path]:
-    """A temporary directory that goes away at the end, also after a signal, unless it is kept."""
+    """Yield a temporary directory that goes at the end, also after a signal, unless it is kept."""
     work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
     previous = {number: signal.signal(number, _terminate) for number in _ENDING_SIGNALS}
     try:

@@ -66,9 +66,11 @@ class JsonLines:
         """Write one record."""
         from taskq.cli.commands.stream import record_json  # noqa: PLC0415 - what jobs need not
 
-        told = record_json(record)
-        del told["payload"], told["result"]
-        self._write({**told, **_body("payload", record.payload), **_body("result", record.result)})
+        document = record_json(record)
+        del document["payload"], document["result"]
+        self._write(
+            {**document, **_body("payload", record.payload), **_body("result", record.result)}
+        )
 
     def _write(self, document: dict[str, Any]) -> None:
         self._file.write(json.dumps(document, allow_nan=False) + "\n")
@@ -170,7 +172,7 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
 
 @contextmanager
 def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
-    """Where to write jobs."""
+    """Yield what writes jobs."""
     if kind == _PARQUET and path is not None:
         from taskq.cli.commands.parquet import JobsFile  # noqa: PLC0415 - it imports pyarrow
 
@@ -183,7 +185,7 @@ def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
 
 @contextmanager
 def _lines(path: Path | None) -> Iterator[JsonLines]:
-    """Lines in a file, or on standard output."""
+    """Yield what writes lines to a file, or to standard output."""
     if path is None:
         yield JsonLines(sys.stdout)
         return
@@ -193,7 +195,7 @@ def _lines(path: Path | None) -> Iterator[JsonLines]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A name to write to: the file gets its own once it is whole, and on disk."""
+    """Yield a name to write to: the file gets its own once it is whole, and on disk."""
     # In a directory for all, a name that can be guessed could be a link that somebody put there.
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     temporary.touch(_PRIVATE, exist_ok=False)

@@ -88,6 +88,6 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
 
 def _note(event: JobEvent) -> str:
-    """Until when it waits from then on, and why, in one line."""
+    """Return until when it waits from then on, and why, in one line."""
     due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
     return ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)

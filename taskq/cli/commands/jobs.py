@@ -110,14 +110,14 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
-        told, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
-    show_job(job, now_ns, told, ties, as_json=as_json)
+        progress, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
+    show_job(job, now_ns, progress, ties, as_json=as_json)
 
 
 def show_job(
     job: JobView,
     now_ns: int,
-    told: ProgressView | None = None,
+    progress: ProgressView | None = None,
     ties: Takes | None = None,
     *,
     as_json: bool,
@@ -128,15 +128,15 @@ def show_job(
             {
                 **job.as_dict(),
                 **flow_json(ties, job.job_id.partition("-")[0]),
-                "progress": told and told.as_dict(),
+                "progress": progress and progress.as_dict(),
             }
         )
         return
-    _print_job(job, now_ns, told, ties)
+    _print_job(job, now_ns, progress, ties)
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
-    """What to tell whoever asked for a job that the log does not have, or did not have then."""
+    """Return the error for a job that the log does not have, or did not have then."""
     newest = reader.jobs(None, None, None, 1)
     if at is not None:
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
@@ -146,7 +146,9 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
     return Failure(f"there is no job {job_id} in this log ({known}); they are listed by: {listed}")
 
 
-def _print_job(job: JobView, now_ns: int, told: ProgressView | None, ties: Takes | None) -> None:
+def _print_job(
+    job: JobView, now_ns: int, progress: ProgressView | None, ties: Takes | None
+) -> None:
     def at(moment_ns: int) -> str:
         text = documents.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -159,7 +161,7 @@ def _print_job(job: JobView, now_ns: int, told: ProgressView | None, ties: Takes
             ("queue", job.queue),
             ("priority", str(job.priority)),
             ("attempt", render.attempts(job)),
-            ("progress", render.progress(told, now_ns)),
+            ("progress", render.progress(progress, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
             ("due", at(job.due_ns % TIME_NS_MAX)),
             *flow_facts(ties, job.job_id.partition("-")[0]),

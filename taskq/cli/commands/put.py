@@ -45,7 +45,7 @@ _SPANS: Final = ("delay", "expires", "window", "keep")
 @click.option("--until", type=click.Choice(["settled"]), help="With a window: until both are over.")
 @click.option(
     "--on-conflict",
-    type=click.Choice([one.value for one in Conflict]),
+    type=click.Choice([choice.value for choice in Conflict]),
     help="If the key is held: return the first job, replace it unless it runs, or fail.",
 )
 @click.option("--keep", help='How long it is kept after its end, for example "30d".')
@@ -134,8 +134,8 @@ def _is_known(app: TaskQ, task: str) -> bool:
     from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
     with LogReader.open(str(app.data_dir)) as reader:
-        serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]
-    return any(one.tasks is None or task in one.tasks for one in serving)
+        serving = [serving for owner in reader.owners() if owner.alive for serving in owner.serves]
+    return any(served.tasks is None or task in served.tasks for served in serving)
 
 
 def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:

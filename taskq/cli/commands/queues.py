@@ -204,6 +204,6 @@ async def _each(
     """Act on one job after the other; tells which refused."""
     from taskq.views import Swept  # noqa: PLC0415
 
-    told = [(job_id, await act(job_id)) for job_id in job_ids]
-    refused = {job_id: error for job_id, error in told if error is not None}
-    return Swept(count=len(told) - len(refused), refused_count=len(refused), refused=refused)
+    answers = [(job_id, await act(job_id)) for job_id in job_ids]
+    refused = {job_id: error for job_id, error in answers if error is not None}
+    return Swept(count=len(answers) - len(refused), refused_count=len(refused), refused=refused)

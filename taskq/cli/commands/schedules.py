@@ -58,7 +58,7 @@ def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
     with open_reader(data_dir) as reader:
         views = views_of(reader.schedules(), now_ns, count)
     if as_json:
-        render.print_json([one.as_dict() for one in views])
+        render.print_json([view.as_dict() for view in views])
         return
     if not views:
         render.echo("This log knows no schedule: it does once a worker with one was started.")
@@ -67,15 +67,15 @@ def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
         ("NAME~", "RULE", "ZONE??", "TASK~??", "LAST TICK???", "NEXT~", "STATE"),
         [
             (
-                one.name,
-                one.rule,
-                one.tz,
-                one.task,
-                _time(one.last_tick),
-                ", ".join(_time(moment) for moment in one.next_ticks),
-                "paused" if one.paused else "active",
+                view.name,
+                view.rule,
+                view.tz,
+                view.task,
+                _time(view.last_tick),
+                ", ".join(_time(moment) for moment in view.next_ticks),
+                "paused" if view.paused else "active",
             )
-            for one in views
+            for view in views
         ],
     )
 

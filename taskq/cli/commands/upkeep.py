@@ -65,13 +65,13 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
                 "freed_bytes": report.freed,
                 "segments": [
                     {
-                        "segment": one.segment,
-                        "size_bytes": one.size,
-                        "needed_bytes": one.needed,
-                        "removed": one.removed,
-                        "reason": one.reason,
+                        "segment": segment.segment,
+                        "size_bytes": segment.size,
+                        "needed_bytes": segment.needed,
+                        "removed": segment.removed,
+                        "reason": segment.reason,
                     }
-                    for one in report.segments
+                    for segment in report.segments
                 ],
             }
         )
@@ -88,13 +88,13 @@ def _print(report: CompactReport) -> None:
         ("SEGMENT", ">SIZE?", ">NEEDED?", "", "WHY~"),
         [
             (
-                one.segment,
-                render.size(one.size),
-                render.size(one.needed),
-                done if one.removed else "stays",
-                one.reason,
+                segment.segment,
+                render.size(segment.size),
+                render.size(segment.needed),
+                done if segment.removed else "stays",
+                segment.reason,
             )
-            for one in report.segments
+            for segment in report.segments
         ],
     )
     verb = "would be freed" if report.dry_run else "freed"
@@ -203,7 +203,9 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     path = resolve(data_dir)
     config = load_settings(None, data_dir=data_dir).log_config()
     checks = check_health(path, config, with_jobs=not live)
-    _tell(checks, well=all(one.ok for one in checks if one.vital or not live), as_json=as_json)
+    _tell(
+        checks, well=all(check.ok for check in checks if check.vital or not live), as_json=as_json
+    )
 
 
 def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
@@ -250,20 +252,20 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
         raise WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")
     looks = extras.workers()
     checks: list[Check] = [looks.check_versions()]
-    found = None
+    loaded = None
     if app is not None:
-        found, of_app = looks.check_app(app, include, data_dir)
+        loaded, of_app = looks.check_app(app, include, data_dir)
         checks += of_app
     try:
-        settings = vars(found).get("settings") if found is not None else None
+        settings = vars(loaded).get("settings") if loaded is not None else None
         settings = settings or load_settings(None, data_dir=data_dir)
         files = ", ".join(map(str, settings.files)) or "nothing is set in files"
         config = settings.log_config()
     except UsageError as error:
         checks.append(Check(name="settings", ok=False, detail=str(error)))
     else:
-        path = data_dir or (settings.data_dir if found is None else found.data_dir)
+        path = data_dir or (settings.data_dir if loaded is None else loaded.data_dir)
         checks.append(Check(name="settings", ok=True, detail=files))
-        for one in logs_below(path):
-            checks += check_start(one, config)
-    _tell(checks, well=all(one.ok for one in checks), as_json=as_json)
+        for log in logs_below(path):
+            checks += check_start(log, config)
+    _tell(checks, well=all(log.ok for log in checks), as_json=as_json)

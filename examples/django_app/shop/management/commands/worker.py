@@ -18,7 +18,7 @@ class Command(BaseCommand):
     help = "Runs background jobs."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """What may follow on the command line."""
+        """Add what may follow on the command line."""
         parser.add_argument("--concurrency", type=int, default=4)
         parser.add_argument("--burst", action="store_true", help="stop when no job is ready")
 
