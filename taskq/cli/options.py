@@ -106,6 +106,12 @@ limit_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 
+# What the door of the command line says of those that it names.
+data_dir_option.__doc__ = "Take ``-d/--data-dir``, or the variable; None without either."
+json_option.__doc__ = "Take ``--json``: one JSON document instead of text for people."
+dry_run_option.__doc__ = "Take ``--dry-run``: count, and change nothing."
+yes_option.__doc__ = "Take ``--yes``: no question."
+
 
 def states_option(names: Iterable[str]) -> Callable[[F], F]:
     """Return ``--state``, which may be given again, of these."""
