@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ from anyio import CancelScope
 
 from taskq.engine import Weights
 from taskq.errors import TaskqError, UsageError
-from taskq.extras import missing
+from taskq_workers.services.plugins import find_plugin
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
 
@@ -110,11 +109,8 @@ def parts_of(
 
 
 def _syncing(app: TaskQ) -> Service:
-    """Return what sends the log to a hub; found by name, since imports point from there to here."""
-    try:
-        service: Service = importlib.import_module("taskq_plugins.hub.sync").Syncing(app)
-    except ImportError as error:
-        raise UsageError(missing("a worker that syncs", error.name, "hub")) from error
+    """Return what sends the log to a hub, as its package brings it."""
+    service: Service = find_plugin("taskq.services", "sync", "hub")(app)
     return service
 
 
