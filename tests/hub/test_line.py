@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from anyio import create_task_group, to_thread
 
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq_plugins.hub.device import line as lines
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.device.line import Line, Told
+from taskq_plugins.hub.device.line import Http, Line, Told
 from taskq_plugins.hub.messages import Ask
 from taskq_plugins.hub.wire import HubError
 
@@ -145,3 +147,27 @@ async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
             await line.ask(Ask(1, UUID(int=1), ()))
         assert error.value.seconds == 7
         await line.close()
+
+
+async def test_a_request_given_up_before_it_connected_leaves_no_connection_behind() -> None:
+    """Its thread began late: nobody would hang up what it opens."""
+    began, given_up = threading.Event(), threading.Event()
+
+    class Late(Http):
+        def close(self) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                began.set()
+                given_up.wait(10)
+            super().close()
+
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        line = Late(f"http://127.0.0.1:{hub.getsockname()[1]}")
+        async with create_task_group() as group:
+            group.start_soon(line, "GET", "/", {}, b"")
+            await to_thread.run_sync(began.wait, 10)
+            group.cancel_scope.cancel()
+        given_up.set()
+        for thread in threading.enumerate():
+            if thread.name == "taskq-probe":
+                await to_thread.run_sync(thread.join, 5)
+        assert line._connection is None or line._connection.sock is None

@@ -161,9 +161,10 @@ class Http:
             OSError, HTTPException: nobody answers.
             ValueError: a token that goes into no header.
         """
+        turn = self._turn
         try:
             return await aside(
-                lambda: self._exchange(method, self._prefix + path, headers, body), self._turn
+                lambda: self._exchange(turn, method, self._prefix + path, headers, body), turn
             )
         except BaseException:
             # Where it was cancelled, this ends what the thread waits for, and others need not.
@@ -171,8 +172,15 @@ class Http:
             self._turn = threading.BoundedSemaphore(1)
             raise
 
-    def _exchange(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        connection = self._connected()
+    def _exchange(
+        self,
+        turn: threading.BoundedSemaphore,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+    ) -> Told:
+        connection = self._connected(turn)
         own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
@@ -188,11 +196,11 @@ class Http:
         wait = answer.headers.get("Retry-After", "")
         return Told(answer.status, content, int(wait) if _SECONDS.match(wait) else 0)
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connected(self, turn: threading.BoundedSemaphore) -> http.client.HTTPConnection:
+        """Return the connection; who gives up the turn meanwhile has it closed here."""
         connection = self._connection
         if connection is None or _is_over(connection.sock):
             self.close()
-            turn = self._turn
             connection = self._connection = self._connect()
             connection.auto_open = 0  # whoever hung up meant it
             if self._proxy is not None:
