@@ -82,11 +82,11 @@ _LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """No test leaves a log open: it would go on working beside the tests that come after it."""
     yield
-    found = [one for one in threading.enumerate() if one.name == "taskq-storage"]
-    for thread in found:
+    seen = [item for item in threading.enumerate() if item.name == "taskq-storage"]
+    for thread in seen:
         if thread not in _LEFT:
             thread.join(5)
-    left = [one for one in found if one.is_alive() and one not in _LEFT]
+    left = [item for item in seen if item.is_alive() and item not in _LEFT]
     _LEFT.update(left)
     assert not left, f"{item.name} leaves a log open"
 

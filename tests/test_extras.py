@@ -55,7 +55,7 @@ def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
     """One that is not gets an advice to install taskq again, which brings nothing."""
     asked = PROJECT["project"]["optional-dependencies"]
     wanted = [*asked["spark"], *asked["parquet"]]
-    packages = {re.split(r"[<>=\[]", one)[0] for one in wanted} - {"taskq-local"}
+    packages = {re.split(r"[<>=\[]", job)[0] for job in wanted} - {"taskq-local"}
     assert packages <= {*errors._EXTRAS}
 
 
@@ -73,5 +73,5 @@ def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
 
 
 def test_the_package_holds_nothing_that_only_these_tests_use() -> None:
-    kit = {one.stem for one in (ROOT / "taskq/testing").glob("*.py")} - {"__init__"}
+    kit = {path.stem for path in (ROOT / "taskq/testing").glob("*.py")} - {"__init__"}
     assert kit == {"asserts", "clock", "draining", "plugin", "sandbox"}

@@ -98,7 +98,7 @@ def hints(tree: ast.AST) -> set[int]:
 
 def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
     """Return the modules of ours that a file needs, but for hints at classes in its own folder."""
-    tree, found = ast.parse(path.read_text()), set()
+    tree, result = ast.parse(path.read_text()), set()
     only_hints = hints(tree)
     for node in ast.walk(tree):
         names = imported(node)
@@ -111,8 +111,8 @@ def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
         for name in names:
             beside = name in modules and modules[name].parent == path.parent
             if name in modules and not (beside and id(node) in only_hints):
-                found.add(name)
-    return found
+                result.add(name)
+    return result
 
 
 def test_no_folder_holds_more_than_a_person_keeps_in_mind() -> None:
@@ -168,25 +168,25 @@ def test_no_function_is_longer_than_a_page() -> None:
 
 def test_the_core_imports_nothing_impure() -> None:
     """Time, disk, threads and chance are its callers' business; they come in as arguments."""
-    found = [
+    seen = [
         f"{place(path, node)} imports {name}"
         for path in sorted((ROOT / "taskq/core").rglob("*.py"))
         for node in nodes(path)
         for name in imported(node)
         if name.partition(".")[0] in IMPURE
     ]
-    assert not found
+    assert not seen
 
 
 def test_the_core_knows_nothing_of_what_stands_on_it() -> None:
-    found = [
+    seen = [
         f"{place(path, node)} imports {name}"
         for path in sorted((ROOT / "taskq/core").rglob("*.py"))
         for node in nodes(path)
         for name in imported(node)
         if name.startswith("taskq") and not name.startswith("taskq.core")
     ]
-    assert not found
+    assert not seen
 
 
 @pytest.mark.parametrize("name", sorted(taskq.__all__))
@@ -215,14 +215,14 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
     commands = "|".join(sorted(BUILT_IN.keys() - {"pipeline"}))
     named = re.compile(rf"(?<!`)\btaskq ({commands})\b(?!.*--help)")
     help_texts = ("Run the jobs of an app: taskq worker module:app", "see taskq dead ")
-    found = [
+    seen = [
         place(path, node)
         for path in SOURCES
         if "plugins" not in path.parts
         for node in texts(path)
         if named.search(str(node.value)) and not str(node.value).endswith(help_texts)
     ]
-    assert found == []
+    assert seen == []
 
 
 #: What prints otherwise than by ``render.echo``, which escapes: errors, help, and a coloured title.
@@ -230,7 +230,7 @@ PRINTERS = {"errors.py", "main.py", "render.py", "triage.py"}
 
 
 def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:
-    found = [
+    seen = [
         place(path, node)
         for path in SOURCES
         if path.name not in PRINTERS and "examples" not in path.parts
@@ -238,22 +238,22 @@ def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:
         if isinstance(node, ast.Call)
         if ast.unparse(node.func) in {"click.echo", "click.secho", "print", "sys.stdout.write"}
     ]
-    assert found == []
+    assert seen == []
 
 
 def texts(path: Path) -> list[ast.Constant]:
     """Return the literal texts of a file, but for docstrings."""
-    found = nodes(path)
+    result = nodes(path)
     docs = {
         id(node.body[0].value)
-        for node in found
+        for node in result
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
     return [
         node
-        for node in found
+        for node in result
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
     ]
 
@@ -267,13 +267,13 @@ def test_nothing_of_ours_waits_for_the_threads_of_a_loop() -> None:
         for node in nodes(path)
         if isinstance(node, ast.Call)
     }
-    names = {one.partition("(")[0] for one in calls if one.endswith(".run_in_executor(None)")}
-    assert not names | {one for one in calls if one.startswith("asyncio.to_thread")}
+    names = {call.partition("(")[0] for call in calls if call.endswith(".run_in_executor(None)")}
+    assert not names | {call for call in calls if call.startswith("asyncio.to_thread")}
 
 
 def test_no_test_sleeps() -> None:
     """A test waits for an event, or drives a clock of its own: a sleep is too short or too long."""
-    found = [
+    seen = [
         place(path, node)
         for path in TESTS
         if not STARTED & set(path.relative_to(ROOT).parts)
@@ -284,7 +284,7 @@ def test_no_test_sleeps() -> None:
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id == "time"
     ]
-    assert not found
+    assert not seen
 
 
 def test_test_files_have_names_of_their_own() -> None:
@@ -297,7 +297,7 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
     """Dot-files and what .gitignore names aside."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    names -= {name for name in names if any(fnmatch.fnmatch(name, one) for one in ignored)}
+    names -= {name for name in names if any(fnmatch.fnmatch(name, item) for item in ignored)}
     assert names <= TOP_LEVEL
 
 
@@ -326,7 +326,7 @@ REASONS = {
 
 def loose_calls(path: Path) -> set[str]:
     """Return the functions of a file that begin what no task group owns."""
-    found = set()
+    seen = set()
     scopes: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "")]
     while scopes:
         node, name = scopes.pop()
@@ -337,11 +337,13 @@ def loose_calls(path: Path) -> set[str]:
             scopes.append((child, inner))
             function = child.func if isinstance(child, ast.Call) else None
             if isinstance(function, ast.Attribute) and function.attr in LOOSE:
-                found.add(name)
-    return found
+                seen.add(name)
+    return seen
 
 
 def test_whatever_no_task_group_owns_has_its_reason() -> None:
-    files = [one for one in SOURCES if one.name not in HOT and "examples" not in one.parts]
-    found = {name for path in files for name in loose_calls(path)}
-    assert found == REASONS.keys()
+    files = [
+        source for source in SOURCES if source.name not in HOT and "examples" not in source.parts
+    ]
+    names = {name for path in files for name in loose_calls(path)}
+    assert names == REASONS.keys()

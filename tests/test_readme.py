@@ -66,9 +66,9 @@ class Block(NamedTuple):
 
 
 def blocks_of(text: str) -> list[Block]:
-    found = list(_FENCE.finditer(text))
+    matches = list(_FENCE.finditer(text))
     blocks = []
-    for block, later in zip_longest(found, found[1:]):
+    for block, later in zip_longest(matches, matches[1:]):
         (*_, section) = re.findall(r"^##+ (.+)$", text[: block.start()], re.MULTILINE) or [""]
         is_output = later and later[1] == "text" and not text[block.end() : later.start()].strip()
         blocks.append(Block(section, block[1], block[2], later[2] if later and is_output else ""))
@@ -80,7 +80,7 @@ SECTIONS: Final = [
     (name, section)
     for name, blocks in BLOCKS.items()
     if name not in ELSEWHERE
-    for section in dict.fromkeys(one.section for one in blocks if one.language == "python")
+    for section in dict.fromkeys(block.section for block in blocks if block.language == "python")
 ]
 
 
@@ -153,7 +153,7 @@ async def it_was_billed(names: Names) -> None:
 
 
 async def one_is_scheduled_and_three_are_ready(names: Names) -> None:
-    counted = {one.queue: one for one in (await names["app"].stats()).queues}
+    counted = {queue.queue: queue for queue in (await names["app"].stats()).queues}
     assert (counted["mail"].ready, counted["mail"].scheduled) == (4, 1)
 
 
@@ -231,9 +231,9 @@ def test_the_python_of_a_section_runs_and_prints_what_is_shown(
 ) -> None:
     """And what is shown of a terminal below it, in the same directory."""
     monkeypatch.chdir(tmp_path)
-    before = [one.code for one in BLOCKS[document] if one.section == GOES_ON.get(section)]
-    here = [one for one in BLOCKS[document] if one.section == section]
-    files = [named[1] for one in here if (named := _FILE.match(one.code))]
+    before = [block.code for block in BLOCKS[document] if block.section == GOES_ON.get(section)]
+    here = [block for block in BLOCKS[document] if block.section == section]
+    files = [named[1] for item in here if (named := _FILE.match(item.code))]
     module = ModuleType(files[0] if files else "shown")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = vars(module)
@@ -241,7 +241,7 @@ def test_the_python_of_a_section_runs_and_prints_what_is_shown(
         run_block('from taskq import TaskQ\n\napp = TaskQ("./data")', names)
         for code in before:
             run_block(code, names)
-        for number, block in enumerate(one for one in here if one.language == "python"):
+        for number, block in enumerate(item for item in here if item.language == "python"):
             if (section, number) in BEFORE:
                 asyncio.run(BEFORE[section, number](names))
             capsys.readouterr()
@@ -254,9 +254,9 @@ def test_the_python_of_a_section_runs_and_prints_what_is_shown(
         if section in AFTER:
             asyncio.run(AFTER[section](names))
     finally:
-        for app in {id(one): one for one in names.values() if isinstance(one, TaskQ)}.values():
+        for app in {id(name): name for name in names.values() if isinstance(name, TaskQ)}.values():
             app.close_sync()
-    play("\n".join(f"```console\n{one.code}```" for one in here if one.language == "console"))
+    play("\n".join(f"```console\n{item.code}```" for item in here if item.language == "console"))
 
 
 def play(session: str) -> None:
@@ -280,7 +280,7 @@ def test_every_session_that_is_shown_is_played() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [one.code for all_ in BLOCKS.values() for one in all_ if one.language == "toml"]
+    "block", [item.code for all_ in BLOCKS.values() for item in all_ if item.language == "toml"]
 )
 def test_the_settings_that_are_shown_are_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
@@ -313,7 +313,7 @@ def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> No
 
 def commands_told() -> list[tuple[str, list[str]]]:
     """Return what each document tells to type that begins with taskq, in words."""
-    told = []
+    seen = []
     for document, text in TEXTS.items():
         lines = [
             line
@@ -323,17 +323,17 @@ def commands_told() -> list[tuple[str, list[str]]]:
         ]
         lines += re.findall(r"`(taskq [^`\n]+)`", _FENCE.sub("", text))
         for line in lines:
-            _, found, rest = line.partition("taskq ")
-            if found and re.match(r"(^|.*[\s/`])$", line[: -len(rest) - len("taskq ")]):
+            _, result, rest = line.partition("taskq ")
+            if result and re.match(r"(^|.*[\s/`])$", line[: -len(rest) - len("taskq ")]):
                 words = shlex.split(rest.replace("…", " "), comments=True)
-                told.append((f"{document}: {line}", words))
-    return told
+                seen.append((f"{document}: {line}", words))
+    return seen
 
 
 def test_every_command_and_option_that_is_told_is_there() -> None:
-    told = commands_told()
-    assert len(told) > 80
-    for line, words in told:
+    answer = commands_told()
+    assert len(answer) > 80
+    for line, words in answer:
         command: click.Command = command_line
         while words and isinstance(command, click.Group):
             if words[0] in {"-d", "--data-dir"}:
@@ -345,7 +345,11 @@ def test_every_command_and_option_that_is_told_is_there() -> None:
                 break
             command = inner
             del words[0]
-        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        known = {
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         if "|" in words:
             del words[words.index("|") :]
         given = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
@@ -373,19 +377,19 @@ def test_every_link_leads_somewhere(document: str) -> None:
 
 
 def test_every_document_is_known_here_and_linked_from_another() -> None:
-    found = {
+    seen = {
         path.relative_to(ROOT).as_posix()
         for folder in ("taskq", "workers", "plugins", "examples", "tests")
         for path in (ROOT / folder).rglob("README.md")
     }
-    found |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(".github/*.md")}
-    assert found | {"README.md"} == set(DOCUMENTS)
+    seen |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(".github/*.md")}
+    assert seen | {"README.md"} == set(DOCUMENTS)
     linked = {
         ((ROOT / document).parent / target.partition("#")[0]).resolve()
         for document, text in TEXTS.items()
         for target in _LINK.findall(text)
     }
-    assert {ROOT / name for name in found} <= linked
+    assert {ROOT / name for name in seen} <= linked
 
 
 def test_the_front_page_fits_three_screens() -> None:
@@ -395,7 +399,7 @@ def test_the_front_page_fits_three_screens() -> None:
 
 
 def test_the_map_of_the_house_has_every_room() -> None:
-    (text,) = [one.code for one in BLOCKS["README.md"] if one.section == "Carry on the work"]
+    (text,) = [block.code for block in BLOCKS["README.md"] if block.section == "Carry on the work"]
     # A room stands where a line or its second half begins; those within it are told by a colon.
     rooms = set(re.findall(r"(?:^|   )((?:taskq/|)\w+)  ", text, re.MULTILINE))
     top = {"taskq", "workers", "plugins", "examples", "tests"}
@@ -415,8 +419,8 @@ def test_every_file_of_ours_that_is_named_is_there(document: str) -> None:
 
 def test_the_extras_that_are_told_are_those_that_there_are() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (told,) = re.findall(r"^Extras [^.]*\.$", TEXTS["README.md"], re.MULTILINE)
-    assert set(re.findall(r"`([\w-]+)`", told)) == set(project["optional-dependencies"])
+    (answer,) = re.findall(r"^Extras [^.]*\.$", TEXTS["README.md"], re.MULTILINE)
+    assert set(re.findall(r"`([\w-]+)`", answer)) == set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -22,7 +22,7 @@ async def test_a_log_has_the_window_that_it_is_opened_with(
     async with TaskLog.open(tmp_path / "log", durability="os", starvation=given) as log:
         assert log._connection.config.starvation_seconds == seconds
         low = await log.put(b"low", priority=0)
-        assert [one.job_id for one in await log.claim()] == [low]
+        assert [delivery.job_id for delivery in await log.claim()] == [low]
 
 
 def test_an_app_has_it_from_its_settings_or_arguments(
@@ -48,4 +48,4 @@ async def test_a_low_job_is_claimed_before_newer_high_ones_in_time(tmp_path: Pat
         low = await log.put(b"low", priority=0)
         while (await log.peek(1))[0].job_id != low or (await log.stats()).next_lsn < 40:
             await log.put_many([Put(payload=b"high", priority=9)])
-        assert [one.job_id for one in await log.claim()] == [low]
+        assert [delivery.job_id for delivery in await log.claim()] == [low]

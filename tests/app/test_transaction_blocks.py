@@ -34,7 +34,7 @@ class Stop(Exception):
 
 
 async def states(log: TaskLog, *ids: str) -> list[State]:
-    return [(await log.get(one)).state for one in ids]
+    return [(await log.get(job)).state for job in ids]
 
 
 # -- bytes -----------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
         State.READY,
     ]  # fmt: skip
     assert (await log.get(ids[0])).result == b"42"
-    assert [one.payload for one in await log.claim(9)] == [b"new", b"4"]
+    assert [delivery.payload for delivery in await log.claim(9)] == [b"new", b"4"]
     assert repr(job) == f"<PendingPut {job.id}>"
     assert repr(withdrawn) == f"<PendingCancel {ids[3]}>"
 

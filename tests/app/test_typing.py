@@ -38,7 +38,7 @@ def told() -> list[str]:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_mypy_finds_the_sample_errors_and_no_others(told: list[str], name: str) -> None:
     sample = ROOT / "tests" / "samples" / f"{name}.py"
-    found = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", told)
+    result = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", told)
     source = sample.read_text().splitlines()
     wanted = {
         (number, match[1])
@@ -46,7 +46,7 @@ def test_mypy_finds_the_sample_errors_and_no_others(told: list[str], name: str) 
         if (match := re.search(r"# E: ([\w-]+)$", line))
     }
     assert wanted
-    assert found == wanted, told
+    assert result == wanted, told
 
 
 def _matches(pattern: str, lines: Iterable[str]) -> set[tuple[int, str]]:

@@ -103,7 +103,7 @@ async def _run(directory: Path, jobs: int) -> None:
             ]
             if task is sleep_long:
                 _row(table, "async: its CancelledError", [ended for ended, _ in taken])
-            _row(table, f"{task.name}: JobCancelled here", [told for _, told in taken])
+            _row(table, f"{task.name}: JobCancelled here", [item for _, item in taken])
         queues = (await app.stats()).queues
     assert sum(queue.running for queue in queues) == 0
     assert sum(queue.cancelled for queue in queues) == jobs + jobs // 5

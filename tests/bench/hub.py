@@ -113,7 +113,7 @@ def copy(folder: Path, mib: int) -> None:
     for frame_bytes in (256, 4_096, 65_536):
         log, hub, port = folder / f"log-{frame_bytes}", folder / f"hub-{frame_bytes}", free_port()
         fill(log, (mib if frame_bytes > 256 else max(mib // 8, 1)) * MIB, frame_bytes)
-        size = sum(one.stat().st_size for one in (log / "log").glob("*.log")) / MIB
+        size = sum(path.stat().st_size for path in (log / "log").glob("*.log")) / MIB
         token, process = enrol(hub, "edge-7"), serve(hub, port)
         try:
             plain, plain_cpu = plain_copy(log, folder / f"plain-{frame_bytes}")
@@ -128,10 +128,10 @@ def copy(folder: Path, mib: int) -> None:
         table.row(
             f"{frame_bytes}", f"{size:.0f}", f"{plain_rate:.0f}", f"{rate:.1f}",
             f"{rate / plain_rate:.2f}",
-            *(f"{one / size * 1024:.1f}" for one in (cpu, own, plain_cpu)),
+            *(f"{item / size * 1024:.1f}" for item in (cpu, own, plain_cpu)),
         )  # fmt: skip
-        for one in (log, hub, folder / f"plain-{frame_bytes}"):
-            shutil.rmtree(one)
+        for item in (log, hub, folder / f"plain-{frame_bytes}"):
+            shutil.rmtree(item)
     table.print()
 
 
@@ -182,13 +182,13 @@ class Clients:
         while True:
             async with self._lines:
                 start = time.perf_counter()
-                told = await self._client.request(method, path, headers=headers, content=body)
+                answer = await self._client.request(method, path, headers=headers, content=body)
                 seconds = time.perf_counter() - start
-            if told.status_code not in _BUSY:
+            if answer.status_code not in _BUSY:
                 self.seconds.append(seconds)
-                return understood(asked, told.status_code, told.content)  # type: ignore[arg-type]
+                return understood(asked, answer.status_code, answer.content)  # type: ignore[arg-type]
             self.busy += 1
-            await asyncio.sleep(float(told.headers["Retry-After"]) * random.random())
+            await asyncio.sleep(float(answer.headers["Retry-After"]) * random.random())
 
     async def close(self) -> None:
         """Hang up."""
@@ -205,9 +205,9 @@ async def idle(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
     reported = began
 
     async def poll(token: str) -> None:
-        told = await clients.ask(token, asked)
-        assert isinstance(told, Synced)
-        assert told.has_end
+        answer = await clients.ask(token, asked)
+        assert isinstance(answer, Synced)
+        assert answer.has_end
 
     async with asyncio.TaskGroup() as tasks:
         while (now := time.perf_counter()) - began < seconds:
@@ -237,9 +237,9 @@ async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
 
     async def come(token: str) -> None:
         await asyncio.sleep(random.uniform(0, seconds))
-        told = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
-        assert isinstance(told, Synced)
-        await clients.ask(token, Append(told.session, log_id, Border(log.segments[0]), data))
+        answer = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
+        assert isinstance(answer, Synced)
+        await clients.ask(token, Append(answer.session, log_id, Border(log.segments[0]), data))
 
     began, cpu = time.perf_counter(), cpu_seconds(pid)
     await asyncio.gather(*map(come, tokens))
@@ -277,9 +277,9 @@ async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: 
                         waiting[mark] = time.perf_counter()
                     await asyncio.sleep(0.1)
                     files = (hub / "devices" / name).rglob("*.log")
-                    there = b"".join(one.read_bytes() for one in files)
-                    found, now = [one for one in waiting if one in there], time.perf_counter()
-                    lags.extend(now - waiting.pop(one) for one in found)
+                    there = b"".join(file.read_bytes() for file in files)
+                    result, now = [job for job in waiting if job in there], time.perf_counter()
+                    lags.extend(now - waiting.pop(item) for item in result)
             finally:
                 following.cancel()
                 await asyncio.wait([following])
@@ -354,8 +354,8 @@ async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, second
             await honest.ask(tokens[0], asked)
             peak = max(peak, rss_bytes(pid))
             await asyncio.sleep(0.05)
-        for one in attackers:
-            one.cancel()
+        for attacker in attackers:
+            attacker.cancel()
         await asyncio.gather(*attackers, return_exceptions=True)
         spent = (cpu_seconds(pid) - cpu) / (time.perf_counter() - began)
         p99 = percentile(honest.seconds, 99) * 1e3

@@ -130,7 +130,9 @@ def reopen(directory: str, kind: str, waiting: str, finished: str = "0") -> dict
     if int(waiting) >= CLAIM_COUNT and deliveries and not int(finished):
         claims = [claim_many(store, directory, deliveries) for _ in range(ROUNDS)]
         assert counts(store)[1] == int(waiting)
-    store.thread_port.settle([Settlement(Kind.RELEASED, one) for one in deliveries]).result()
+    store.thread_port.settle(
+        [Settlement(Kind.RELEASED, delivery) for delivery in deliveries]
+    ).result()
     store.close()
     return {"seconds": seconds, "growth": growth, "claim": median(claims), "folded": folded}
 
@@ -301,7 +303,9 @@ def measure_first(table: Table, place: Path, jobs: int) -> None:
     ask(MODULE, "fill", place / "full", "ready", jobs)
     for part, what in (("first_bytes", "bytes, at the log"), ("first_call", "call, enqueue_sync")):
         taken = [ask(MODULE, part, place / "full") for _ in range(5)]
-        seconds, growth = (median([one[name] for one in taken]) for name in ("seconds", "growth"))
+        seconds, growth = (
+            median([delivery[name] for delivery in taken]) for name in ("seconds", "growth")
+        )
         table.figure(f"first enqueue, {what}", seconds * 1e3, "ms", 50)
         table.figure(f"first enqueue, {what}", growth / MIB, "MiB", 5)
 

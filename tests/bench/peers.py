@@ -94,8 +94,8 @@ SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
 }
 
 
-def _ms(one: Sample, percent: float) -> float:
-    return percentile(one["latencies"], percent) * 1e3
+def _ms(sample: Sample, percent: float) -> float:
+    return percentile(sample["latencies"], percent) * 1e3
 
 
 class FailedError(Exception):
@@ -111,21 +111,21 @@ class Bench(NamedTuple):
 
     def jobs(self, scenario: str, name: str) -> int:
         """Return how many jobs a sample has."""
-        one = CONTENDERS[name]
-        own = {"cycle": one.many, "drain": one.many, "lone": one.lone, "latency": one.some}
+        first = CONTENDERS[name]
+        own = {"cycle": first.many, "drain": first.many, "lone": first.lone, "latency": first.some}
         most = WAITING if scenario == "memory" else own.get(scenario, 1)
         return min(most, self.given.jobs or most)
 
     def take(self, scenario: str, name: str) -> Sample:
         """Take one sample. Raises FailedError."""
-        one = CONTENDERS[name]
+        first = CONTENDERS[name]
         if scenario == "import":
-            return {"seconds": self._cpu(name, one.line) - self._cpu(name, "")}
+            return {"seconds": self._cpu(name, first.line) - self._cpu(name, "")}
         if scenario == "syncs":
             return {"syncs": (self._syncs(name, SYNCED + 10) - self._syncs(name, 10)) / SYNCED}
         output = self._run(name, scenario, self.jobs(scenario, name))
-        found: Sample = json.loads(output.splitlines()[-1])
-        return found
+        sample: Sample = json.loads(output.splitlines()[-1])
+        return sample
 
     def _cpu(self, name: str, line: str) -> float:
         """Run a program of one line to its end, and return its processor time."""
@@ -147,27 +147,30 @@ class Bench(NamedTuple):
         """The calls that wait for the disk, in all threads of a process that enqueues so many."""
         if not (strace := shutil.which("strace")):
             raise FailedError("not counted: there is no strace")
-        told = self.place / "syncs"
+        answer = self.place / "syncs"
         calls = "fsync,fdatasync,sync_file_range,msync,sync,syncfs"
-        self._run(name, "lone", jobs, strace, "-f", "-qq", "-e", f"trace={calls}", "-o", str(told))
-        return sum("sync" in line and "resumed" not in line for line in told.open())
+        self._run(
+            name, "lone", jobs, strace, "-f", "-qq", "-e", f"trace={calls}", "-o", str(answer)
+        )
+        return sum("sync" in line and "resumed" not in line for line in answer.open())
 
     def _run(self, name: str, scenario: str, jobs: int, *before: str) -> str:
         """Run a sample's process to its end, and end whatever it left behind."""
-        one = CONTENDERS[name]
+        first = CONTENDERS[name]
         with scratch(self.place) as directory:
             errors = directory / "errors"
             with errors.open("wb") as stderr:
                 process = subprocess.Popen(
                     (
                         *(*before, self.pythons[name], "-m", "tests.bench.contenders.sample"),
-                        *(one.app, scenario, str(jobs)),
+                        *(first.app, scenario, str(jobs)),
                     ),
                     cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
                     start_new_session=True,
                     env=self._environment() | {
                         "PEERS_DIRECTORY": str(directory), "PEERS_JOBS": str(jobs),
-                        "PEERS_MODE": one.mode, "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),
+                        "PEERS_MODE": first.mode,
+                        "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),
                     },
                 )  # fmt: skip
             try:
@@ -194,15 +197,15 @@ def measure(bench: Bench, scenario: str) -> tuple[dict[str, list[Sample]], dict[
             if name in failed:
                 continue
             try:
-                one = bench.take(scenario, name)
+                row = bench.take(scenario, name)
             except (FailedError, AssertionError) as error:
                 failed[name] = str(error)
                 continue
-            if "never" in one:
+            if "never" in row:
                 # It is not waited for again.
-                failed[name] = one["never"]
+                failed[name] = row["never"]
                 continue
-            taken.append(one)
+            taken.append(row)
     return samples, failed
 
 
@@ -212,30 +215,30 @@ Row = dict[str, dict[str, float] | str]
 def rows(bench: Bench, scenario: str) -> dict[str, Row]:
     """Measure a scenario: metric -> contender -> median and spread, or what went wrong."""
     samples, failed = measure(bench, scenario)
-    found: dict[str, Row] = {}
+    result: dict[str, Row] = {}
     for metric in SCENARIOS[scenario]:
         row: Row = {}
         for name, taken in samples.items():
             jobs = bench.jobs(scenario, name)
-            values = [metric.of(one, jobs) for one in taken]
+            values = [metric.of(delivery, jobs) for delivery in taken]
             row[name] = failed.get(name) or {
                 "median": median(values), "lowest": min(values), "highest": max(values),
                 "rounds": len(values), "jobs": jobs,
             }  # fmt: skip
-        found[metric.name] = row
-    return found
+        result[metric.name] = row
+    return result
 
 
-def show(scenario: str, found: dict[str, Row]) -> None:
+def show(scenario: str, values: dict[str, Row]) -> None:
     """Print the spread of a scenario's figures."""
     table = Table(scenario, "", "", "median", "lowest", "highest", "jobs", "rounds")
     for metric in SCENARIOS[scenario]:
-        for name, one in found[metric.name].items():
-            if isinstance(one, str):
-                table.row(metric.name, name, one, *("-",) * 4)
+        for name, row in values[metric.name].items():
+            if isinstance(row, str):
+                table.row(metric.name, name, row, *("-",) * 4)
                 continue
-            figures = (f"{one[key]:{metric.shape}}" for key in ("median", "lowest", "highest"))
-            table.row(metric.name, name, *figures, f"{one['jobs']:,}", f"{one['rounds']}")
+            figures = (f"{row[key]:{metric.shape}}" for key in ("median", "lowest", "highest"))
+            table.row(metric.name, name, *figures, f"{row['jobs']:,}", f"{row['rounds']}")
     table.print()
 
 
@@ -243,13 +246,13 @@ def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
     """Print the medians of all, and below them what went wrong."""
     table = Table("medians", "", *columns)
     notes: list[str] = []
-    for metric in (one for metrics in SCENARIOS.values() for one in metrics):
+    for metric in (metric for metrics in SCENARIOS.values() for metric in metrics):
         cells = []
-        for one in everything.get(metric.name, {}).values():
-            if isinstance(one, str) and len(one) > len("never: lost"):
-                notes.append(one)
-                one = f"({len(notes)})"  # noqa: PLW2901 - the note stands below
-            cells.append(one if isinstance(one, str) else f"{one['median']:{metric.shape}}")
+        for text in everything.get(metric.name, {}).values():
+            if isinstance(text, str) and len(text) > len("never: lost"):
+                notes.append(text)
+                text = f"({len(notes)})"  # noqa: PLW2901 - the note stands below
+            cells.append(text if isinstance(text, str) else f"{text['median']:{metric.shape}}")
         if cells:
             table.row(metric.name, *cells)
     table.print()
@@ -308,12 +311,12 @@ def main() -> None:
         head = {"machine": machine(given.dir), "versions": versions}
         print(json.dumps(head) if given.json else f"{head['machine']}\n{versions}")
         for scenario in given.only or SCENARIOS:
-            found = rows(bench, scenario)
-            everything |= found
+            result = rows(bench, scenario)
+            everything |= result
             if given.json:
-                print(json.dumps({"scenario": scenario, "rows": found}), flush=True)
+                print(json.dumps({"scenario": scenario, "rows": result}), flush=True)
             else:
-                show(scenario, found)
+                show(scenario, result)
     if not given.json:
         summary(tuple(bench.pythons), everything)
 

@@ -51,7 +51,7 @@ def test_a_key_function_names_the_arguments_it_wants_or_gets_all_in_order(app: T
         (lambda size, path: f"{path}{size}", b"p3"),
         (lambda size: f"{size}", b"3"),
         (lambda: "same", b"same"),
-        (lambda one, two: f"{one}{two}", b"p3"),
+        (lambda item, two: f"{item}{two}", b"p3"),
         (lambda *args: "".join(map(str, args)), b"p3"),
     ]
     for number, (key, expected) in enumerate(keys):

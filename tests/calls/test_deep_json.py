@@ -98,9 +98,9 @@ async def test_a_payload_that_is_nested_too_deeply_dies_at_its_first_attempt(
             with pytest.raises(JobFailed, match="no JSON"):
                 await app.job(bad).result(timeout=20)
     with LogReader.open(str(tmp_path)) as reader:
-        told = reader.job(lsn)
-        assert told is not None
-        assert told.attempt == 1
+        answer = reader.job(lsn)
+        assert answer is not None
+        assert answer.attempt == 1
 
 
 async def test_a_result_that_nobody_could_read_fails_the_job(tmp_path: Path) -> None:

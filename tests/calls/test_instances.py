@@ -108,8 +108,8 @@ JUNK: tuple[Any, ...] = (
 def _spoilt(value: Any) -> Iterator[Any]:
     """Yield the value with something else in each of its places, or nothing, or something more."""
     if isinstance(value, list):
-        for at, one in enumerate(value):
-            for other in (*JUNK, *_spoilt(one)):
+        for at, item in enumerate(value):
+            for other in (*JUNK, *_spoilt(item)):
                 yield [*value[:at], other, *value[at + 1 :]]
     elif isinstance(value, Box | Pallet | BaseModel):
         for name, inner in vars(value).items():

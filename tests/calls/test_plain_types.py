@@ -17,7 +17,7 @@ from taskq.calls.arguments import _typed_dict
 from taskq.calls.serialization import compiled, compiled_fields, plain_schema
 
 PLAIN: list[Any] = [str, int, float, bool, Any, None, type(None)]
-OPTIONAL: list[Any] = [*(Optional.__getitem__(one) for one in PLAIN), str | None, int | None]
+OPTIONAL: list[Any] = [*(Optional.__getitem__(item) for item in PLAIN), str | None, int | None]
 NOT_PLAIN: list[Any] = [bytes, list[int], dict[str, int], str | int, str | int | None, Path]
 VALUES: list[Any] = [
     *("", "5", "true", "é", 0, 1, 5, -(2**70), 2.0, 0.5, float("inf"), True, False, None),

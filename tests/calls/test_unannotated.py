@@ -94,12 +94,12 @@ CODECS = {fn.__name__: ArgumentCodec(Signature("t", fn)) for fn in (bare, any_, 
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize(("value", "told"), CHANGED)
+@pytest.mark.parametrize(("value", "message"), CHANGED)
 def test_an_argument_that_would_change_is_refused_with_what_to_write(
-    codec: ArgumentCodec, value: Any, told: str
+    codec: ArgumentCodec, value: Any, message: str
 ) -> None:
     for args, kwargs in [((value,), {}), ((), {"value": value})]:
-        with pytest.raises(InvalidCall, match=rf"^t: parameter 'value' .*{told}"):
+        with pytest.raises(InvalidCall, match=rf"^t: parameter 'value' .*{message}"):
             codec.encode(args, kwargs)
 
 
@@ -111,7 +111,7 @@ def test_what_is_equal_behind_json_is_taken(codec: ArgumentCodec, value: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "told"),
+    ("args", "kwargs", "message"),
     [
         ((1, NOW), {}, r"\*rest"),
         ((1,), {"flag": NOW}, "'flag'.*flag: datetime"),
@@ -119,9 +119,9 @@ def test_what_is_equal_behind_json_is_taken(codec: ArgumentCodec, value: Any) ->
     ],
 )
 def test_further_arguments_are_looked_at_too(
-    args: tuple[Any, ...], kwargs: dict[str, Any], told: str
+    args: tuple[Any, ...], kwargs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidCall, match=told):
+    with pytest.raises(InvalidCall, match=message):
         CODECS["bare"].encode(args, kwargs)
 
 
@@ -180,14 +180,14 @@ def test_the_open_parts_of_an_annotation_are_looked_at_alike(
         results.encode(changed)
 
 
-@pytest.mark.parametrize(("value", "told"), CHANGED)
-def test_a_result_that_would_change_is_refused_with_what_to_write(value: Any, told: str) -> None:
+@pytest.mark.parametrize(("value", "message"), CHANGED)
+def test_a_result_that_would_change_is_refused_with_what_to_write(value: Any, message: str) -> None:
     codec = ResultCodec(Signature("t", lambda: None))
-    with pytest.raises(UsageError, match=rf"^t: .*{told.replace('value: ', '-> ')}"):
+    with pytest.raises(UsageError, match=rf"^t: .*{message.replace('value: ', '-> ')}"):
         codec.encode(value)
 
 
-@pytest.mark.parametrize("value", [one for one in KEPT if one is not None])
+@pytest.mark.parametrize("value", [item for item in KEPT if item is not None])
 def test_a_result_that_is_equal_behind_json_is_taken(value: Any) -> None:
     codec = ResultCodec(Signature("t", lambda: None))
     assert codec.decode(codec.encode(value) or b"") == value

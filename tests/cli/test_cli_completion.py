@@ -36,7 +36,7 @@ def completed(*words: object) -> list[str]:
     }
     result = CliRunner().invoke(main, env=variables, prog_name="taskq")
     assert result.exit_code == 0, result.output
-    return [one.partition(",")[2] for one in result.stdout.split()]
+    return [word.partition(",")[2] for word in result.stdout.split()]
 
 
 def test_queues_tasks_and_ids_are_completed_wherever_a_command_takes_them(path: Path) -> None:

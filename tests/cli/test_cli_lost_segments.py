@@ -62,9 +62,9 @@ def test_a_lost_segment_is_told_by_all_until_a_person_accepts_it(
         victim.unlink()
     else:
         os.truncate(victim, size)
-    found = taskq("verify", "-d", queue)
-    assert found.exit_code == 1
-    assert "records are lost, of lsns" in found.stdout
+    result = taskq("verify", "-d", queue)
+    assert result.exit_code == 1
+    assert "records are lost, of lsns" in result.stdout
     assert not _log_check(queue).ok
     assert "taskq repair" in _log_check(queue).detail
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_an_accepted_loss_is_named_and_no_more(queue: Path) -> None:
     """The lsns stay out: who counts them finds a line, and exit code 0."""
     _segments(queue)[2].unlink()
     taskq("repair", "-d", queue, "--yes")
-    found = taskq("verify", "-d", queue)
-    assert found.exit_code == 0
-    assert "no damage" in found.stdout
-    assert "lsns were lost at lsn" in found.stdout
+    result = taskq("verify", "-d", queue)
+    assert result.exit_code == 0
+    assert "no damage" in result.stdout
+    assert "lsns were lost at lsn" in result.stdout

@@ -111,7 +111,7 @@ _CHANGES: Final[list[Callable[[Path, random.Random], None]]] = [
 
 def _change_one(path: Path, chance: random.Random) -> str:
     """Change any one file of a log."""
-    files = sorted(one for one in path.rglob("*") if one.is_file())
+    files = sorted(path for path in path.rglob("*") if path.is_file())
     chosen = chance.choice(files)
     change = chance.choice(_CHANGES)
     change(chosen, chance)

@@ -75,9 +75,9 @@ def test_a_first_guess_is_answered_as_it_is_written(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
     with read_only(home, wanted=_READ_ONLY in typed):
-        told = command(typed[2:], monkeypatch) if typed.startswith("$") else call(typed[4:])
-    told = told.replace(str(home), "/home/you")
-    assert matches(told, shown), told
+        output = command(typed[2:], monkeypatch) if typed.startswith("$") else call(typed[4:])
+    output = output.replace(str(home), "/home/you")
+    assert matches(output, shown), output
 
 
 def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -67,7 +67,7 @@ def test_a_strange_queue_name_is_the_same_everywhere(tmp_path: Path, name: str) 
             await log.put(b"y", queue=name, key="k")
             assert [view.payload for view in await log.peek(9, queue=name)] == [b"y"]
             assert (await log.get(job_id)).queue == name
-            counts = {one.queue: one for one in (await log.stats()).queues}
+            counts = {queue.queue: queue for queue in (await log.stats()).queues}
             assert (counts[name].ready, counts[name].succeeded) == (1, 1)
             return job_id
 
@@ -83,7 +83,7 @@ def test_a_strange_queue_name_is_the_same_everywhere(tmp_path: Path, name: str) 
     shown = taskq("ls", "-d", tmp_path / "q")
     assert shown.exit_code == 0, shown.output
     counted = taskq_json("stats", "-d", tmp_path / "q")["queues"]
-    assert {one["queue"] for one in counted} == {name, "other"}
+    assert {row["queue"] for row in counted} == {name, "other"}
     assert not (tmp_path / "etc").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q"]
 
@@ -164,7 +164,7 @@ def test_names_that_look_alike_are_queues_of_their_own(tmp_path: Path) -> None:
                 await log.put(name.encode(), queue=name)
             for name in names:
                 claimed = await log.claim(9, queues=[name])
-                assert [one.payload for one in claimed] == [name.encode()]
+                assert [delivery.payload for delivery in claimed] == [name.encode()]
 
     asyncio.run(run())
 
@@ -179,8 +179,8 @@ def test_a_process_is_told_by_its_name_alone_and_that_drives_no_terminal() -> No
     )
     with Child(sys.executable, "-c", script, "--password=secret\x1b[31m") as child:
         child.line()
-        told = process_state(child.pid)
-    assert told in {"sleeping: ?]0;) R?", "running: ?]0;) R?"}
+        output = process_state(child.pid)
+    assert output in {"sleeping: ?]0;) R?", "running: ?]0;) R?"}
 
 
 def test_no_message_of_an_error_drives_the_terminal(tmp_path: Path) -> None:

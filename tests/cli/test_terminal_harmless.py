@@ -92,7 +92,7 @@ async def _put(path: Path) -> dict[str, str]:
             ids[name] = await log.put(
                 TEXT.encode(), queue=NAME, headers={NAME: NAME}, key=f"{name}{NAME}", attempts=1
             )
-        deliveries = {one.job_id: one for one in await log.claim(5)}
+        deliveries = {delivery.job_id: delivery for delivery in await log.claim(5)}
         await log.nack(deliveries[ids["dead"]], TEXT)
         await log.nack(deliveries[ids["died"]], TEXT)
         await log.ack(deliveries[ids["succeeded"]], TEXT.encode())
@@ -121,8 +121,8 @@ def _enrol(hub: Path) -> None:
     """A device of which all was written by somebody else."""
     devices.enrol(hub, "edge-7")
     folder = hub / "devices" / "edge-7"
-    told = json.loads((folder / ".device.json").read_text())
-    (folder / ".device.json").write_text(json.dumps({**told, "state": NAME, "groups": [NAME]}))
+    answer = json.loads((folder / ".device.json").read_text())
+    (folder / ".device.json").write_text(json.dumps({**answer, "state": NAME, "groups": [NAME]}))
     left = {"step": "begun", "at": [1, 0], "end_lsn": 2, "n": 1, "kind": NAME, "cause": NAME}
     (folder / NAME).mkdir()
     (folder / NAME / BREAKS).write_text(json.dumps(left) + "\n")
@@ -136,7 +136,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASKQ_DURABILITY", "os")
         patch.chdir(root)
-        for module in [one for name, one in sys.modules.items() if name.startswith("taskq")]:
+        for module in [item for name, item in sys.modules.items() if name.startswith("taskq")]:
             if hasattr(module, "check_name"):
                 patch.setattr(module, "check_name", checks_nothing)
         patch.syspath_prepend(root)
@@ -163,7 +163,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             opener.communicate(b"\n")
     del sys.modules[APP]
     # Modules that were first imported meanwhile have it, too.
-    for module in [one for name, one in sys.modules.items() if name.startswith("taskq")]:
+    for module in [item for name, item in sys.modules.items() if name.startswith("taskq")]:
         if vars(module).get("check_name") is checks_nothing:
             vars(module)["check_name"] = check_name
 
@@ -324,14 +324,14 @@ ROWS: Final[dict[str, Row]] = {
 
 def commands(group: click.Group, *names: str) -> set[str]:
     """Return the names of all commands, with the groups that they are in."""
-    found = set()
+    seen = set()
     for name in group.commands or getattr(group, "table", {}):
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
-            found |= commands(command, *names, name)
+            seen |= commands(command, *names, name)
         else:
-            found.add(" ".join((*names, name)))
-    return found
+            seen.add(" ".join((*names, name)))
+    return seen
 
 
 def test_every_command_has_its_row() -> None:

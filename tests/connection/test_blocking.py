@@ -52,7 +52,7 @@ def test_every_public_coroutine_has_a_blocking_twin_of_the_same_signature(kind: 
         twin = getattr(kind, f"{name}_sync", None)
         assert twin is not None, f"{kind.__name__}.{name} has no twin"
         assert not inspect.iscoroutinefunction(twin)
-        parameters = [inspect.signature(one).parameters.keys() for one in (method, twin)]
+        parameters = [inspect.signature(item).parameters.keys() for item in (method, twin)]
         assert parameters[0] == parameters[1], name
         assert twin.__doc__.startswith(f"Do as ``{name}``"), name
 
@@ -64,9 +64,10 @@ async def test_every_twin_refuses_to_run_in_the_thread_of_an_event_loop(kind: An
     for name in twins:
         twin = inspect.getattr_static(kind, name)
         missing = [
-            one.name
-            for one in inspect.signature(twin).parameters.values()
-            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+            parameter.name
+            for parameter in inspect.signature(twin).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
         with pytest.raises(UsageError, match=rf"{name}\(\) would stop this event loop: use await"):
             twin(*missing)
@@ -140,15 +141,15 @@ async def test_a_twin_is_refused_where_it_would_stop_the_loop(app: TaskQ) -> Non
 
 def test_calls_of_many_threads_share_one_loop(app: TaskQ) -> None:
     before = threading.active_count()
-    found: list[int] = []
+    numbers: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(app.dead.count_sync())) for _ in range(8)
+        threading.Thread(target=lambda: numbers.append(app.dead.count_sync())) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [0] * 8
+    assert numbers == [0] * 8
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("taskq-sync") == 1
     assert threading.active_count() - before <= 3

@@ -34,10 +34,10 @@ async def test_a_result_comes_back_as_the_return_annotation_has_it(
     recorder.settle(job.lsn, State.SUCCEEDED, b"[1,2]", "t")
     assert await job.result() == {1, 2}
     assert job.duplicate is False
-    found = app.job(job.id)
-    assert found == job
-    assert await found.result(timeout="1s") == {1, 2}
-    assert repr(found) == "<JobHandle job 0123abcd-1>"
+    result = app.job(job.id)
+    assert result == job
+    assert await result.result(timeout="1s") == {1, 2}
+    assert repr(result) == "<JobHandle job 0123abcd-1>"
 
 
 async def test_a_result_of_a_task_not_known_here_is_plain_json(

@@ -413,10 +413,10 @@ async def test_tail_show_and_names_read_no_large_body(
         assert not ended.value.code
         return capsys.readouterr().out
 
-    told = "has 1048577 bytes, the limit is 1048576: it is in /"
-    assert told not in await asyncio.to_thread(run, "tail")
-    assert told in await asyncio.to_thread(run, "tail", "--json")
-    assert told in await asyncio.to_thread(run, "show", job_id)
+    answer = "has 1048577 bytes, the limit is 1048576: it is in /"
+    assert answer not in await asyncio.to_thread(run, "tail")
+    assert answer in await asyncio.to_thread(run, "tail", "--json")
+    assert answer in await asyncio.to_thread(run, "show", job_id)
     shown = json.loads(await asyncio.to_thread(run, "show", job_id, "--json"))
-    assert told in shown["problem"]
+    assert answer in shown["problem"]
     assert f"the result of job {job_id} has {len(LARGE)} bytes" in shown["problem"]

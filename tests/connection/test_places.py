@@ -111,7 +111,7 @@ def test_another_users_file_in_the_logs_directory_names_no_hub(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", ""),
         ("[project\n", ""),
@@ -125,12 +125,12 @@ def test_another_users_file_in_the_logs_directory_names_no_hub(tmp_path: Path) -
         ("[tool.taskq]\nname = 'x'\nsegment_bytes = 'many'\n", "segment_bytes"),
     ],
 )
-def test_another_programs_pyproject_stops_nobody(text: str, told: str, tmp_path: Path) -> None:
+def test_another_programs_pyproject_stops_nobody(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(text, encoding="latin-1")
-    if not told:
+    if not message:
         assert TaskQ().name == ""
         return
-    with pytest.warns(UserWarning, match=rf"pyproject.toml: .*{told}"):
+    with pytest.warns(UserWarning, match=rf"pyproject.toml: .*{message}"):
         app = TaskQ()
     assert (app.name, app.data_dir) == ("", tmp_path / "taskq-data")
 
@@ -160,14 +160,14 @@ def test_a_deleted_working_directory_stops_only_who_needs_it(
             TaskQ(name)
     assert "send" in taskq("ls", "-d", tmp_path / "log").stdout
     for command in (["ls"], ["ls", "-d", "log"], ["ls", "-d", tmp_path], ["put", "x"], ["check"]):
-        told = taskq(*command)
-        assert told.exit_code != 0, command
-        assert told.exception is None or isinstance(told.exception, SystemExit), command
-        assert len((told.stdout + told.stderr).splitlines()) <= 4, told.stderr
+        output = taskq(*command)
+        assert output.exit_code != 0, command
+        assert output.exception is None or isinstance(output.exception, SystemExit), command
+        assert len((output.stdout + output.stderr).splitlines()) <= 4, output.stderr
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "message"),
     [
         ("TASKQ_QUEUES", "{", r"queues \(TASKQ_QUEUES\) is no JSON"),
         ("TASKQ_HUB_ACCEPT", "photos", r"hub \(TASKQ_HUB…\) is no JSON"),
@@ -177,10 +177,10 @@ def test_a_deleted_working_directory_stops_only_who_needs_it(
     ],
 )
 def test_a_wrong_variable_is_one_line_and_makes_no_log(
-    variable: str, value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(UsageError, match=rf"^[^\n]*{told}[^\n]*$"):
+    with pytest.raises(UsageError, match=rf"^[^\n]*{message}[^\n]*$"):
         TaskQ()
     for command in (["put", "send", "{}"], ["ls"], ["stats"]):
         shown = taskq(*command)

@@ -150,10 +150,10 @@ def test_where_nothing_is_said_the_settings_are_not_even_loaded(tmp_path: Path) 
     (tmp_path / ".env").write_text("DATA_DIR=/nowhere\n")
     app = TaskQ()
     assert "settings" not in vars(app)
-    told = Settings(data_dir=tmp_path / "taskq-data")
-    assert app._connection.config == told.log_config()
-    assert app.settings.model_dump() == {**told.model_dump(), "data_dir": app.settings.data_dir}
-    assert app.data_dir == told.data_dir
+    settings = Settings(data_dir=tmp_path / "taskq-data")
+    assert app._connection.config == settings.log_config()
+    assert app.settings.model_dump() == {**settings.model_dump(), "data_dir": app.settings.data_dir}
+    assert app.data_dir == settings.data_dir
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def put(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         (("main.py",), "'main.py'. Give"),
         (("a", "b", "c", "d", "e"), "'a', 'b', 'c' and 2 more. Give"),
@@ -29,7 +29,7 @@ def put(path: Path) -> None:
     ],
 )
 def test_a_directory_with_other_files_is_refused_and_left_as_it_was(
-    tmp_path: Path, files: tuple[str, ...], told: str
+    tmp_path: Path, files: tuple[str, ...], message: str
 ) -> None:
     home = tmp_path / "home"
     for name in files:
@@ -40,8 +40,8 @@ def test_a_directory_with_other_files_is_refused_and_left_as_it_was(
     with pytest.raises(LogError) as info:
         put(home)
     assert str(info.value) == (
-        f"{home} is no task log, and has other files in it: {told} the log a directory of its own, "
-        f"such as {home / 'taskq-data'}"
+        f"{home} is no task log, and has other files in it: {message} the log a directory of "
+        f"its own, such as {home / 'taskq-data'}"
     )
     assert sorted(home.rglob("*")) == before
     assert home.stat().st_mode & 0o777 == 0o755

@@ -62,7 +62,7 @@ def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
     now = (claims[-1] if claims else 0) + later
 
     def room(moment: int) -> int:
-        return max(count - sum(one > moment - window for one in claims[-8:]), 0)
+        return max(count - sum(claim > moment - window for claim in claims[-8:]), 0)
 
     free = times.free_at(now, rate)
     assert times.room(now, rate) == room(now)
@@ -75,10 +75,10 @@ def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
 def test_united_times_have_what_either_has(
     first: list[tuple[int, int]], second: list[tuple[int, int]], is_apart: bool
 ) -> None:
-    one, _ = made(first, 1_000)
+    item, _ = made(first, 1_000)
     other, _ = made(second, 1_000)
-    mine, theirs = dict(one.pairs()), dict(other.pairs())
-    one.unite(other, is_apart=is_apart)
+    mine, theirs = dict(item.pairs()), dict(other.pairs())
+    item.unite(other, is_apart=is_apart)
     last = max([*mine, *theirs], default=0)
     expected = {
         moment: mine.get(moment, 0) + theirs.get(moment, 0)
@@ -87,9 +87,9 @@ def test_united_times_have_what_either_has(
         for moment in sorted({*mine, *theirs})
         if moment > last - WINDOW
     }
-    assert dict(one.pairs()) == expected
-    assert one.total == sum(expected.values())
-    assert one.entries == len(expected)
+    assert dict(item.pairs()) == expected
+    assert item.total == sum(expected.values())
+    assert item.entries == len(expected)
 
 
 def test_only_as_many_claims_are_kept_as_matter_the_latest() -> None:

@@ -54,7 +54,7 @@ def test_a_window_allows_what_counting_every_claim_allows(steps: list[tuple[int,
     claims: list[int] = []
     for span, wanted in steps:
         now += span
-        recent = [one for one in claims if one > now - _RATE.window_ns]
+        recent = [claim for claim in claims if claim > now - _RATE.window_ns]
         room = max(_RATE.count - len(recent), 0)
         assert times.room(now, _RATE) == room
         if not room:

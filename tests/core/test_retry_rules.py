@@ -192,4 +192,4 @@ def test_a_policy_tells_of_which_errors_its_rules_speak() -> None:
     )
     spoken_of = [SystemExit(), ValueError(), UnicodeError(), OSError(), TimeoutError()]
     assert [policy.names(error) for error in spoken_of] == [True] * 5
-    assert [policy.names(one) for one in (KeyError(), KeyboardInterrupt())] == [False] * 2
+    assert [policy.names(item) for item in (KeyError(), KeyboardInterrupt())] == [False] * 2

@@ -19,31 +19,31 @@ RECORDS = st.builds(Ticked, st.sampled_from("abc"), STATES, st.booleans(), st.bo
 def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
     records: list[Ticked],
 ) -> None:
-    found: dict[str, ScheduleState] = {}
+    values: dict[str, ScheduleState] = {}
     for record in records:
-        before = found.get(record.name)
-        apply_ticked(found, record)
-        after = found.get(record.name)
+        before = values.get(record.name)
+        apply_ticked(values, record)
+        after = values.get(record.name)
         if record.is_gone:
             assert after is None
             continue
         assert after is not None
         assert after[:3] == record.state[:3]
-        told = before is None or record.has_rule
-        assert after[3:] == (record.state if told or before is None else before)[3:]
+        answer = before is None or record.has_rule
+        assert after[3:] == (record.state if answer or before is None else before)[3:]
 
 
 def test_there_are_so_many_schedules_and_no_more() -> None:
-    found: dict[str, ScheduleState] = {}
+    values: dict[str, ScheduleState] = {}
     for number in range(SCHEDULES_MAX + 1):
-        apply_ticked(found, Ticked(str(number), ScheduleState(number)))
-    assert len(found) == SCHEDULES_MAX
-    assert str(SCHEDULES_MAX - 1) in found
-    apply_ticked(found, Ticked("0", ScheduleState(7)))
-    assert found["0"] == ScheduleState(7), "a known one is told of all the same"
-    apply_ticked(found, Ticked("1", ScheduleState(), is_gone=True))
-    apply_ticked(found, Ticked("new", ScheduleState(8)))
-    assert found["new"] == ScheduleState(8)
+        apply_ticked(values, Ticked(str(number), ScheduleState(number)))
+    assert len(values) == SCHEDULES_MAX
+    assert str(SCHEDULES_MAX - 1) in values
+    apply_ticked(values, Ticked("0", ScheduleState(7)))
+    assert values["0"] == ScheduleState(7), "a known one is told of all the same"
+    apply_ticked(values, Ticked("1", ScheduleState(), is_gone=True))
+    apply_ticked(values, Ticked("new", ScheduleState(8)))
+    assert values["new"] == ScheduleState(8)
 
 
 @given(name=st.text(max_size=5), moment=st.integers(-9, 2**62), most=st.integers(-2, 2**40))

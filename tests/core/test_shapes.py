@@ -21,7 +21,7 @@ def shape_of(tree: Any) -> bytes:
 
 
 def leaves(tree: Any) -> list[int]:
-    return [leaf for one in tree for leaf in leaves(one)] if isinstance(tree, list) else [tree]
+    return [leaf for item in tree for leaf in leaves(item)] if isinstance(tree, list) else [tree]
 
 
 def height(tree: Any) -> int:

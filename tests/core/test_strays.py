@@ -32,8 +32,8 @@ def test_what_nobody_takes_is_told_by_task_where_its_queue_is_served_and_else_by
 
 def test_a_sentence_names_the_most_of_five_and_counts_the_rest() -> None:
     assert Strays({}, {}).told() == []
-    (one,) = Strays({"mail.send": 1}, {}).told()
-    assert one.startswith("1 job waits that no worker knows: mail.send (1); start one")
+    (first,) = Strays({"mail.send": 1}, {}).told()
+    assert first.startswith("1 job waits that no worker knows: mail.send (1); start one")
     (many,) = Strays({f"t{number}": number for number in range(1, 8)}, {}).told()
     assert (
         "28 jobs wait that no worker knows: t7 (7), t6 (6), t5 (5), t4 (4), t3 (3) and 2 more;"

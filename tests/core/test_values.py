@@ -36,7 +36,7 @@ FIRST_USES: dict[str, Callable[[Any], object]] = {
     "what it has not": lambda kind: kind(to="Ada").colour,
     "no dictionary": lambda kind: hasattr(kind(to="Ada"), "__dict__"),
     "slots": lambda kind: kind.__slots__,
-    "fields": lambda kind: [(one.name, one.compare) for one in dataclasses.fields(kind)],
+    "fields": lambda kind: [(field.name, field.compare) for field in dataclasses.fields(kind)],
     "whether it is one": dataclasses.is_dataclass,
     "a dictionary": lambda kind: dataclasses.asdict(kind(to="Ada")),
     "one like it": lambda kind: repr(dataclasses.replace(kind(to="Ada"), weight=3)),
@@ -176,7 +176,7 @@ class Label:
 class Pair(values.NamedTuple):
     """As above."""
 
-    one: int
+    number: int
     other: int
 
 
@@ -214,7 +214,7 @@ def test_threads_that_use_a_class_first_at_the_same_time_all_get_theirs() -> Non
 
     with ThreadPoolExecutor(THREADS) as pool:
         made = list(pool.map(make, range(THREADS)))
-    assert [(one.to, one.weight, one.notes) for one in made] == [
+    assert [(item.to, item.weight, item.notes) for item in made] == [
         (str(number), 1, []) for number in range(THREADS)
     ]
 

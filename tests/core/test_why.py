@@ -296,8 +296,8 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("facts", "code", "text"), [one[1:] for one in _CASES], ids=[
-    one[0].replace(" ", "-") for one in _CASES
+@pytest.mark.parametrize(("facts", "code", "text"), [case[1:] for case in _CASES], ids=[
+    case[0].replace(" ", "-") for case in _CASES
 ])  # fmt: skip
 def test_each_state_of_affairs_has_its_reason_and_sentence(
     facts: Facts, code: Why, text: str
@@ -307,7 +307,7 @@ def test_each_state_of_affairs_has_its_reason_and_sentence(
 
 
 def test_every_reason_is_in_the_table() -> None:
-    assert {one[2] for one in _CASES} == set(Why)
+    assert {case[2] for case in _CASES} == set(Why)
 
 
 def test_a_reason_tells_programs_until_when_and_behind_how_many() -> None:
@@ -331,6 +331,6 @@ def test_a_limit_is_used_up_by_the_running_jobs_of_its_task_and_key_alone() -> N
         agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, key), 0)
     for job in (1, 2, 3, 4):
         agenda.apply_claimed(job, 10 + job, 1, 7, 1)
-    told = used_up(agenda, 5, Limit(concurrency=2), _NOW)
-    assert told == UsedUp(task="t", key=b"#a", concurrency=2, running=(1, 2))
+    answer = used_up(agenda, 5, Limit(concurrency=2), _NOW)
+    assert answer == UsedUp(task="t", key=b"#a", concurrency=2, running=(1, 2))
     assert used_up(agenda, 5, Limit(concurrency=3), _NOW) is None

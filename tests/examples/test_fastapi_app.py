@@ -62,7 +62,7 @@ def test_a_request_its_job_and_the_child_of_that_are_one_trace_span_by_span(
     (root,) = [span for span in finished if span.name == "POST /orders/7"]
     assert root.parent is None
     story: list[ReadableSpan] = [root]
-    while children := [one for one in finished if _is_child(one, story[-1])]:
+    while children := [job for job in finished if _is_child(job, story[-1])]:
         assert len(children) == 1, [span.name for span in children]
         story += children
     assert [span.name for span in story] == [
@@ -71,11 +71,11 @@ def test_a_request_its_job_and_the_child_of_that_are_one_trace_span_by_span(
     kinds = [span.kind.name for span in story]
     assert kinds == ["SERVER", "PRODUCER", "CONSUMER", "PRODUCER", "CONSUMER", "INTERNAL"]
     assert len({span.context.trace_id for span in story}) == 1
-    told = [dict(span.attributes or {}) for span in story]
-    assert told[2]["messaging.message.id"] == told[1]["messaging.message.id"]
-    assert told[4]["messaging.message.id"] != told[2]["messaging.message.id"]
-    assert (told[2]["taskq.outcome"], told[4]["taskq.outcome"]) == ("succeeded", "succeeded")
-    assert told[5] == {"order": 7}
+    seen = [dict(span.attributes or {}) for span in story]
+    assert seen[2]["messaging.message.id"] == seen[1]["messaging.message.id"]
+    assert seen[4]["messaging.message.id"] != seen[2]["messaging.message.id"]
+    assert (seen[2]["taskq.outcome"], seen[4]["taskq.outcome"]) == ("succeeded", "succeeded")
+    assert seen[5] == {"order": 7}
     assert all((span.start_time or 0) <= (span.end_time or 0) for span in story)
 
 

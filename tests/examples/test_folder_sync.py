@@ -61,10 +61,10 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert f"already queued: {FILES}\n" in done.stdout
-    told = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
-    assert told["files"].startswith(f"{FILES} (1 skipped")
-    assert (told["kills survived"], told["identical"]) == ("1", "yes")
-    assert int(told["attempts"]) == FILES + int(told["retries"]) > FILES
+    answer = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert answer["files"].startswith(f"{FILES} (1 skipped")
+    assert (answer["kills survived"], answer["identical"]) == ("1", "yes")
+    assert int(answer["attempts"]) == FILES + int(answer["retries"]) > FILES
     assert list(tmp_path.glob("taskq-demo-*")) == []
     jobs = LogReader.open(str(queue)).jobs(None, None, None, 2 * FILES)
     assert {job.state for job in jobs} == {State.SUCCEEDED}
@@ -117,7 +117,7 @@ def test_small_files_come_first(size: int, expected: int) -> None:
 
 
 def test_a_scan_leaves_out_what_cannot_be_sent(tmp_path: Path) -> None:
-    found = scan(make_tree(tmp_path))
-    assert len(found.entries) == FILES
-    assert found.skipped == [str(tmp_path / "link")]
-    assert [entry.size for entry in found.entries] == sorted(e.size for e in found.entries)
+    result = scan(make_tree(tmp_path))
+    assert len(result.entries) == FILES
+    assert result.skipped == [str(tmp_path / "link")]
+    assert [entry.size for entry in result.entries] == sorted(e.size for e in result.entries)

@@ -62,8 +62,8 @@ class Device:
 
     def received(self, folder: str) -> dict[str, bytes]:
         """Return what the server has."""
-        found = (self.path / "home" / "SERVER" / folder).iterdir()
-        return {one.name: one.read_bytes() for one in found}
+        result = (self.path / "home" / "SERVER" / folder).iterdir()
+        return {item.name: item.read_bytes() for item in result}
 
     def stop(self) -> None:
         """End the server."""
@@ -84,7 +84,7 @@ def test_what_was_written_offline_arrives_once_and_a_hub_can_have_it_sent_anew(
         device.run("examples.notes", "edit", note, f"bread, milk, {number} eggs")
     queue = str(tmp_path / "home" / "queue")
     counts = json.loads(device.run("taskq", "stats", queue, "--json"))["queues"]
-    assert {one["queue"]: (one["ready"], one["cancelled"]) for one in counts} == {
+    assert {count["queue"]: (count["ready"], count["cancelled"]) for count in counts} == {
         "notes": (1, 2), "photos": (1, 0),
     }  # fmt: skip
     device.serve()

@@ -61,9 +61,9 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     MadeLog(tmp_path / "_old")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no log")
-    found = fleet.find_logs(tmp_path)
-    assert [(log.device, log.log_id) for log in found[:2]] == [("a", str(old)), ("a", str(new))]
-    assert [log.device for log in found] == ["a", "a", "b"]
+    result = fleet.find_logs(tmp_path)
+    assert [(log.device, log.log_id) for log in result[:2]] == [("a", str(old)), ("a", str(new))]
+    assert [log.device for log in result] == ["a", "a", "b"]
 
 
 def test_devices_are_chosen_by_name_or_log_id(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_segments_are_listed_with_size_and_epoch_and_leftovers_are_not(tmp_path:
     (made.path / "log" / f"{99 * SKIP:020d}.log").write_bytes(b"taskq")
     (made.path / "log" / f"{1:020d}.idx").write_bytes(b"")
     log = only(made.path)
-    found = fleet.segments(log)
-    assert [(one.first_lsn, one.epoch) for one in found] == [(1, 11), (2 + SKIP, 12)]
-    assert [one.size_bytes for one in found] == [place.end for place in made.frames]
+    result = fleet.segments(log)
+    assert [(item.first_lsn, item.epoch) for item in result] == [(1, 11), (2 + SKIP, 12)]
+    assert [item.size_bytes for item in result] == [place.end for place in made.frames]
 
 
 def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SegmentUnreadable, match=r"00001.log: the segment cannot be read"):
         fleet.segments(log)
     problems: list[LogError] = []
-    assert [one.first_lsn for one in fleet.segments(log, on_problem=problems.append)] == [2]
+    assert [segment.first_lsn for segment in fleet.segments(log, on_problem=problems.append)] == [2]
     assert len(problems) == 1
 
 

@@ -40,14 +40,14 @@ def parts(tmp_path: Path) -> Parts:
 
 
 def flows(parts: Parts) -> dict[str, Any]:
-    one, silent = parts.one, parts.silent
-    many: Any = group(one.step() for _ in range(5_000))
+    first, silent = parts.one, parts.silent
+    many: Any = group(first.step() for _ in range(5_000))
     return {
-        "a key": (chain(one.options(key="k").call(1), one.step()), "takes no dedup key"),
-        "a delay": (chain(one.call(1), one.options(delay=5).step()), "takes no delay or eta"),
-        "no result": (chain(silent.call(1), one.step()), "keeps none"),
+        "a key": (chain(first.options(key="k").call(1), first.step()), "takes no dedup key"),
+        "a delay": (chain(first.call(1), first.options(delay=5).step()), "takes no delay or eta"),
+        "no result": (chain(silent.call(1), first.step()), "keeps none"),
         "many to many": (
-            chain(group(one.call(n) for n in range(2)), many),
+            chain(group(first.call(n) for n in range(2)), many),
             "at most 4096 may",
         ),
     }

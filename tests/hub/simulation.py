@@ -404,7 +404,7 @@ class Simulation:
             known = self.versions.setdefault(segment, [])
             if known and data.startswith(known[-1]):
                 known[-1] = data
-            elif not any(one.startswith(data) for one in known):
+            elif not any(job.startswith(data) for job in known):
                 known.append(data)
         self.due |= _records(CrashableDisk(self.world.machine), PATH, log.end)
 
@@ -424,7 +424,7 @@ class Simulation:
             if self.hub is None or not self.hub._copies:
                 continue
             known = self.versions.get(lsn, [])
-            assert any(one.startswith(data) for one in known), path
+            assert any(job.startswith(data) for job in known), path
             self._checked[path] = hash(data)
 
     def settle(self) -> None:
@@ -452,9 +452,11 @@ class Simulation:
         device, hub = self._device_records(), self._records_at(copy)
         assert device <= hub
         oldest = min(lsn for _, lsn in device)
-        assert not {one for one in hub - device if one[1] >= oldest}
+        assert not {item for item in hub - device if item[1] >= oldest}
         breaks = self._hub()._copies[(DEVICE, self.log_id)].breaks.all  # type: ignore[index]
-        gaps = [(one.left.next_lsn, one.at.segment) for one in breaks if not one.at.offset]
+        gaps = [
+            (break_.left.next_lsn, break_.at.segment) for break_ in breaks if not break_.at.offset
+        ]
         # At first contact the device may have had less than it ever wrote.
         gaps.append((0, min(lsn for _, lsn in self.hub_records())))
         for epoch, lsn in self.due - self.hub_records():
@@ -465,13 +467,13 @@ class Simulation:
         theirs, ours = self.world.reader(), self._reader(copy)
         assert verify(ours).damage == verify(theirs).damage == ()
         now_ns = self.world.clock.wall_ns()
-        told = []
+        seen = []
         for journal in (theirs, ours):
             facets = Facets(journal)
             facets.need_agenda()
             facets.need_dedup()
-            told.append(meaning(facets, now_ns))
-        assert told[0] == told[1]
+            seen.append(meaning(facets, now_ns))
+        assert seen[0] == seen[1]
 
     def _reader(self, path: str) -> Journal:
         disk = CrashableDisk(self.hub_machine)
@@ -491,19 +493,19 @@ class Simulation:
     def hub_records(self) -> Records:
         """Of the copy and of all that was set aside."""
         paths = {path.rpartition("/log/")[0] for path in self.hub_machine.paths()}
-        found: Records = set()
+        records: Records = set()
         for path in paths:
             if path.startswith(f"{HUB}/devices/"):
-                found |= self._records_at(path)
-        return found
+                records |= self._records_at(path)
+        return records
 
 
 def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Records:
     """(epoch, lsn) of every record in the whole frames of a directory's segments."""
     identity = read_identity(disk, path)
-    found: Records = set()
+    records: Records = set()
     if identity is None:
-        return found
+        return records
     files = SegmentFiles(disk, path, writable=False)
     files.log_id = identity.log_id
     files.refresh()
@@ -512,9 +514,9 @@ def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Recor
         if end is not None and segment >= end.segment:
             size = end.offset if segment == end.segment else 0
         for _, header in hop(files, segment, Replica.START, size):
-            found.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
+            records.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
     files.forget()
-    return found
+    return records
 
 
 def hub_files(simulation: Simulation) -> Files:

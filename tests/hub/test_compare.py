@@ -43,8 +43,8 @@ class Told(NamedTuple):
         return self.is_older
 
 
-def _compare(told: Synced, log: Told) -> Verdict:
-    return compare(told, cast("DurableLog", log))
+def _compare(synced: Synced, log: Told) -> Verdict:
+    return compare(synced, cast("DurableLog", log))
 
 
 def _synced(at: Border = _AT, *, has_end: bool = False) -> Synced:

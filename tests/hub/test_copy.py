@@ -54,9 +54,9 @@ class Line:
         self.log: DurableLog = log
         first = log.segments[0]
         self.data, self.end = log.part(Border(first), 10**6)
-        told = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
-        assert isinstance(told, Synced)
-        self.session = told.session
+        answer = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
+        assert isinstance(answer, Synced)
+        self.session = answer.session
 
     def ask(self, asked: object) -> object:
         return self.simulation._ask_hub(asked)  # type: ignore[arg-type]
@@ -173,11 +173,11 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
         simulation._hub().answer(DEVICE, asked)
     simulation.hub = None
     simulation._answered = None
-    told = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
-    assert isinstance(told, Synced)
+    answer = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
+    assert isinstance(answer, Synced)
     copy = simulation._hub()._copies[DEVICE, line.log.identity.log_id]
-    assert told.at == (place if copy.breaks.all else line.end)
-    assert told.high_lsn == line.end.next_lsn, "it is known over the break, and a new process"
+    assert answer.at == (place if copy.breaks.all else line.end)
+    assert answer.high_lsn == line.end.next_lsn, "it is known over the break, and a new process"
     assert held <= simulation.hub_records()
     simulation._drive(line.log, 10**6, simulation._ask_hub)
     assert Verdict.FORKED not in simulation.verdicts
@@ -222,8 +222,8 @@ def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict
     steps = push(line.log, lambda: 10**6)
     assert isinstance(next(steps), Sync)
     at = line.log.borders(line.log.segments[0])[0]
-    told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=10**9, begins=1)
-    assert steps.send(told) == Skip(10**9)
+    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=10**9, begins=1)
+    assert steps.send(synced) == Skip(10**9)
     assert isinstance(steps.send(None), Append)
 
 
@@ -232,5 +232,5 @@ def test_a_log_that_is_above_what_the_hub_has_seen_is_left_as_it_is() -> None:
     steps = push(line.log, lambda: 10**6)
     next(steps)
     at = line.log.borders(line.log.segments[0])[0]
-    told = Synced(1, at, is_sealed=False, has_end=False, high_lsn=line.log.next_lsn, begins=1)
-    assert isinstance(steps.send(told), Append)
+    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=line.log.next_lsn, begins=1)
+    assert isinstance(steps.send(synced), Append)

@@ -57,8 +57,8 @@ async def answering(answer: bytes, again: bytes = b"") -> AsyncIterator[tuple[in
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1], asked
-        for one in ended:
-            await one.wait()
+        for end in ended:
+            await end.wait()
 
 
 async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
@@ -103,8 +103,8 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
 
 async def test_an_answer_may_end_with_its_connection() -> None:
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, _):
-        told = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
-    assert told == Told(200, b"{}")
+        answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
+    assert answer == Told(200, b"{}")
 
 
 async def test_a_request_that_was_given_up_is_no_end_of_the_line(
@@ -115,9 +115,9 @@ async def test_a_request_that_was_given_up_is_no_end_of_the_line(
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+        for item in (first, second):
+            item.setblocking(False)
+            item.connect_ex(full.getsockname())
         line = Line(f"http://127.0.0.1:{full.getsockname()[1]}", TOKEN)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):

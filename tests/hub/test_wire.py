@@ -61,7 +61,7 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", _REQUESTS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("asked", _REQUESTS, ids=lambda item: type(item).__name__)
 def test_a_request_comes_out_as_it_went_in(asked: Request) -> None:
     method, path, headers, body = carried(asked)
     lower = {name.lower(): value for name, value in headers.items()}
@@ -80,7 +80,7 @@ _BODIES: Final = [b"[" * 90_000, b"{}", b'{"session": null}']
 
 
 @given(
-    st.sampled_from([(one.method, one.path) for one in map(carried, _REQUESTS)]),
+    st.sampled_from([(item.method, item.path) for item in map(carried, _REQUESTS)]),
     st.dictionaries(
         st.sampled_from(
             ["taskq-session", "upload-offset", "taskq-stem", "upload-complete", "repr-digest"]
@@ -96,7 +96,9 @@ def test_what_is_no_request_is_refused_in_one_of_three_ways(
         delivered(*where, headers, body)
 
 
-@given(st.sampled_from([one for one, _ in _ANSWERS]), st.integers(100, 599), st.binary(max_size=80))
+@given(
+    st.sampled_from([item for item, _ in _ANSWERS]), st.integers(100, 599), st.binary(max_size=80)
+)
 def test_what_is_no_answer_is_an_error_that_says_so(
     asked: Request, status: int, body: bytes
 ) -> None:

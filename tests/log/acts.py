@@ -84,7 +84,7 @@ class History:
         process = self.processes[0]
         now_ns = self.world.clock.wall_ns()
         picture = meaning(process.catch_up(), now_ns)
-        steps_ns = sum(one.step_ns for one in self.world.records())
+        steps_ns = sum(record.step_ns for record in self.world.records())
         self.by_lsn[process.journal.next_lsn - 1] = picture
         self.by_time[now_ns - steps_ns] = picture
         newest = process.journal.next_lsn - 1
@@ -104,10 +104,12 @@ class History:
         process.offer(body, extras, self.chance.choice(_SPECS))
 
     def _claim(self, process: Process) -> None:
-        self.held += [(process, one) for one in process.claim(self.chance.randrange(1, 4))]
+        self.held += [
+            (process, delivery) for delivery in process.claim(self.chance.randrange(1, 4))
+        ]
 
     def _settle(self, process: Process) -> None:
-        mine = [one for one in self.held if one[0] is process]
+        mine = [job for job in self.held if job[0] is process]
         if mine:
             held = self.chance.choice(mine)
             self.held.remove(held)
@@ -151,6 +153,6 @@ class History:
 
     def _die(self, process: Process) -> None:
         if self.chance.random() < 0.3:
-            self.held = [one for one in self.held if one[0] is not process]
+            self.held = [job for job in self.held if job[0] is not process]
             process.kill()
             self.processes[self.processes.index(process)] = self.world.process()

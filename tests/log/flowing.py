@@ -26,7 +26,7 @@ def step() -> Leaf:
 
 
 def items_of(node: Node) -> list[Any]:
-    return [(one.spec, one.body, one.extras) for one in make_plan(node).calls]
+    return [(call.spec, call.body, call.extras) for call in make_plan(node).calls]
 
 
 def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:

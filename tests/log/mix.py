@@ -100,7 +100,7 @@ class Mix:
 
     def die(self) -> None:
         process, care = self.tended.pop(self.random.randrange(len(self.tended)))
-        self.held = [one for one in self.held if one[0] is not process]
+        self.held = [job for job in self.held if job[0] is not process]
         if care._steps is not None:
             care._steps.close()  # what it leaves half done is another test's concern
         process.kill()
@@ -129,7 +129,7 @@ class Mix:
     def claim(self, process: Process) -> None:
         lease_ns = self.random.choice([0, 0, 500]) * SECOND_NS
         request = ClaimRequest(self.random.randrange(1, 5), wait_until_ns=0, lease_ns=lease_ns)
-        self.held += [(process, one) for one in process.ask(Op.CLAIM, request)]
+        self.held += [(process, delivery) for delivery in process.ask(Op.CLAIM, request)]
 
     def settle(self, _: Process) -> None:
         if not self.held:
@@ -206,9 +206,9 @@ class Mix:
 
 def said(facets: Facets, now_ns: int) -> dict[str, Any]:
     """The meaning; a window that is over adds nothing to a key that is held until the job ends."""
-    found = meaning(facets, now_ns)
-    found["keys"] = {
+    result = meaning(facets, now_ns)
+    result["keys"] = {
         key: UNTIL_SETTLED if is_alive and until <= now_ns else until
-        for key, (until, is_alive) in found["keys"].items()
+        for key, (until, is_alive) in result["keys"].items()
     }
-    return found
+    return result

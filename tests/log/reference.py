@@ -173,13 +173,15 @@ class Reference:
             if record.replaces:
                 # One that waits is cancelled first, and so holds a key no more but for its window.
                 assert not self.is_live(record.replaces), "the key of a live job was taken over"
-                holders[:] = [one for one in holders if one[0] != record.replaces]
+                holders[:] = [holder for holder in holders if holder[0] != record.replaces]
                 active = [job for job in active if job != record.replaces]
             assert not active, "a key held twice"
             # A window that is over now stays so, even if the clock has it open again later.
             moment = record.time_ns - self.shift_ns
             holders[:] = [
-                one for one in holders if one[2] or (one[1] is not None and one[1] > moment)
+                holder
+                for holder in holders
+                if holder[2] or (holder[1] is not None and holder[1] > moment)
             ]
             until = moment + extras.window_ns if extras.window_ns else None
             lives = extras.until_settled or until is None
@@ -267,9 +269,9 @@ class Reference:
             holders = self.holders[job.queue, job.key]
             moment = record.time_ns - self.shift_ns
             holders[:] = [
-                (one, until, lives and one != job.lsn)
-                for one, until, lives in holders
-                if one != job.lsn or not lives or (until is not None and until > moment)
+                (item, until, lives and item != job.lsn)
+                for item, until, lives in holders
+                if item != job.lsn or not lives or (until is not None and until > moment)
             ]
         job.result = record.body
 
@@ -285,9 +287,9 @@ class Reference:
         if job.key is not None:
             holders = self.holders[job.queue, job.key]
             moment = record.time_ns - self.shift_ns
-            windows = [until for one, until, _ in holders if one == job.lsn and until is not None]
+            windows = [until for item, until, _ in holders if item == job.lsn and until is not None]
             window = windows[0] if windows and windows[0] > moment else None
-            holders[:] = [one for one in holders if one[0] != job.lsn]
+            holders[:] = [holder for holder in holders if holder[0] != job.lsn]
             if job.key_lives:
                 assert not self.active(job.queue, job.key, record.time_ns), "a key held twice"
             if job.key_lives or window is not None:
@@ -309,20 +311,20 @@ class Reference:
         assert carried is not None
         seen = self.may_fall and job.state is State.SCHEDULED
         assert job.state in (State.READY, State.SCHEDULED), f"{job} was edited"
-        told = carried.attempt, record.body, record.attempts_max
-        assert told == (job.attempt, job.body, job.attempts_max)
+        answer = carried.attempt, record.body, record.attempts_max
+        assert answer == (job.attempt, job.body, job.attempts_max)
         assert record.extras is not None
         assert record.extras.key == job.key
         if job.key is not None and record.queue != job.queue:
             moment = record.time_ns - self.shift_ns
-            mine = [one for one in self.holders[job.queue, job.key] if one[0] == job.lsn]
+            mine = [holder for holder in self.holders[job.queue, job.key] if holder[0] == job.lsn]
             assert not self.active(record.queue, job.key, record.time_ns) or not any(
                 lives or (until is not None and until > moment) for _, until, lives in mine
             ), "a key held twice"
             here = self.holders.setdefault((record.queue, job.key), [])
-            here += [one for one in mine if one[2] or (one[1] is not None and one[1] > moment)]
+            here += [item for item in mine if item[2] or (item[1] is not None and item[1] > moment)]
             left = self.holders[job.queue, job.key]
-            left[:] = [one for one in left if one[0] != job.lsn]
+            left[:] = [item for item in left if item[0] != job.lsn]
         job.queue, job.priority = record.queue, record.priority
         was_ready = job.state is State.READY
         job.state = carried.state
@@ -357,33 +359,33 @@ class Reference:
         assert not facets.damage
         agenda.promote(now_ns, 2**62)
         self.move_to(now_ns)
-        found = {
+        seen = {
             state: sorted(job.lsn for job in self.jobs.values() if job.state is state)
             for state in State
         }
         assert agenda.running == {
             lsn: (self.jobs[lsn].token, agenda.running[lsn][1], self.jobs[lsn].owner)
-            for lsn in found[State.RUNNING]
+            for lsn in seen[State.RUNNING]
         }
         assert agenda.leases.all() == {
             lsn: lease
-            for lsn in found[State.RUNNING]
+            for lsn in seen[State.RUNNING]
             if (lease := self.jobs[lsn].lease_ns) is not None
         }
         assert agenda.leases.asked == {job.lsn for job in self.jobs.values() if job.asked}
         stats = agenda.queues.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
-            assert sum(getattr(one, state.name.lower()) for one in stats) == len(found[state])
-        assert [chunk.ids[index] for chunk, index in agenda.dead] == found[State.DEAD]
+            assert sum(getattr(queue, state.name.lower()) for queue in stats) == len(seen[state])
+        assert [chunk.ids[index] for chunk, index in agenda.dead] == seen[State.DEAD]
         assert {queue.encode() for queue in agenda.queues.paused} == self.paused
         ready = agenda.taking.next_ready(10**6, None)
         if self.may_fall:
-            waiting = sum(one.ready + one.scheduled for one in stats)
-            assert waiting == len(found[State.READY]) + len(found[State.SCHEDULED])
+            waiting = sum(queue.ready + queue.scheduled for queue in stats)
+            assert waiting == len(seen[State.READY]) + len(seen[State.SCHEDULED])
             assert set(ready) >= set(self.ready())
         else:
             assert ready == self.ready()
-            assert sum(one.scheduled for one in stats) == len(found[State.SCHEDULED])
+            assert sum(queue.scheduled for queue in stats) == len(seen[State.SCHEDULED])
         for queue, key in self.holders:
             hashed = key_hash(queue, key)
             holders = {job for job, _ in dedup.holders(hashed, now_ns)}

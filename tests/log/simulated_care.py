@@ -75,14 +75,14 @@ class Care:
 
     def _requeue(self, process: Process) -> Made:
         jobs = self._dead(process)
-        found = letters(process.committer.sight, jobs).items
-        if not found:
+        result = letters(process.committer.sight, jobs).items
+        if not result:
             return self._enqueue(process)
         for job in jobs:
             self.memory.may_live_again(job)
 
         def accept(answers: list[TaskqError | None]) -> None:
-            for letter, answer in zip(found, answers, strict=True):
+            for letter, answer in zip(result, answers, strict=True):
                 if answer is None:
                     self.memory.requeued[letter.job] += 1
                     self.counts["requeued"] += 1
@@ -90,7 +90,7 @@ class Care:
                     assert isinstance(answer, NotDead | KeyHeld), repr(answer)
                     self.counts["requeue refused"] += 1
 
-        return Op.REQUEUE, found, accept
+        return Op.REQUEUE, result, accept
 
     def _edit(self, process: Process) -> Made:
         """Return a job that waits where somebody looked, and may be claimed or changed by now."""
@@ -131,8 +131,8 @@ class Care:
     def _withdraw(self, process: Process) -> Made:
         process.catch_up()
         wanted = WaitingFilter(queue=self.chance.choice(QUEUES))
-        found = waiting_page(process.committer.sight, wanted, 0, 2**62, 50).items
-        jobs = found[: self.chance.choice((1, 2, 4))]
+        result = waiting_page(process.committer.sight, wanted, 0, 2**62, 50).items
+        jobs = result[: self.chance.choice((1, 2, 4))]
         if not jobs:
             return self._enqueue(process)
 

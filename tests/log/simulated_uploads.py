@@ -96,7 +96,7 @@ class Uploads:
     def forget_adopters(self) -> None:
         """Of processes that are gone."""
         self._adopters = {
-            process: one for process, one in self._adopters.items() if not process.disk.is_dead
+            process: item for process, item in self._adopters.items() if not process.disk.is_dead
         }
 
     def adopt_rest(self) -> None:
@@ -107,7 +107,7 @@ class Uploads:
         process = self.world.process()
         answer = adopt(process)
         assert isinstance(answer, int), repr(answer)
-        bodies = [one.body for one in self.world.records() if one.kind == Kind.ENQUEUED]
+        bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
         for name in self.published:
             for _, body, extras in self.offered[name]:
                 count = bodies.count(body)

@@ -95,7 +95,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "paused": set(agenda.queues.paused),
         "schedules": dict(agenda.schedules),
         "next": agenda.taking.next_ready(10**6, None),
-        "counts": [one for one in agenda.queues.stats() if any(_counts(one))],
+        "counts": [queue for queue in agenda.queues.stats() if any(_counts(queue))],
         "keys": keys,
         "expiries": sorted(
             (job, moment)

@@ -99,9 +99,9 @@ def check_same(world: World, *, loosely: bool = False) -> Folded:
     every = folded(world, trusts_snapshots=False)
     told_some, told_all = told(some, now_ns), told(every, now_ns)
     if loosely:
-        for one in (told_some, told_all):
-            one["ready"] = one["stats"] = None
-            one["jobs"] = [(job, place) for job, place, *_ in one["jobs"]]
+        for row in (told_some, told_all):
+            row["ready"] = row["stats"] = None
+            row["jobs"] = [(job, place) for job, place, *_ in row["jobs"]]
     assert told_some == told_all
     return Folded(some.caught_up, every.caught_up)
 
@@ -115,8 +115,8 @@ def write(process: Process) -> list[str]:
 
 def names(world: World) -> list[str]:
     """Return the snapshots on the disk, and what is left of writing any."""
-    found = [path.rpartition("/")[2] for path in world.machine.paths() if "/snapshot/" in path]
-    return [name for name in found if name != "lock"]
+    seen = [path.rpartition("/")[2] for path in world.machine.paths() if "/snapshot/" in path]
+    return [name for name in seen if name != "lock"]
 
 
 def fill(process: Process) -> None:

@@ -115,7 +115,7 @@ def adopt(process: Process, adopter: Adopter | None = None) -> Any:
 
 def bodies_in(world: World) -> Counter[bytes]:
     """Return the payloads of all jobs that the log ever had, and how often."""
-    return Counter(one.body or b"" for one in world.records() if one.kind == Kind.ENQUEUED)
+    return Counter(record.body or b"" for record in world.records() if record.kind == Kind.ENQUEUED)
 
 
 def numbered(count: int) -> list[bytes]:

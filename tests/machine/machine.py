@@ -197,7 +197,7 @@ class Machine:
     def listing(self, path: str) -> list[str]:
         """Return names in a directory."""
         return sorted(
-            one.rpartition("/")[2] for one in self._names if one != "/" and parent(one) == path
+            name.rpartition("/")[2] for name in self._names if name != "/" and parent(name) == path
         )
 
     def sync_names(self, path: str) -> None:
@@ -218,10 +218,10 @@ class Machine:
 
     def describe(self, descriptor: int) -> _Open:
         """Return what a descriptor stands for."""
-        found = self._open.get(descriptor)
-        if found is None:
+        result = self._open.get(descriptor)
+        if result is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return found
+        return result
 
     def opened(self, file: File, path: str, owner: object) -> int:
         """Return a new descriptor."""
@@ -239,11 +239,11 @@ class Machine:
 
     def count_open(self, owner: object) -> int:
         """Descriptors of one process."""
-        return sum(one.owner is owner for one in self._open.values())
+        return sum(item.owner is owner for item in self._open.values())
 
     def close_all(self, owner: object) -> None:
         """A process ends."""
-        for descriptor in [number for number, one in self._open.items() if one.owner is owner]:
+        for descriptor in [number for number, item in self._open.items() if item.owner is owner]:
             self.closed(descriptor)
 
     def take_room(self, file: File, size: int, offset: int) -> int:

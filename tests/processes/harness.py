@@ -198,6 +198,6 @@ def log_records(path: Path) -> list[LogRecord]:
     return list(records(journal, journal.start()))
 
 
-def of_kind(found: list[LogRecord], kind: Kind) -> list[LogRecord]:
+def of_kind(records: list[LogRecord], kind: Kind) -> list[LogRecord]:
     """Return those of one kind."""
-    return [record for record in found if record.kind == kind]
+    return [record for record in records if record.kind == kind]

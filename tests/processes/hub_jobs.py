@@ -180,14 +180,16 @@ async def _check(
 ) -> None:  # fmt: skip
     results = Counter([await job.result() for job in jobs])
     rounds = len(jobs) // len(names)
-    assert results == Counter(f"{name} has 7.{one}" for name in names for one in range(rounds))
+    assert results == Counter(
+        f"{name} has 7.{number}" for name in names for number in range(rounds)
+    )
     assert {await job.status() for job in called_off} == {State.CANCELLED}
     assert {await job.status() for job in late} == {State.EXPIRED}
     there = Counter[tuple[str, State]]()
     for name in names:
         with LogReader.open(str(folder / name)) as reader:
             views = reader.jobs(None, None, None, 10_000)
-        there += Counter((one.headers["hub-job"], one.state) for one in views)
+        there += Counter((view.headers["hub-job"], view.state) for view in views)
     assert there == Counter((job.id, State.SUCCEEDED) for job in jobs)
 
 
@@ -205,8 +207,10 @@ def main() -> None:
         asyncio.run(_live_all(list(map(Path, paths)), int(port)))
         return
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-jobs-") as folder:
-        told = asyncio.run(_run(Path(folder).absolute(), given.devices, given.rounds, given.kills))
-    sys.stdout.write(f"{told}\n")
+        output = asyncio.run(
+            _run(Path(folder).absolute(), given.devices, given.rounds, given.kills)
+        )
+    sys.stdout.write(f"{output}\n")
 
 
 if __name__ == "__main__":

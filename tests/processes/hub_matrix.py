@@ -143,8 +143,8 @@ class _Strike:
         module, _, name = moment.where.partition(":")
         owner: Any = importlib.import_module(module)
         *above, last = name.split(".")
-        for one in above:
-            owner = getattr(owner, one)
+        for item in above:
+            owner = getattr(owner, item)
         function = getattr(owner, last)
         if moment.how == "pieces":
             wrapped: Any = self._piecewise(function)
@@ -464,7 +464,7 @@ class _Run:
             self._fill(side)
         else:
             lines = (self.folder / "requests").read_text(encoding="ascii").splitlines()
-            asked = [(*one[:3], base64.b64decode(one[3])) for one in map(json.loads, lines)]
+            asked = [(*item[:3], base64.b64decode(item[3])) for item in map(json.loads, lines)]
             self._ask_again(afterwards, asked)
         (self.folder / "trouble").unlink(missing_ok=True)
 
@@ -479,19 +479,19 @@ class _Run:
     def _ask_again(
         self, afterwards: str, asked: list[tuple[str, str, dict[str, str], bytes]]
     ) -> None:
-        token, other = ((self.folder / one).read_text() for one in ("token", "other"))
+        token, other = ((self.folder / name).read_text() for name in ("token", "other"))
         if afterwards == "other order":
             asked.reverse()
         else:
             asked = asked[-3:]
         copies = self.folder / "hub" / "devices" / _DEVICE
         before = _tree(copies)
-        for one in asked:
+        for item in asked:
             if afterwards == "wrong token":
-                self._send(other, *one)
-                assert self._send(token[:-1] + "!", *one) in (401, 429)
+                self._send(other, *item)
+                assert self._send(token[:-1] + "!", *item) in (401, 429)
             else:
-                self._send(token, *one, cut=afterwards == "cut")
+                self._send(token, *item, cut=afterwards == "cut")
         assert afterwards != "wrong token" or _tree(copies) == before
 
     def _send(
@@ -531,7 +531,9 @@ class _Run:
     def _check_breaks(self, copy: Path, world: str) -> None:
         """A break is told once, and what it left is what the hub had."""
         file = copy / BREAKS
-        lines = [json.loads(one) for one in file.read_bytes().splitlines()] if file.exists() else []
+        lines = (
+            [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+        )
         kinds = [line["kind"] for line in lines if line["step"] == "begun"]
         assert kinds == ([] if world == "new" else [world]), kinds
         assert [line["step"] for line in lines] == ["begun", "done"] * len(kinds), lines
@@ -542,18 +544,18 @@ class _Run:
 
     def _check_jobs(self, log: Path) -> None:
         """Each job of the hub's ran once by its log, and its result came home."""
-        ends = Counter(one.job for one in log_records(log) if one.kind == Kind.SUCCEEDED)
+        ends = Counter(record.job for record in log_records(log) if record.kind == Kind.SUCCEEDED)
         with LogReader.open(str(log)) as reader:
-            there = {one.lsn: one for one in reader.jobs(None, None, None, 10_000)}
+            there = {job.lsn: job for job in reader.jobs(None, None, None, 10_000)}
         ran = Counter(
-            one.headers["hub-job"] for one in there.values() if one.state is State.SUCCEEDED
-            and "hub-job" in one.headers and ends[one.lsn] == 1
+            item.headers["hub-job"] for item in there.values() if item.state is State.SUCCEEDED
+            and "hub-job" in item.headers and ends[item.lsn] == 1
         )  # fmt: skip
         with LogReader.open(str(self.folder / "hub" / "outbox")) as reader:
             views = reader.jobs(None, None, None, 100)
-        assert Counter(one.state for one in views) == {State.SUCCEEDED: _JOBS}
-        assert ran == Counter(one.job_id for one in views)
-        assert all((one.result or b"").startswith(f'"{_DEVICE} has 7.'.encode()) for one in views)
+        assert Counter(view.state for view in views) == {State.SUCCEEDED: _JOBS}
+        assert ran == Counter(view.job_id for view in views)
+        assert all((view.result or b"").startswith(f'"{_DEVICE} has 7.'.encode()) for view in views)
 
 
 def _struck(
@@ -570,7 +572,7 @@ def _struck(
 def _bytes_of(folder: Path) -> bytes:
     """Return the segments below a directory, one after the other, as far as they are written."""
     files = sorted([*folder.glob("log/*.log"), *folder.glob("*-*/log/*.log")])
-    return b"".join(one.read_bytes().rstrip(b"\0") for one in files)
+    return b"".join(file.read_bytes().rstrip(b"\0") for file in files)
 
 
 def content_of(log: Path, copy: Path) -> bytes:
@@ -588,9 +590,9 @@ def content_of(log: Path, copy: Path) -> bytes:
 
 def _tree(folder: Path) -> dict[str, str]:
     return {
-        str(one): hashlib.sha256(one.read_bytes()).hexdigest()
-        for one in folder.rglob("*")
-        if one.is_file() and one.name != ".heard.json"
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".heard.json"
     }
 
 
@@ -599,11 +601,11 @@ def _tree(folder: Path) -> dict[str, str]:
 
 def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]:
     """Yield which time of a moment, and what goes wrong then: at the first all of it."""
-    after = [AFTERWARDS[(number + one) % len(AFTERWARDS)] for one in range(len(AFTERWARDS))]
+    after = [AFTERWARDS[(number + item) % len(AFTERWARDS)] for item in range(len(AFTERWARDS))]
     if not times:  # half of a write, or where its file is made
         yield 2 if moment.how == "steps" else 1, after[0]
         return
-    yield from ((1, one) for one in after)
+    yield from ((1, entry) for entry in after)
     for nth in range(2, times + 1):
         yield nth, after[nth % len(after)]
 
@@ -612,12 +614,12 @@ def run(folder: Path, times: int, chosen: str = "") -> None:
     """Kill at each moment, and check; so many times of each at most, 0: once at every other one."""
     for name in _LATE:
         importlib.import_module(name)
-    moments = [one for one in MOMENTS if chosen in f"{one.side} {one.name}"]
+    moments = [moment for moment in MOMENTS if chosen in f"{moment.side} {moment.name}"]
     if not times:
-        moments = [one for one in moments if one.world == "fork"][::2]
-    told = Counter[str]()
+        moments = [moment for moment in moments if moment.world == "fork"][::2]
+    kills = Counter[str]()
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
-        worlds = folder, listening, {one.world for one in moments}
+        worlds = folder, listening, {moment.world for moment in moments}
         assert _ended(_started(_prepare, *worlds)) == 0, _trouble(folder)
         for number, moment in enumerate(moments):
             began, hits = time.monotonic(), 0
@@ -627,12 +629,12 @@ def run(folder: Path, times: int, chosen: str = "") -> None:
                     break
                 hits += 1
             assert hits, f"nothing does what is called {moment.name}"
-            told[moment.side] += hits
+            kills[moment.side] += hits
             seconds = time.monotonic() - began
             sys.stdout.write(f"{moment.side} {moment.name}: {hits} kills, {seconds:.0f} s\n")
     sys.stdout.write(
-        f"hub killed {told['hub']} times, device {told['device']} times, each at a moment of its "
-        f"own: nothing lost, nothing twice, no hand repair\n"
+        f"hub killed {kills['hub']} times, device {kills['device']} times, each at a moment of "
+        f"its own: nothing lost, nothing twice, no hand repair\n"
     )
 
 
@@ -640,14 +642,14 @@ def _one(
     folder: Path, listening: socket.socket, name: str, moment: Moment, nth: int, afterwards: str
 ) -> bool:
     place = folder / "run"
-    one = _Run(folder / moment.world, place, listening)
+    first = _Run(folder / moment.world, place, listening)
     try:
-        return one.run(moment, nth, afterwards)
+        return first.run(moment, nth, afterwards)
     except BaseException as error:
         error.add_note(f"{name}: {_trouble(place)}")
         raise
     finally:
-        one.stop()
+        first.stop()
         shutil.rmtree(place)
 
 

@@ -182,9 +182,9 @@ def fork(user: str, work: Callable[[int], object]) -> tuple[int, int]:
 def attack(at: Target, inward: int) -> None:
     """Try everything, tell what it came to, and hold what was got until the parent has seen."""
     came_to: dict[str, str] = {}
-    for name, one in ATTACKS.items():
+    for name, call in ATTACKS.items():
         try:
-            one(at)
+            call(at)
             came_to[name] = ""
         except OSError as error:
             came_to[name] = error.strerror or str(error)
@@ -198,8 +198,8 @@ def attack(at: Target, inward: int) -> None:
 def attacked(at: Target, meanwhile: Callable[[], object]) -> dict[str, str]:
     """Return what each attack of the neighbour came to, "" for success."""
     pid, out = fork(NEIGHBOUR, lambda inward: attack(at, inward))
-    with os.fdopen(out, "rb") as told:
-        came_to: dict[str, str] = pickle.loads(told.read())  # noqa: S301 - our own child's
+    with os.fdopen(out, "rb") as answer:
+        came_to: dict[str, str] = pickle.loads(answer.read())  # noqa: S301 - our own child's
     meanwhile()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -228,10 +228,10 @@ def expect(out: int, count: int) -> None:
         ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
         if not ready:
             raise TimeoutError("a writer stands still")
-        told = os.read(out, 4_096)
-        if not told:
+        output = os.read(out, 4_096)
+        if not output:
             raise TimeoutError("a writer ended")
-        count -= len(told)
+        count -= len(output)
 
 
 def drain(out: int) -> None:
@@ -253,7 +253,7 @@ def in_use(path: Path) -> Iterator[tuple[Target, list[int]]]:
         for _, out in children[1:]:
             expect(out, 1)
         at = Target(path, [pid for pid, _ in children[1:]])
-        at.owners += [one for one in dead if one.suffix == ".lock"]
+        at.owners += [letter for letter in dead if letter.suffix == ".lock"]
         yield at, [out for _, out in children[1:]]
     finally:
         for pid, out in children[1:]:
@@ -295,8 +295,8 @@ def opened(path: Path) -> dict[str, str]:
     os.waitpid(pid, 0)
     os.close(out)
     (path / "inbox").mkdir()
-    for one in (path, *path.rglob("*")):
-        one.chmod(0o777)
+    for item in (path, *path.rglob("*")):
+        item.chmod(0o777)
     return attacked(Target(path, [os.getpid()]), lambda: None)
 
 
@@ -327,12 +327,12 @@ def tried(place: Path) -> tuple[dict[str, dict[str, str]], int]:
         (place / name).mkdir()
         os.chown(place / name, victim.pw_uid, victim.pw_gid)
         (place / name).chmod(mode)
-    found = {"open": opened(place / "open")}
+    seen = {"open": opened(place / "open")}
     jobs = 0
     for name in ("private", "shared"):
-        found[name], done = at_work(place / name)
+        seen[name], done = at_work(place / name)
         jobs += done
-    return found, jobs
+    return seen, jobs
 
 
 def main() -> NoReturn:
@@ -346,14 +346,16 @@ def main() -> NoReturn:
     place = Path(tempfile.mkdtemp())
     place.chmod(0o1777)
     try:
-        found, jobs = tried(place)
+        result, jobs = tried(place)
     finally:
         shutil.rmtree(place)
     sys.stdout.write(f"{'ATTACK':<42}{'ON AN OPEN LOG':<24}{'PRIVATE':<24}SHARED\n")
     for name in ATTACKS:
-        cells = [found[kind][name] or "SUCCEEDS" for kind in ("open", "private", "shared")]
+        cells = [result[kind][name] or "SUCCEEDS" for kind in ("open", "private", "shared")]
         sys.stdout.write(f"{name:<42}{cells[0]:<24}{cells[1]:<24}{cells[2]}\n")
-    won = [name for kind in ("private", "shared") for name, one in found[kind].items() if not one]
+    won = [
+        name for kind in ("private", "shared") for name, item in result[kind].items() if not item
+    ]
     sys.stdout.write(f"\n{jobs} jobs were done meanwhile; {len(won)} attacks succeeded\n")
     sys.exit(1 if won else 0)
 

@@ -52,29 +52,29 @@ def place() -> Iterator[Path]:
 
 def facts(path: Path) -> dict[str, os.stat_result]:
     """Return all that is in a log, by its name, with the directory itself."""
-    found = [path, *path.rglob("*")]
-    return {str(one.relative_to(path)).removeprefix("."): one.lstat() for one in found}
+    seen = [path, *path.rglob("*")]
+    return {str(item.relative_to(path)).removeprefix("."): item.lstat() for item in seen}
 
 
 def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
     """Return what is in a log while it is used, and what was left of that afterwards."""
     with Child("use_all.py", path, *arguments) as child:
         child.expect("open")
-        found = facts(path)
-        assert any(stat.S_ISFIFO(one.st_mode) for one in found.values())
+        result = facts(path)
+        assert any(stat.S_ISFIFO(item.st_mode) for item in result.values())
         child.say("")
         child.expect("closed")
         assert child.wait() == 0
-    found |= facts(path)
-    assert {name for name, one in found.items() if stat.S_ISDIR(one.st_mode)} == PLACES
-    return found
+    result |= facts(path)
+    assert {name for name, item in result.items() if stat.S_ISDIR(item.st_mode)} == PLACES
+    return result
 
 
-def modes(found: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
+def modes(values: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
     """(modes of the directories, modes of all else)."""
     of = {True: set[int](), False: set[int]()}
-    for one in found.values():
-        of[stat.S_ISDIR(one.st_mode)].add(stat.S_IMODE(one.st_mode))
+    for item in values.values():
+        of[stat.S_ISDIR(item.st_mode)].add(stat.S_IMODE(item.st_mode))
     return of[True], of[False]
 
 
@@ -94,9 +94,9 @@ def test_a_directory_that_its_group_shares_is_shared_in_all_that_is_in_it(place:
     log.chmod(0o2770)
     for user, umask in ((USER, "77"), (OTHER, "27")):
         switch = (user, GROUP, GROUP) if AM_ROOT else ()
-        found = used(log, umask, *switch)
-        assert modes(found) == ({0o2770}, {0o660})
-        assert {one.st_gid for one in found.values()} == {GROUP}
+        result = used(log, umask, *switch)
+        assert modes(result) == ({0o2770}, {0o660})
+        assert {item.st_gid for item in result.values()} == {GROUP}
     assert not exposures(str(log))
 
 
@@ -106,8 +106,8 @@ def test_what_root_makes_in_a_users_log_is_the_users(place: Path) -> None:
     log.mkdir(0o700)
     if AM_ROOT:
         os.chown(log, OTHER, GROUP)
-    found = used(log, "22")
-    owners = {(one.st_uid, one.st_gid) for one in found.values()}
+    result = used(log, "22")
+    owners = {(item.st_uid, item.st_gid) for item in result.values()}
     assert owners == {(log.stat().st_uid, log.stat().st_gid)}
     if AM_ROOT:
         used(log, "22", OTHER, GROUP)
@@ -122,8 +122,8 @@ def test_a_directory_that_somebody_else_left_open_is_refused(place: Path, user: 
     os.chown(log, OTHER, GROUP)
     log.chmod(0o777)
     with Child(sys.executable, "-c", SCRIPT, log, user) as child:
-        told = child.rest()
-    assert "give the log a directory of its own" in told[0]
+        output = child.rest()
+    assert "give the log a directory of its own" in output[0]
     assert list(log.iterdir()) == []
 
 
@@ -152,7 +152,7 @@ def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_pa
     publish(tmp_path / "uploaded", "up", [part.close()])
     publish(tmp_path / "published", "empty", [])
     for name in ("opened", "uploaded", "published"):
-        modes_there = {stat.S_IMODE(one.st_mode) for one in facts(tmp_path / name).values()}
+        modes_there = {stat.S_IMODE(fact.st_mode) for fact in facts(tmp_path / name).values()}
         assert {mode & 0o777 for mode in modes_there} == {0o700, 0o600}
 
 
@@ -170,7 +170,7 @@ def test_a_mode_that_there_is_not_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("mode", "inner", "told"),
+    ("mode", "inner", "message"),
     [
         (0o777, 0o700, "is writable by every user"),
         (0o1777, 0o700, "is writable by every user"),
@@ -186,7 +186,7 @@ def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
     caplog: pytest.LogCaptureFixture,
     mode: int,
     inner: int,
-    told: str,
+    message: str,
 ) -> None:
     """With the command that closes it: at opening, and by ``health``, which fails nobody for it."""
     log = tmp_path / "log"
@@ -196,12 +196,12 @@ def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
     log.chmod(mode)
     with TaskLog.open(log), TaskLog.open(log):
         warnings = [record.getMessage() for record in caplog.records]
-    assert [told in text for text in warnings] == ([True] if told else [])
+    assert [message in text for text in warnings] == ([True] if message else [])
     assert stat.S_IMODE(log.stat().st_mode) == mode
-    (check,) = [one for one in check_health(log) if one.name == "access"]
+    (check,) = [item for item in check_health(log) if item.name == "access"]
     assert check.ok, "in a container the other users are nobody"
-    assert told in check.detail
-    if told:
+    assert message in check.detail
+    if message:
         assert f": chmod -R {'o=' if mode & 0o2000 else 'go='} {log}" in warnings[0]
         os.system(warnings[0].rpartition(": ")[2])  # noqa: S605 - what we tell people to do
         assert not exposures(str(log))
@@ -254,9 +254,9 @@ def test_who_may_not_enter_a_log_is_told_whose_it_is(place: Path, inside: bool) 
         log.chmod(0o755)
         log.joinpath("log").chmod(0o755)
     with Child(sys.executable, "-c", SCRIPT, log, OTHER) as child:
-        told = child.rest()
-    assert len(told) == 2
-    for line in told:
+        output = child.rest()
+    assert len(output) == 2
+    for line in output:
         assert re.match(
             rf"{log}(/taskq.json)? cannot be used.*: {log}(/taskq.json)? belongs to user root "
             rf"\(mode \d+\), this process is user nobody; run it as that user, or share",

@@ -56,10 +56,10 @@ def test_a_request_that_makes_no_sense_fails_alone(
         assert isinstance(future.exception(10), TaskqError)
     [delivery] = claim.result(10)
     assert delivery.payload == b"before"
-    told = {future.result(10): name for name, future in good.items()}
-    told[put(store, b"last")] = "last"
+    seen = {future.result(10): name for name, future in good.items()}
+    seen[put(store, b"last")] = "last"
     jobs = of_kind(log_records(tmp_path), Kind.ENQUEUED)
-    assert {one.lsn: (one.body or b"").decode() for one in jobs} == told
+    assert {job.lsn: (job.body or b"").decode() for job in jobs} == seen
     store.close()
 
 
@@ -90,11 +90,11 @@ def test_a_bad_settlement_is_reported_to_its_callback(
     port = store.thread_port
     put(store, b"x")
     [delivery] = port.claim(ClaimRequest(1)).result(10)
-    told: list[TaskqError] = []
+    errors: list[TaskqError] = []
     wrong: Any = "not bytes"
     port.settle_soon(
-        [Settlement(Kind.SUCCEEDED, delivery, wrong)], lambda _, error: told.append(error)
+        [Settlement(Kind.SUCCEEDED, delivery, wrong)], lambda _, error: errors.append(error)
     )
     assert port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10) == [None]
-    assert len(told) == 1
+    assert len(errors) == 1
     store.close()

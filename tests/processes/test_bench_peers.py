@@ -26,16 +26,18 @@ def figures(output: str) -> dict[str, dict[str, Any]]:
 
 
 def test_its_help_names_the_scenarios_and_the_contenders() -> None:
-    told = run("--help")
-    assert all(name in told for name in ("cycle", "takeover", "huey", "flexiq", "dbos", "--venvs"))
+    output = run("--help")
+    assert all(
+        name in output for name in ("cycle", "takeover", "huey", "flexiq", "dbos", "--venvs")
+    )
 
 
 @pytest.mark.slow
 def test_a_cycle_a_drain_and_a_takeover_of_ours_have_figures(tmp_path: Path) -> None:
     """Each sample asserts its end state; a job whose worker was killed runs again."""
     chosen = ("--only", "cycle", "--only", "drain", "--only", "takeover", "--rounds", 1)
-    told = run("--contender", "taskq os", *chosen, "--jobs", 100, "--json", "--dir", tmp_path)
-    rows = figures(told)
+    output = run("--contender", "taskq os", *chosen, "--jobs", 100, "--json", "--dir", tmp_path)
+    rows = figures(output)
     assert rows["full cycle, jobs/s"]["taskq os"]["median"] > 0
     assert rows["drain, jobs/s"]["taskq os"]["jobs"] == 100
     assert rows["takeover after kill -9, s"]["taskq os"]["median"] < 20
@@ -49,9 +51,9 @@ def test_a_peer_that_fails_is_told_with_its_message_and_stops_nobody(tmp_path: P
     python.write_text('#!/bin/sh\n[ "$1" = -c ] && exec echo 9.9\necho it is broken >&2; exit 3\n')
     python.chmod(0o755)
     contenders = ("--contender", "huey", "--contender", "taskq os", "--venvs", tmp_path / "venvs")
-    told = run(
+    output = run(
         *contenders, "--only", "lone", "--rounds", 1, "--jobs", 10, "--json", "--dir", tmp_path
     )
-    head = json.loads(told.splitlines()[0])
+    head = json.loads(output.splitlines()[0])
     assert head["versions"]["huey"] == "left out: it ended with 3: it is broken"
-    assert set(figures(told)["lone enqueue, jobs/s"]) == {"taskq os"}
+    assert set(figures(output)["lone enqueue, jobs/s"]) == {"taskq os"}

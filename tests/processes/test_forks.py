@@ -47,11 +47,11 @@ class Family:
 @contextmanager
 def family(path: Path, how: str, count: int) -> Iterator[tuple[Child, Family]]:
     with Child("fork.py", path, how, count) as parent:
-        told = Family(parent, count)
+        family = Family(parent, count)
         try:
-            yield parent, told
+            yield parent, family
         finally:
-            told.kill_children()
+            family.kill_children()
 
 
 def is_open(pid: int, name: str) -> bool:
@@ -67,45 +67,45 @@ def is_open(pid: int, name: str) -> bool:
 @pytest.mark.parametrize("how", HOW)
 def test_both_sides_of_a_fork_enqueue_as_owners_of_their_own(tmp_path: Path, how: str) -> None:
     """Forks at any moment of the storage thread's work; nobody waits for a lock of the other."""
-    with family(tmp_path, how, CHILDREN) as (_, told):
-        assert len(set(told.owners.values())) == CHILDREN + 1
-        assert len(set(told.lsns)) == CHILDREN + 1
+    with family(tmp_path, how, CHILDREN) as (_, answer):
+        assert len(set(answer.owners.values())) == CHILDREN + 1
+        assert len(set(answer.lsns)) == CHILDREN + 1
         directory = tmp_path / "owners"
-        assert all(owner_alive(directory, owner) for owner in told.owners.values())
+        assert all(owner_alive(directory, owner) for owner in answer.owners.values())
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_children_do_not_keep_a_killed_parent_alive(tmp_path: Path, how: str) -> None:
     """Its owner is dead at once, the writer lock is free, and the children go on as they were."""
-    with family(tmp_path, how, 2) as (parent, told):
+    with family(tmp_path, how, 2) as (parent, answer):
         parent.kill()
         directory = tmp_path / "owners"
-        assert not owner_alive(directory, told.owners[parent.pid])
+        assert not owner_alive(directory, answer.owners[parent.pid])
         if how != "os":
             # Children of multiprocessing that are daemons do not notice a kill either.
-            assert all(Path(f"/proc/{pid}").exists() for pid in told.children)
-        for pid in told.children:
-            assert owner_alive(directory, told.owners[pid])
+            assert all(Path(f"/proc/{pid}").exists() for pid in answer.children)
+        for pid in answer.children:
+            assert owner_alive(directory, answer.owners[pid])
         store = open_here(tmp_path, lock_wait_seconds=2.0)
         put(store, b"beside the orphans")
         store.close()
-        told.kill_children()
-        for pid in told.children:
-            eventually(lambda: not owner_alive(directory, told.owners[pid]))  # noqa: B023
+        answer.kill_children()
+        for pid in answer.children:
+            eventually(lambda: not owner_alive(directory, answer.owners[pid]))  # noqa: B023
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_children_keep_no_descriptor_of_their_parent(tmp_path: Path, how: str) -> None:
     """Neither of its owner's lock nor, more than their own, of the writer lock."""
-    with family(tmp_path, how, 2) as (parent, told):
-        name = f"{told.owners[parent.pid]:016x}"
+    with family(tmp_path, how, 2) as (parent, answer):
+        name = f"{answer.owners[parent.pid]:016x}"
         assert is_open(parent.pid, f"{name}.lock")
-        for pid in told.children:
-            assert is_open(pid, f"{told.owners[pid]:016x}.lock")
+        for pid in answer.children:
+            assert is_open(pid, f"{answer.owners[pid]:016x}.lock")
             assert not is_open(pid, f"{name}.lock")
             assert not is_open(pid, f"{name}.pipe")
             for lock in ("write.lock", "turnstile.lock"):
-                files = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115
+                files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115
                 assert sum(file.endswith(f"/{lock}") for file in files) == 1
 
 
@@ -117,8 +117,8 @@ def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(
         owners = [server.expect("served").split()[1] for _ in range(5)]
         assert server.wait() == 0
     assert len(set(owners)) == 4  # the parent serves twice
-    found = log_records(tmp_path)
-    assert len(of_kind(found, Kind.ENQUEUED)) == len(of_kind(found, Kind.SUCCEEDED)) == 100
+    result = log_records(tmp_path)
+    assert len(of_kind(result, Kind.ENQUEUED)) == len(of_kind(result, Kind.SUCCEEDED)) == 100
 
 
 @pytest.mark.slow
@@ -126,12 +126,12 @@ def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
     """Four hundred forks beside busy threads: no child hangs, and none keeps a lock."""
     for number in range(10):
         path = tmp_path / str(number)
-        with family(path, "os", 40) as (parent, told):
+        with family(path, "os", 40) as (parent, answer):
             parent.kill()
             store = open_here(path, lock_wait_seconds=2.0)
             put(store, b"beside the orphans")
             store.close()
-            assert len(set(told.owners.values())) == 41
+            assert len(set(answer.owners.values())) == 41
 
 
 def test_a_fork_while_logs_open_and_close_inherits_no_lock(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path) -> None:
             guard.send(signal.SIGTERM)
             assert guard.wait() == 0
         assert not any(map(alive, pids))
-        told = view(tmp_path, job)
-        assert (told.state, told.attempt) == (State.READY, 0)
+        answer = view(tmp_path, job)
+        assert (answer.state, answer.attempt) == (State.READY, 0)
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_the_workers_end_when_the_guard_is_killed(tmp_path: Path) -> None:
             guard.expect("running")
             guard.kill()
             eventually(lambda: not any(map(alive, pids)))
-            told = view(tmp_path, job)
-            assert (told.state, told.attempt) == (State.READY, 0)
+            answer = view(tmp_path, job)
+            assert (answer.state, answer.attempt) == (State.READY, 0)
 
 
 def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> 
         while int(result(tmp_path, quick) or 0) in pids:
             quick = put(app, "who")
         gate.touch()
-        assert all(int(result(tmp_path, one) or 0) in pids for one in slow)
-        assert {view(tmp_path, one).attempt for one in [*slow, quick]} == {1}
+        assert all(int(result(tmp_path, timing) or 0) in pids for timing in slow)
+        assert {view(tmp_path, item).attempt for item in [*slow, quick]} == {1}
         eventually(lambda: not any(map(alive, pids)))
         guard.send(signal.SIGTERM)
         assert guard.wait() == 0
@@ -163,11 +163,11 @@ def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_pa
             old.expect("draining")
             gate.touch()
             assert old.wait() == 0
-            assert {result(tmp_path, one) for one in first} == {b"%d" % old.pid}
-            assert {result(tmp_path, one) for one in waiting} == {b"%d" % new.pid}
-        stories = [view(tmp_path, one) for one in [*first, *waiting]]
-        assert {one.attempt for one in stories} == {1}
-        assert all([a.outcome for a in one.attempts] == ["succeeded"] for one in stories)
+            assert {result(tmp_path, item) for item in first} == {b"%d" % old.pid}
+            assert {result(tmp_path, job) for job in waiting} == {b"%d" % new.pid}
+        stories = [view(tmp_path, item) for item in [*first, *waiting]]
+        assert {story.attempt for story in stories} == {1}
+        assert all([a.outcome for a in story.attempts] == ["succeeded"] for story in stories)
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ class Span:
 
 def put(app: TaskQ, task: str, seconds: list[float]) -> None:
     call = app.call_by_name
-    app.enqueue_many_sync([call(f"guarded.{task}", one).options(attempts=1) for one in seconds])
+    app.enqueue_many_sync(
+        [call(f"guarded.{task}", moment).options(attempts=1) for moment in seconds]
+    )
 
 
 def spans(path: Path) -> tuple[list[Span], list[Span]]:
@@ -68,17 +70,17 @@ def hoarded(path: Path) -> list[tuple[Span, float]]:
     of = defaultdict(list)
     for run in runs:
         of[run.pid].append(run)
-    found = []
+    seen = []
     for wait in held:
         moment = wait.begin + HELD_SECONDS_MAX + SLACK_SECONDS
         while moment < wait.end:
             for pid, others in of.items():
-                busy = sum(one.begin - SLACK_SECONDS <= moment <= one.end for one in others)
+                busy = sum(other.begin - SLACK_SECONDS <= moment <= other.end for other in others)
                 if pid != wait.pid and busy < SLOTS:
-                    found.append((wait, moment))
+                    seen.append((wait, moment))
                     break
             moment += 0.05
-    return found
+    return seen
 
 
 @pytest.mark.parametrize(

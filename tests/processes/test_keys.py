@@ -50,15 +50,15 @@ def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durab
     """Sixteen producers in four processes: one is told "new", all others the same job."""
     jobs, new = race(tmp_path, durability)
     assert len(jobs) == KEYS
-    assert all(len(told) == 1 for told in jobs.values())
+    assert all(len(job) == 1 for job in jobs.values())
     assert set(new.values()) == {1}
     enqueued = of_kind(log_records(tmp_path), Kind.ENQUEUED)
-    assert {one.lsn for one in enqueued} == {lsn for told in jobs.values() for lsn in told}
+    assert {job.lsn for job in enqueued} == {lsn for job in jobs.values() for lsn in job}
     # Nobody has the log open any more; whoever opens it next is told the same.
     store = open_here(tmp_path, durability)
-    for key, told in jobs.items():
+    for key, item in jobs.items():
         future = store.thread_port.enqueue(EnqueueSpec(), b"x", Extras(key=key.encode()))
-        assert future.result(10) == Duplicate(min(told))
+        assert future.result(10) == Duplicate(min(item))
     store.close()
     again, new_again = race(tmp_path, durability)
     assert again == jobs
@@ -71,12 +71,12 @@ def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> 
     assert set(new.values()) == {PROCESSES * THREADS}
     reference = Reference.of(log_records(tmp_path), lambda _: False, may_fall=False)
     live = {lsn for lsn in reference.jobs if reference.is_live(lsn)}
-    assert live == {max(told) for told in jobs.values()}
+    assert live == {max(job) for job in jobs.values()}
     assert len(reference.jobs) == PROCESSES * THREADS * 40
 
 
 def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> None:
     """The others are refused, and told the same job."""
     jobs, new = race(tmp_path, Durability.OS, Conflict.RAISE)
-    assert all(len(told) == 1 for told in jobs.values())
+    assert all(len(job) == 1 for job in jobs.values())
     assert set(new.values()) == {1}

@@ -85,7 +85,7 @@ def test_kills_in_the_midst_of_an_adoption_leave_every_job_once(tmp_path: Path, 
         for child in children:
             child.__exit__()
     enqueued, succeeded = told(path)
-    assert enqueued == Counter(one.rstrip(b".") for one in bodies)
+    assert enqueued == Counter(body.rstrip(b".") for body in bodies)
     assert len(succeeded) == len(bodies)
     assert set(succeeded.values()) == {1}
 
@@ -115,7 +115,9 @@ async def test_adopt_enqueues_all_that_was_published_in_a_log_that_nobody_has_op
         assert (await log.stats()).uploads == 0
         assert await log.adopt() == 0
         deliveries = await log.claim(3_000)
-        assert [one.payload for one in deliveries] == [b"%d" % number for number in range(3_000)]
+        assert [delivery.payload for delivery in deliveries] == [
+            b"%d" % number for number in range(3_000)
+        ]
 
 
 async def test_adopt_tells_of_an_upload_that_does_not_read_back(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ async def test_adopt_tells_of_an_upload_that_does_not_read_back(tmp_path: Path) 
     async with TaskLog.open(path, upkeep=False) as log:
         with pytest.raises(UploadDamaged, match=r"bad was refused: .*SHA-256"):
             await log.adopt()
-        assert [one.payload for one in await log.claim(5)] == [b"good"]
+        assert [delivery.payload for delivery in await log.claim(5)] == [b"good"]
 
 
 def test_names_that_would_leave_the_directory_are_refused(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def check_second_attempt(
     assert number == 2
     assert moment - since < max(TAKEOVER_SECONDS, start_seconds)
     eventually(lambda: view(path, job).state is State.SUCCEEDED)
-    told = view(path, job)
-    assert (told.attempt, told.result) == (2, b"2")
-    assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
+    answer = view(path, job)
+    assert (answer.attempt, answer.result) == (2, b"2")
+    assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -133,8 +133,8 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
         finished = time.monotonic()
         assert worker.wait() == 0
         assert time.monotonic() - finished < STOP_SECONDS
-    told = view(tmp_path / "data", job)
-    assert (told.state, told.attempt, told.result) == (State.SUCCEEDED, 1, b'"done"')
+    answer = view(tmp_path / "data", job)
+    assert (answer.state, answer.attempt, answer.result) == (State.SUCCEEDED, 1, b'"done"')
     assert not is_there(pid)
 
 
@@ -163,8 +163,8 @@ def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
         seconds = time.monotonic() - told_to_stop
     print(f"ended {seconds:.3f} s after {number.name}")  # noqa: T201 - a figure
     assert seconds < DRAIN_SECONDS + STOP_SECONDS
-    told = view(tmp_path / "data", job)
-    assert (told.state, told.attempt) == (State.READY, 0)
+    answer = view(tmp_path / "data", job)
+    assert (answer.state, answer.attempt) == (State.READY, 0)
     assert not is_there(pid)
 
 

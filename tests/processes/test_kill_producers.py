@@ -50,9 +50,9 @@ class Torture:
         with ExitStack() as stack:
             children = [
                 stack.enter_context(
-                    Child("produce.py", self.path, self.durability, f"{number}.{one}", how, count)
+                    Child("produce.py", self.path, self.durability, f"{number}.{item}", how, count)
                 )
-                for one in range(processes)
+                for item in range(processes)
             ]
             for child in children:
                 self.note(child.line())
@@ -86,17 +86,17 @@ class Torture:
         # Older ones may be there that were never acknowledged; settled ones must not come again.
         assert oldest.job <= min(self.acknowledged.keys() - self.settled)
         assert oldest.job not in self.settled
-        done = [Settlement(Kind.SUCCEEDED, one) for one in (delivery, oldest)]
+        done = [Settlement(Kind.SUCCEEDED, item) for item in (delivery, oldest)]
         assert port.settle(done).result(10) == [None, None]
         self.settled |= {fresh, oldest.job}
         store.close()
 
     def check_log(self) -> None:
         jobs = of_kind(log_records(self.path), Kind.ENQUEUED)
-        found = {record.lsn: (record.body or b"").decode() for record in jobs}
-        assert len(found) == len(jobs), "an lsn names two jobs"
-        assert len(set(found.values())) == len(jobs), "a payload is there twice"
-        lost = {lsn: body for lsn, body in self.acknowledged.items() if found.get(lsn) != body}
+        seen = {record.lsn: (record.body or b"").decode() for record in jobs}
+        assert len(seen) == len(jobs), "an lsn names two jobs"
+        assert len(set(seen.values())) == len(jobs), "a payload is there twice"
+        lost = {lsn: body for lsn, body in self.acknowledged.items() if seen.get(lsn) != body}
         assert not lost
 
 

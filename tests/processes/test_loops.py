@@ -31,13 +31,13 @@ async def enqueue_some(store: Store, count: int) -> list[object]:
 def test_threads_with_loops_of_their_own_may_make_them_at_once(tmp_path: Path) -> None:
     """As async_to_sync does in a threaded web server: a loop for each call, in many threads."""
     store = open_here(tmp_path)
-    told: list[object] = []
+    values: list[object] = []
     errors: list[BaseException] = []
 
     def serve() -> None:
         try:
             for _ in range(40):
-                told.extend(asyncio.run(enqueue_some(store, 2)))
+                values.extend(asyncio.run(enqueue_some(store, 2)))
         except BaseException as error:  # noqa: BLE001 - the test shows it
             errors.append(error)
 
@@ -47,7 +47,7 @@ def test_threads_with_loops_of_their_own_may_make_them_at_once(tmp_path: Path) -
     for thread in threads:
         thread.join(30)
     assert errors == []
-    assert len(set(told)) == 8 * 40 * 2
+    assert len(set(values)) == 8 * 40 * 2
     store.close()
 
 
@@ -59,7 +59,7 @@ def test_a_claim_served_to_a_loop_that_has_ended_is_given_back(tmp_path: Path) -
     async def leave_a_claim_behind() -> None:
         await enqueue_some(store, ANSWERS)
         deliveries = await store.port().claim(ClaimRequest(ANSWERS))
-        done = [Settlement(Kind.SUCCEEDED, one) for one in deliveries]
+        done = [Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries]
         assert await store.port().settle(done) == [None] * ANSWERS
         waiting.append(store.port().claim(ClaimRequest(1)))
 
@@ -79,7 +79,7 @@ def test_an_answer_on_its_way_to_a_loop_that_ends_is_no_lost_job(tmp_path: Path)
     async def claim() -> None:
         port = store.port()
         deliveries = await port.claim(ClaimRequest(ANSWERS))
-        await port.settle([Settlement(Kind.SUCCEEDED, one) for one in deliveries])
+        await port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries])
         port.claim(ClaimRequest(1))
 
     loop.run_until_complete(claim())

@@ -40,9 +40,9 @@ def enqueue(path: Path, task: str, *args: Any, attempts: int = 5) -> JobHandle[A
 
 
 def view(path: Path, job: JobHandle[Any]) -> JobView:
-    found = LogReader.open(str(path)).job(job.lsn)
-    assert found is not None
-    return found
+    result = LogReader.open(str(path)).job(job.lsn)
+    assert result is not None
+    return result
 
 
 def attempt(worker: Child) -> tuple[int, float]:
@@ -93,9 +93,9 @@ def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
         assert number == 2
         assert moment - since < max(TAKEOVER_SECONDS, 2 * (began - first.started))
         eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED)
-        told = view(tmp_path, job)
-        assert (told.attempt, told.result) == (2, b"2")
-        assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
+        answer = view(tmp_path, job)
+        assert (answer.attempt, answer.result) == (2, b"2")
+        assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     other = enqueue(tmp_path, "jobs.quick", 7)
     with start_worker(tmp_path):
         eventually(lambda: view(tmp_path, other).state is State.SUCCEEDED)
-    told = view(tmp_path, job)
-    assert told.state is State.DEAD
-    assert told.attempt == attempts
-    assert told.reason == f"WorkerLost: the worker process died while it ran attempt {attempts}"
+    answer = view(tmp_path, job)
+    assert answer.state is State.DEAD
+    assert answer.attempt == attempts
+    assert answer.reason == f"WorkerLost: the worker process died while it ran attempt {attempts}"

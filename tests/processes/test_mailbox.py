@@ -117,7 +117,7 @@ def test_whoever_sends_while_it_closes_is_answered(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(15)
             assert not thread.is_alive()
-        assert sum(isinstance(one, LogClosed) for one in answers) == 4
+        assert sum(isinstance(answer, LogClosed) for answer in answers) == 4
 
 
 def test_a_request_that_slips_in_after_the_end_is_answered(tmp_path: Path) -> None:

@@ -68,25 +68,25 @@ class Fleet:
                 assert worker.wait() == 0
 
 
-def check_each_job_once(found: list[LogRecord], jobs: int) -> None:
+def check_each_job_once(records: list[LogRecord], jobs: int) -> None:
     """One enqueue, one claim and one success for each, and each payload once."""
-    enqueued = {one.lsn: one for one in of_kind(found, Kind.ENQUEUED)}
+    enqueued = {record.lsn: record for record in of_kind(records, Kind.ENQUEUED)}
     assert len(enqueued) == jobs
-    assert len({one.body for one in enqueued.values()}) == jobs
+    assert len({job.body for job in enqueued.values()}) == jobs
     for kind in (Kind.CLAIMED, Kind.SUCCEEDED):
-        concerned = [one.job for one in of_kind(found, kind)]
+        concerned = [item.job for item in of_kind(records, kind)]
         assert len(concerned) == jobs
         assert set(concerned) == enqueued.keys()
-    kinds = {one.kind for one in found}
+    kinds = {item.kind for item in records}
     assert kinds <= {Kind.ENQUEUED, Kind.CLAIMED, Kind.SUCCEEDED, Kind.OWNER}
 
 
-def check_fifo(found: list[LogRecord]) -> None:
+def check_fifo(records: list[LogRecord]) -> None:
     """Within a priority a claimer gets jobs in the order of their numbers; so do all together."""
-    priorities = {one.lsn: one.priority for one in of_kind(found, Kind.ENQUEUED)}
+    priorities = {record.lsn: record.priority for record in of_kind(records, Kind.ENQUEUED)}
     by_claimer: dict[tuple[int, int], list[int]] = defaultdict(list)
     by_priority: dict[int, list[int]] = defaultdict(list)
-    for claim in of_kind(found, Kind.CLAIMED):
+    for claim in of_kind(records, Kind.CLAIMED):
         priority = priorities[claim.job]
         by_claimer[claim.token, priority].append(claim.job)
         by_priority[priority].append(claim.job)
@@ -94,11 +94,11 @@ def check_fifo(found: list[LogRecord]) -> None:
         assert jobs == sorted(jobs)
 
 
-def check_order_of_priorities(found: list[LogRecord]) -> None:
+def check_order_of_priorities(records: list[LogRecord]) -> None:
     """No job was claimed while one of a higher priority was ready."""
     ready: Counter[int] = Counter()
     priorities: dict[int, int] = {}
-    for record in found:
+    for record in records:
         if record.kind == Kind.ENQUEUED:
             priorities[record.lsn] = record.priority
             ready[record.priority] += 1
@@ -109,10 +109,10 @@ def check_order_of_priorities(found: list[LogRecord]) -> None:
 
 
 def check(fleet: Fleet) -> None:
-    found = log_records(fleet.path)
-    check_each_job_once(found, fleet.jobs)
-    check_fifo(found)
-    check_order_of_priorities(found)
+    result = log_records(fleet.path)
+    check_each_job_once(result, fleet.jobs)
+    check_fifo(result)
+    check_order_of_priorities(result)
     assert len(fleet.done) == 2
     # How the work divides is the scheduler's business: on a busy machine one may get most of it.
     assert min(fleet.done.values()) > 0, "both workers got work"
@@ -153,7 +153,7 @@ def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     longest: list[float] = []
     while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
         longest.append(max(longest_waits(tmp_path / str(len(longest)), durability, 5_000)))
-    told = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
-    print(f"longest wait of each run: {told}")  # noqa: T201 - figures
+    answer = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
+    print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
     assert min(longest) < LOCK_WAIT_SECONDS
     assert max(longest) < NOISY_LOCK_WAIT_SECONDS

@@ -26,7 +26,7 @@ def fail(*_: object) -> None:
 
 
 def jobs_in(path: Path) -> list[int]:
-    return [one.lsn for one in of_kind(log_records(path), Kind.ENQUEUED)]
+    return [record.lsn for record in of_kind(log_records(path), Kind.ENQUEUED)]
 
 
 def test_an_outcome_that_does_not_read_back_is_told_as_an_error(

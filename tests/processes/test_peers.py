@@ -85,8 +85,8 @@ def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
     assert board(tmp_path) == {peers.owner: 0, arrived[0].owner: INTEREST_READY}
     peers.wake(INTEREST_READY)
     assert arrived[0]._poll.poll(1_000)
-    for one in (peers, *arrived):
-        one.close()
+    for item in (peers, *arrived):
+        item.close()
 
 
 def test_a_poke_after_the_end_writes_to_nobody(tmp_path: Path) -> None:

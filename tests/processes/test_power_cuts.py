@@ -94,13 +94,15 @@ async def test_a_power_cut_loses_nothing_that_was_answered_for(
     machine = replayed(fsynced[:cut], seed)
     machine.lose_power()
     monkeypatch.setattr(LocalDisk, "boot_id", lambda _: seed)
-    told = [words for _, words in answers(fsynced[:cut])]
+    seen = [words for _, words in answers(fsynced[:cut])]
     async with TaskLog.open(written_out(machine, tmp_path)) as log:
         waiting: dict[str, str] = {}
         while batch := await log.claim(100):
-            waiting |= {one.job_id: hashlib.sha256(one.payload).hexdigest() for one in batch}
+            waiting |= {
+                delivery.job_id: hashlib.sha256(delivery.payload).hexdigest() for delivery in batch
+            }
         tag = (await log.put(b"the next")).rpartition("-")[0]
-        for kind, lsn, *rest in told:
+        for kind, lsn, *rest in seen:
             job_id = f"{tag}-{lsn}"
             if kind == "put" and job_id in waiting:
                 assert waiting[job_id] == rest[0]

@@ -39,7 +39,7 @@ def open_impatient(path: Path) -> Store:
 
 
 def bodies(path: Path) -> list[bytes]:
-    return [one.body or b"" for one in of_kind(log_records(path), Kind.ENQUEUED)]
+    return [record.body or b"" for record in of_kind(log_records(path), Kind.ENQUEUED)]
 
 
 @pytest.mark.parametrize("place", ["before", "half", "after"])
@@ -146,7 +146,7 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     assert other.job == second
     assert port.settle([Settlement(Kind.SUCCEEDED, other)]).result(10) == [None]
     assert errors == []
-    done = [one.job for one in of_kind(log_records(tmp_path), Kind.SUCCEEDED)]
+    done = [item.job for item in of_kind(log_records(tmp_path), Kind.SUCCEEDED)]
     assert done == [first, second]
     store.close()
 

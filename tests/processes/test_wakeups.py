@@ -152,9 +152,9 @@ def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
             eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))  # noqa: B023
         now = str(time.monotonic_ns()).encode()
         store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result(10)
-        told = [claimer.expect("claimed").split() for claimer in claimers]
-        assert sorted(int(one[0]) for one in told) == [1, 2, 3, 4, 5, 6]
-        assert max(int(one[2]) for one in told) < SECOND_NS
+        seen = [claimer.expect("claimed").split() for claimer in claimers]
+        assert sorted(int(line[0]) for line in seen) == [1, 2, 3, 4, 5, 6]
+        assert max(int(line[2]) for line in seen) < SECOND_NS
     store.close()
 
 

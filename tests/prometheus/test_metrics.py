@@ -36,9 +36,9 @@ Key = tuple[str, ...]
 def samples(text: str) -> Mapping[Key, float]:
     """Return the values of a scrape."""
     return {
-        (one.name, *(one.labels[name] for name in sorted(one.labels))): one.value
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -55,14 +55,14 @@ def test_counts_are_those_of_the_log_over_three_processes_with_one_killed(tmp_pa
         killed.kill()
     app = TaskQ(tmp_path, durability="os")
     app.enqueue_many_sync([app.call_by_name("jobs.quick", 1)] * 40)
-    with start_worker(tmp_path) as one, start_worker(tmp_path) as other:
-        one.expect("  ready")
+    with start_worker(tmp_path) as first, start_worker(tmp_path) as other:
+        first.expect("  ready")
         other.expect("  ready")
         eventually(lambda: app.stats_sync().queues[0].succeeded == 41)
         both = samples(text_of(str(tmp_path)))
     app.close_sync()
-    told = view(tmp_path, job)
-    assert [one.outcome for one in told.attempts] == ["lost", "succeeded"]
+    answer = view(tmp_path, job)
+    assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
     assert running["taskq_jobs", "default", "running"] == 1
     assert (running["taskq_workers",], both["taskq_workers",]) == (1, 2)
     assert both["taskq_worker_slots",] == 16
@@ -90,16 +90,16 @@ async def test_a_worker_tells_each_attempt_its_log_and_its_engine(tmp_path: Path
 
             await work.enqueue_many([(number,) for number in range(5)])
             await app.worker(on_event=note, burst=True).run()
-            told = scraped(address)
+            answer = scraped(address)
     for outcome in ("succeeded", "retried", "dead"):
-        found = [one.seconds for one in ended if one.outcome == outcome]
-        assert told["taskq_attempt_seconds_count", outcome, "default", "work"] == len(found)
-        assert told["taskq_attempt_seconds_sum", outcome, "default", "work"] == pytest.approx(
-            sum(found)
+        seconds = [end.seconds for end in ended if end.outcome == outcome]
+        assert answer["taskq_attempt_seconds_count", outcome, "default", "work"] == len(seconds)
+        assert answer["taskq_attempt_seconds_sum", outcome, "default", "work"] == pytest.approx(
+            sum(seconds)
         )
-    assert told["taskq_jobs_ended_total", "succeeded", "default"] == 4
-    assert told["taskq_jobs", "default", "dead"] == 1
-    assert told["taskq_engine_batches_total",] == told["taskq_engine_batch_records_count",] > 0
+    assert answer["taskq_jobs_ended_total", "succeeded", "default"] == 4
+    assert answer["taskq_jobs", "default", "dead"] == 1
+    assert answer["taskq_engine_batches_total",] == answer["taskq_engine_batch_records_count",] > 0
 
 
 def test_each_of_several_logs_has_its_label_in_one_family(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_each_of_several_logs_has_its_label_in_one_family(tmp_path: Path) -> Non
 
     calls = [work.call(f"{number}") for number in range(9)]
     app.enqueue_many_sync(calls, atomic=False)
-    ready = [one.stats_sync().queues[0].ready for one in app.logs()]
+    ready = [log.stats_sync().queues[0].ready for log in app.logs()]
     assert sum(ready) == 9
     with worker_metrics(app, 0) as (address, _):
-        told = scraped(address)
+        answer = scraped(address)
     text = text_of(str(tmp_path / "root"))
-    paths = [str(one.data_dir) for one in app.logs()]
+    paths = [str(log.data_dir) for log in app.logs()]
     with worker_metrics(app, 0, paths) as (address, _):
         by_path = scraped(address)
     for number, name in enumerate(("1.000", "1.001")):
-        assert told["taskq_jobs", name, "default", "ready"] == ready[number]
+        assert answer["taskq_jobs", name, "default", "ready"] == ready[number]
         assert by_path["taskq_jobs", paths[number], "default", "ready"] == ready[number]
         line = f'taskq_jobs{{log="{name}",queue="default",state="ready"}} {float(ready[number])}'
         assert line in text
@@ -134,7 +134,7 @@ def test_workers_of_one_guard_answer_at_ports_of_their_own(tmp_path: Path) -> No
     command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", tmp_path]
     with Child(*command, "--processes", 2, "--metrics-port", port, cwd=SCRIPTS) as guard:
         places = sorted(guard.expect("metrics at") for _ in range(2))
-        assert places == [f"http://127.0.0.1:{one}/metrics" for one in (port, port + 1)]
+        assert places == [f"http://127.0.0.1:{item}/metrics" for item in (port, port + 1)]
         for place in places:
             assert scraped(place)["taskq_log_readable",] == 1
         guard.send(signal.SIGTERM)
@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-d", "nowhere"], "is not a task log"),
         (["--serve", "here"], "--serve 'here' is no place to listen: write 9750"),
@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_served(
-    tmp_path: Path, arguments: list[str], told: str
+    tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
     app.open_sync()
@@ -193,7 +193,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(
     given = arguments if "-d" in arguments else ["-d", str(app.data_dir), *arguments]
     result = CliRunner().invoke(main, ["metrics", *given])
     assert result.exit_code in {1, 2}
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_without_the_package_the_command_says_what_to_install(
@@ -204,8 +204,8 @@ def test_without_the_package_the_command_says_what_to_install(
     monkeypatch.delattr(taskq_plugins.prometheus, "serving", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     result = CliRunner().invoke(main, ["metrics", "-d", str(tmp_path)])
-    told = missing("taskq metrics", "prometheus_client", "metrics")
-    assert (result.exit_code, result.stderr) == (1, f"taskq: {told}\n")
+    output = missing("taskq metrics", "prometheus_client", "metrics")
+    assert (result.exit_code, result.stderr) == (1, f"taskq: {output}\n")
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
@@ -219,7 +219,7 @@ def test_rules_and_dashboard_ask_for_what_is_told(tmp_path: Path, name: str) -> 
     send.enqueue_sync()
     with worker_metrics(app, 0) as (address, count):
         app.run_worker(burst=True, on_event=count)
-        told = scraped(address)
+        answer = scraped(address)
     app.close_sync()
     text = Path(taskq_plugins.prometheus.__file__).with_name(name).read_text("utf-8")
     if name == "alerts.yml":
@@ -230,8 +230,8 @@ def test_rules_and_dashboard_ask_for_what_is_told(tmp_path: Path, name: str) -> 
     names = set(re.findall(r"\btaskq_\w+", "\n".join(asked)))
     assert names
     # It is looked for once so much was written that it may matter.
-    assert names <= {key[0] for key in told} | {"taskq_disk_free_bytes"}
-    values = {value for key in told for value in key[1:]}
+    assert names <= {key[0] for key in answer} | {"taskq_disk_free_bytes"}
+    values = {value for key in answer for value in key[1:]}
     wanted = set(re.findall(r'(?:state|outcome|quantile)="([^"]+)"', "\n".join(asked)))
     assert wanted <= values | {"dead", "running"}
 

@@ -70,7 +70,9 @@ def test_moments_are_datetimes_with_a_time_zone() -> None:
 
 
 def told(attempts: tuple[AttemptView, ...]) -> list[tuple[int, str, str, str]]:
-    return [(one.number, one.outcome, one.error, one.message) for one in attempts]
+    return [
+        (attempt.number, attempt.outcome, attempt.error, attempt.message) for attempt in attempts
+    ]
 
 
 def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
         (2, "dead", "ValueError", "order 3 is bad"),
     ]
     assert told(before) == expected
-    assert {one.pid for one in before} == {os.getpid()}
+    assert {entry.pid for entry in before} == {os.getpid()}
     assert told(after)[:4] == expected
-    assert len({one.fingerprint for one in after if one.outcome == "dead"}) == 1
-    assert [one.started_ns for one in after[:4]] == [one.started_ns for one in before]
-    assert [one.owner for one in after[:4]] == [one.owner for one in before]
+    assert len({entry.fingerprint for entry in after if entry.outcome == "dead"}) == 1
+    assert [entry.started_ns for entry in after[:4]] == [entry.started_ns for entry in before]
+    assert [entry.owner for entry in after[:4]] == [entry.owner for entry in before]

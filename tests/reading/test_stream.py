@@ -53,9 +53,9 @@ async def follows(log: TaskLog) -> None:
 
 async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
     ids = await some_of_each(log)
-    found = await read(log.stream(follow=False))
-    told = [(one.kind, one.job_id) for one in found if one.kind != "owner"]
-    assert told == [
+    result = await read(log.stream(follow=False))
+    seen = [(item.kind, item.job_id) for item in result if item.kind != "owner"]
+    assert seen == [
         ("enqueued", ids["won"]),
         ("enqueued", ids["lost"]),
         ("enqueued", ids["late"]),
@@ -67,27 +67,27 @@ async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
         ("dead", ids["lost"]),
         ("cancelled", ids["late"]),
     ]
-    assert all(one.lsn < another.lsn for one, another in pairwise(found))
+    assert all(record.lsn < another.lsn for record, another in pairwise(result))
 
 
 async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
     ids = await some_of_each(log)
     before = datetime.now(UTC) - timedelta(minutes=1)
-    found = {(one.kind, one.job_id): one for one in await read(log.stream(follow=False))}
-    born = found["enqueued", ids["won"]]
+    seen = {(record.kind, record.job_id): record for record in await read(log.stream(follow=False))}
+    born = seen["enqueued", ids["won"]]
     assert (born.queue, born.task, born.priority, born.payload) == ("mail", "", 9, b"1")
     assert (born.headers, born.key, born.attempts_max) == ({"from": "here"}, b"k", 5)
     assert before < born.time < datetime.now(UTC)
     assert born.time_ns // 1_000 == round(born.time.timestamp() * 1_000_000)
-    claimed = found["claimed", ids["won"]]
-    (owner,) = (one for one in found.values() if one.kind == "owner")
+    claimed = seen["claimed", ids["won"]]
+    (owner,) = (item for item in seen.values() if item.kind == "owner")
     assert claimed.owner == owner.owner != 0
     assert (claimed.attempt, claimed.queue) == (1, "mail")
-    assert found["succeeded", ids["won"]].result == b"done"
-    assert found["dead", ids["lost"]].reason == "second try"
-    assert found["dead", ids["lost"]].cause == "exhausted"
-    assert found["enqueued", ids["lost"]].expires_ns > born.time_ns
-    assert found["enqueued", ids["late"]].due_ns > born.time_ns
+    assert seen["succeeded", ids["won"]].result == b"done"
+    assert seen["dead", ids["lost"]].reason == "second try"
+    assert seen["dead", ids["lost"]].cause == "exhausted"
+    assert seen["enqueued", ids["lost"]].expires_ns > born.time_ns
+    assert seen["enqueued", ids["late"]].due_ns > born.time_ns
 
 
 async def test_records_are_values(log: TaskLog) -> None:
@@ -106,27 +106,27 @@ async def test_a_stream_goes_through_all_segments(log: TaskLog) -> None:
         await log.put(payload)
     await log.put_many([Put(payload=bytes([n]) * 700_000) for n in range(10)])
     assert (await log.stats()).segments > 3
-    found = await read(log.stream(follow=False, kinds=["enqueued"]))
-    assert [one.payload for one in found[:-10]] == payloads
-    assert [one.payload for one in found[-10:]] == [bytes([n]) * 700_000 for n in range(10)]
+    result = await read(log.stream(follow=False, kinds=["enqueued"]))
+    assert [item.payload for item in result[:-10]] == payloads
+    assert [item.payload for item in result[-10:]] == [bytes([n]) * 700_000 for n in range(10)]
 
 
 async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog) -> None:
     """Also while segments come and go under it."""
     expected = [b"%d" % n * 500 for n in range(400)]
-    found: list[bytes | None] = []
+    bodies: list[bytes | None] = []
 
     async def follow() -> None:
         async for record in log.stream(kinds=["enqueued"]):
-            found.append(record.payload)
-            if len(found) == len(expected):
+            bodies.append(record.payload)
+            if len(bodies) == len(expected):
                 return
 
     following = asyncio.create_task(follow())
     for payload in expected:
         await log.put(payload)
     await asyncio.wait_for(following, 20)
-    assert found == expected
+    assert bodies == expected
     assert (await log.stats()).segments > 3
 
 
@@ -155,8 +155,8 @@ async def test_a_stream_begins_at_any_lsn(log: TaskLog) -> None:
         await log.put(b"y" * 1_000)
     whole = await read(log.stream(follow=False))
     for number in (0, 1, 50, 99, 100, 101, 199):
-        found = await read(log.stream(follow=False, from_lsn=whole[number].lsn))
-        assert found == whole[number:]
+        result = await read(log.stream(follow=False, from_lsn=whole[number].lsn))
+        assert result == whole[number:]
     assert await read(log.stream(follow=False, from_lsn=whole[-1].lsn + 1)) == []
     with pytest.raises(UsageError, match=r"lsn 202 is still to come: the next one is 201"):
         await read(log.stream(follow=False, from_lsn=whole[-1].lsn + 2))
@@ -169,9 +169,9 @@ async def test_a_stream_begins_at_any_time(log: TaskLog) -> None:
     for number in (0, 1, 75, 149):
         # Times are told to the microsecond, and written to the nanosecond.
         moment = whole[number].time
-        expected = [one for one in whole if one.time >= moment]
-        found = await read(log.stream(follow=False, from_time=moment))
-        assert found in (expected, whole[number:])
+        expected = [item for item in whole if item.time >= moment]
+        result = await read(log.stream(follow=False, from_time=moment))
+        assert result in (expected, whole[number:])
     long_ago = datetime(2000, 1, 1, tzinfo=UTC)
     assert await read(log.stream(follow=False, from_time=long_ago)) == whole
     soon = datetime.now(UTC) + timedelta(hours=1)
@@ -225,8 +225,8 @@ async def test_filters_choose_by_kind_queue_and_task(tmp_path: Path) -> None:
         assert await count(queues=["mail"], tasks=["mail.send"]) == 3
         assert await count(queues=["mail", "default"], kinds=["succeeded"]) == 3
         assert await count(queues=[]) == 0
-        found = await read(app.stream(follow=False, queues=["mail"], tasks=["mail.send"]))
-        assert {one.job_id for one in found} == {mail.id}
+        result = await read(app.stream(follow=False, queues=["mail"], tasks=["mail.send"]))
+        assert {item.job_id for item in result} == {mail.id}
 
 
 async def test_a_filter_knows_jobs_that_began_before_the_stream(log: TaskLog) -> None:
@@ -237,12 +237,12 @@ async def test_a_filter_knows_jobs_that_began_before_the_stream(log: TaskLog) ->
         await log.ack(delivery, b"r" * 2_000)
     ends = await read(log.stream(follow=False, kinds=["succeeded"]))
     start = ends[0].lsn
-    found = await read(log.stream(follow=False, from_lsn=start, queues=["q1"]))
-    assert [one.job_id for one in found] == [d.job_id for d in claimed if d.queue == "q1"]
-    assert {one.queue for one in found} == {"q1"}
+    result = await read(log.stream(follow=False, from_lsn=start, queues=["q1"]))
+    assert [item.job_id for item in result] == [d.job_id for d in claimed if d.queue == "q1"]
+    assert {item.queue for item in result} == {"q1"}
     # Without a filter nothing is looked up: not known is "".
     whole = await read(log.stream(follow=False, from_lsn=start))
-    assert {one.queue for one in whole} == {""}
+    assert {item.queue for item in whole} == {""}
 
 
 async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) -> None:
@@ -254,8 +254,8 @@ async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) 
     await log.close()
     min((log.data_dir / "log").glob("*.log")).unlink()
     async with log:
-        found = await read(log.stream(follow=False, queues=["other"]))
-    assert ("succeeded", "") in [(one.kind, one.queue) for one in found]
+        result = await read(log.stream(follow=False, queues=["other"]))
+    assert ("succeeded", "") in [(item.kind, item.queue) for item in result]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ async def test_a_wrong_argument_is_named_at_once(
 
 async def test_a_wait_that_is_given_up_loses_nothing(log: TaskLog) -> None:
     """However often, and whatever the stream was about just then."""
-    found: list[bytes | None] = []
+    bodies: list[bytes | None] = []
     async with log.stream(kinds=["enqueued"]) as stream:
         for number in range(60):
             await log.put(b"%d" % number * 400)
@@ -294,11 +294,11 @@ async def test_a_wait_that_is_given_up_loses_nothing(log: TaskLog) -> None:
             while True:
                 try:
                     async with asyncio.timeout(seconds):
-                        found.append((await anext(stream)).payload)
+                        bodies.append((await anext(stream)).payload)
                     break
                 except TimeoutError:
                     seconds += 0.000_05
-    assert found == [b"%d" % number * 400 for number in range(60)]
+    assert bodies == [b"%d" % number * 400 for number in range(60)]
 
 
 async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
@@ -323,7 +323,7 @@ async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(log: TaskLog) -
         while not (views := await log.readers()) or views[0].lsn < 2:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
         await stream.aclose()
-        assert [one.lsn for one in await reading] == [1]
+        assert [record.lsn for record in await reading] == [1]
     assert not (await log.readers())[0].alive
 
 
@@ -378,8 +378,8 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     await stream.aclose()
     await log.close()
     async with log:
-        found = await read(log.stream(reader="billing", kinds=["enqueued"], follow=False))
-        assert [one.payload for one in found] == [b"2"]
+        result = await read(log.stream(reader="billing", kinds=["enqueued"], follow=False))
+        assert [item.payload for item in result] == [b"2"]
 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
@@ -396,8 +396,11 @@ async def test_a_stream_holds_what_a_scan_does(tmp_path: Path, durability: str) 
                     await log.ack(delivery, b"r" * number)
                 else:
                     await log.nack(delivery, "again", delay=0)
-        found = await read(log.stream(follow=False))
+        result = await read(log.stream(follow=False))
     with LogReader.open(str(path)) as reader:
         journal = reader._journal
-        scanned = [(one.lsn, one.time_ns, one.epoch) for one in records(journal, journal.start())]
-    assert [(one.lsn, one.time_ns, one.epoch) for one in found] == scanned
+        scanned = [
+            (record.lsn, record.time_ns, record.epoch)
+            for record in records(journal, journal.start())
+        ]
+    assert [(item.lsn, item.time_ns, item.epoch) for item in result] == scanned

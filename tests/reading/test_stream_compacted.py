@@ -48,12 +48,12 @@ async def test_a_stream_tells_of_jobs_that_were_written_again(log: TaskLog) -> N
     await fill(log)
     report = await log.compact(keep=0.000_001)
     assert report.carried >= 4
-    found = await read(log.stream(follow=False, kinds=["carried"], queues=["mail"]))
-    assert [(one.job_id, one.state) for one in found] == [
+    result = await read(log.stream(follow=False, kinds=["carried"], queues=["mail"]))
+    assert [(item.job_id, item.state) for item in result] == [
         *((job, "dead") for job in ids),
         (scheduled, "scheduled"),
     ]
-    dead, *_, late = found
+    dead, *_, late = result
     assert (dead.payload, dead.reason, dead.attempt) == (b"0" * 300, "no such address", 1)
     assert (dead.headers, dead.queue, dead.attempts_max) == ({"n": "0"}, "mail", 1)
     assert (late.payload, late.headers) == (b"later", {"a": "b"})
@@ -68,8 +68,8 @@ async def test_a_filter_knows_jobs_that_were_written_again(log: TaskLog) -> None
     end = (await log.stats()).next_lsn
     for job in ids:
         await log.dead.purge(job)
-    found = await read(log.stream(from_lsn=end, follow=False, queues=["mail"]))
-    assert [(one.kind, one.job_id, one.queue) for one in found] == [
+    result = await read(log.stream(from_lsn=end, follow=False, queues=["mail"]))
+    assert [(item.kind, item.job_id, item.queue) for item in result] == [
         ("purged", job, "mail") for job in ids
     ]
     assert await read(log.stream(from_lsn=end, follow=False, queues=["other"])) == []
@@ -103,23 +103,23 @@ async def test_a_compressed_payload_is_replayed_after_it_was_written_again(
         await log.nack(delivery, "no")
         await fill(log)
         await log.compact(keep=0.000_001)
-        (told,) = await read(log.stream(follow=False, kinds=["carried"], tasks=["t"]))
+        (answer,) = await read(log.stream(follow=False, kinds=["carried"], tasks=["t"]))
         (replayed,) = (await log.replay(task="t")).jobs
-        assert replayed.job_id == told.job_id == job.id
-        assert (await log.get(replayed.new_id)).payload == told.payload
-        assert len(told.payload or b"") > 50_000
+        assert replayed.job_id == answer.job_id == job.id
+        assert (await log.get(replayed.new_id)).payload == answer.payload
+        assert len(answer.payload or b"") > 50_000
 
 
 async def test_compaction_keeps_what_a_named_reader_has_not_read(log: TaskLog) -> None:
     await log.seek("billing", "start")
     await fill(log)
     report = await log.compact(keep=0.000_001)
-    assert [one.removed for one in report.segments] == [False]
+    assert [segment.removed for segment in report.segments] == [False]
     assert "the reader 'billing' has not read it" in report.segments[0].reason
     read_all = await read(log.stream(reader="billing", follow=False))
     assert read_all[0].lsn == 1
     report = await log.compact(keep=0.000_001)
-    assert all(one.removed for one in report.segments)
+    assert all(segment.removed for segment in report.segments)
     assert report.segments
     (view,) = await log.readers()
     assert view.problem == ""
@@ -147,7 +147,7 @@ async def test_a_payload_whose_file_is_gone_is_a_problem_of_its_record_alone(
         await log.put(b"x" * 2_000_000)
         await log.put(b"3")
         whole = await read(log.stream(follow=False))
-        assert [len(one.payload or b"") for one in whole] == [1, 2_000_000, 1]
+        assert [len(item.payload or b"") for item in whole] == [1, 2_000_000, 1]
         (file,) = (log.data_dir / "spill").iterdir()
         file.unlink()
         first, lost, last = await read(log.stream(follow=False))

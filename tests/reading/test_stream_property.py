@@ -49,39 +49,39 @@ async def write(log: TaskLog, what: str, number: int, size: int) -> None:
 
 async def read(log: TaskLog, number: int, size: int) -> list[int]:
     """So many records at most; of the last, nothing is said if ``size`` is 0."""
-    found: list[int] = []
+    numbers: list[int] = []
     async with log.stream(reader="billing", follow=False) as stream:
         for _ in range(number):
             record = await anext(stream, None)
             if record is None:
-                return found
-            found.append(record.lsn)
+                return numbers
+            numbers.append(record.lsn)
         if size:
             await stream.commit()
-            return found
+            return numbers
     # It was not handled, so it comes again.
-    return found[:-1]
+    return numbers[:-1]
 
 
 async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int], int]:
     """Take the steps; returns (what the reader read, lsn that it was last moved to)."""
-    found: list[int] = []
+    result: list[int] = []
     start = 0
     numbers = count()
     async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
         for what, number, size in steps:
             if what == "read":
-                found += await read(log, number, size)
-            elif what == "seek" and found:
-                start = found[next(numbers) * 7 % len(found)]
+                result += await read(log, number, size)
+            elif what == "seek" and result:
+                start = result[next(numbers) * 7 % len(result)]
                 await log.seek("billing", lsn=start)
-                found = []
+                result = []
             elif what != "seek":
                 await write(log, what, number, size)
-        found += await read(log, 100_000, 1)
+        result += await read(log, 100_000, 1)
         whole = [record.lsn async for record in log.stream(follow=False)]
-        assert whole == [one.lsn for one in scan(path)]
-    return found, start
+        assert whole == [record.lsn for record in scan(path)]
+    return result, start
 
 
 @given(STEPS)
@@ -91,5 +91,5 @@ def test_streaming_equals_a_scan(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
     path = str(tmp_path_factory.mktemp("log"))
-    found, start = asyncio.run(live(path, steps))
-    assert found == [one.lsn for one in scan(path) if one.lsn >= start]
+    result, start = asyncio.run(live(path, steps))
+    assert result == [record.lsn for record in scan(path) if record.lsn >= start]

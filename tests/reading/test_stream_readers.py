@@ -40,14 +40,14 @@ async def put(log: TaskLog, count: int, size: int = 10) -> None:
 
 async def lsns(stream: Stream, count: int | None = None) -> list[int]:
     """Read so many records, handle them all, and leave."""
-    found: list[int] = []
+    numbers: list[int] = []
     async with stream:
         async for record in stream:
-            found.append(record.lsn)
-            if len(found) == count:
+            numbers.append(record.lsn)
+            if len(numbers) == count:
                 await stream.commit()
                 break
-    return found
+    return numbers
 
 
 def found_position(log: TaskLog) -> Position:
@@ -229,9 +229,9 @@ async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(
         await put(log, 3)
         (view,) = await log.readers()
         assert (view.lsn, view.lag_records) == (3, 8)
-        found = await lsns(log.stream(reader="billing", follow=False))
-    assert found[:5] == [3, 4, 5, 6, 7]
-    assert found[5] > 2**20
+        result = await lsns(log.stream(reader="billing", follow=False))
+    assert result[:5] == [3, 4, 5, 6, 7]
+    assert result[5] > 2**20
 
 
 async def test_seek_moves_a_reader_anywhere(log: TaskLog) -> None:
@@ -347,8 +347,8 @@ async def test_a_reader_that_had_read_all_that_was_removed_goes_on(
     while len(segments(log)) > 1:
         segments(log)[0].unlink()
     async with log:
-        found = await lsns(log.stream(reader="billing", follow=False))
-    assert found == [int(segments(log)[0].stem) + n for n in range(5)]
+        result = await lsns(log.stream(reader="billing", follow=False))
+    assert result == [int(segments(log)[0].stem) + n for n in range(5)]
     assert read == list(range(1, 66))
 
 
@@ -401,9 +401,9 @@ async def test_a_reader_finds_its_place_in_frames_that_were_moved(tmp_path: Path
     async with TaskLog.open(path, durability="os") as log:
         assert len(segments(log)) > 1
         await put(log, 1)
-        found = await lsns(log.stream(reader="billing", follow=False))
-    assert found[:3] == [10, 11, 12]
-    assert len(found) == 4
+        result = await lsns(log.stream(reader="billing", follow=False))
+    assert result[:3] == [10, 11, 12]
+    assert len(result) == 4
 
 
 async def test_damage_stops_a_stream_or_is_passed_over_as_it_was_asked_to(
@@ -424,11 +424,11 @@ async def test_damage_stops_a_stream_or_is_passed_over_as_it_was_asked_to(
             await lsns(stream)
         with pytest.raises(LogDamaged):
             await lsns(log.stream(reader="billing", follow=False))
-        found = await lsns(log.stream(reader="billing", follow=False, on_damage="skip"))
+        result = await lsns(log.stream(reader="billing", follow=False, on_damage="skip"))
         whole = await lsns(log.stream(follow=False, on_damage="skip"))
     assert set(whole) < set(range(1, 11))
     assert whole[-1] == 10
-    assert sorted({*found, 1, 2}) == sorted({*whole, 1, 2})
+    assert sorted({*result, 1, 2}) == sorted({*whole, 1, 2})
     assert "passed over" in caplog.text
 
 

@@ -68,12 +68,12 @@ async def test_as_dict_is_what_json_prints(app: TaskQ) -> None:
         own = view.as_dict()
         assert own["result"] == {"encoding": "json", "data": [1]}
         # Who made an attempt is known to whoever asks for the attempts.
-        own["attempts"] = [one.as_dict() for one in await job.attempts()]
+        own["attempts"] = [attempt.as_dict() for attempt in await job.attempts()]
         assert own == {name: shown[name] for name in own}
         (listed,) = json.loads(taskq("ls", "--json", "-d", app.data_dir).stdout)
         assert listed == {name: own[name] for name in listed}
-        told = [event.as_dict() for event in await app.timeline(job)]
-        assert told == json.loads(taskq("timeline", "--json", "-d", app.data_dir, job.id).stdout)
+        seen = [event.as_dict() for event in await app.timeline(job)]
+        assert seen == json.loads(taskq("timeline", "--json", "-d", app.data_dir, job.id).stdout)
         reason = await job.why()
         printed = json.loads(taskq("why", "--json", "-d", app.data_dir, job.id).stdout)
         # As of another moment: "it succeeded 1s ago".

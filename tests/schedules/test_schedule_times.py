@@ -40,10 +40,10 @@ def at(text: str, zone: Any = BERLIN, fold: int = 0) -> int:
 def told(rule: Rule, start: str, count: int) -> list[str]:
     """Return the next moments as a person in Berlin reads them."""
     return [
-        moment_in(BERLIN, one).strftime(
+        moment_in(BERLIN, item).strftime(
             "%m-%d %H:%M %Z" if len(str(rule).split()) == 5 else "%m-%d %H:%M:%S %Z"
         )
-        for one in islice(rule.after(at(start)), count)
+        for item in islice(rule.after(at(start)), count)
     ]
 
 
@@ -120,10 +120,10 @@ def test_the_latest_moments_are_those_that_a_walk_ends_with(
     after = (start + (210 * 86_400 if is_autumn else 0)) * SECOND_NS
     until = after + length * SECOND_NS
     walked = []
-    for one in cron.after(after):
-        if one > until:
+    for entry in cron.after(after):
+        if entry > until:
             break
-        walked.append(one)
+        walked.append(entry)
     assert cron.latest(count, after, until) == walked[-count:]
     assert not walked or next(cron.after(walked[-1] - 20 * SECOND_NS)) <= walked[-1]
     assert walked == sorted(set(walked))
@@ -139,7 +139,7 @@ def test_intervals_tick_at_their_multiples(
     interval: int, after: int, length: int, count: int
 ) -> None:
     every = Every(interval)
-    expected = [one for one in range(after + 1, after + length + 1) if one % interval == 0]
+    expected = [number for number in range(after + 1, after + length + 1) if number % interval == 0]
     assert every.latest(count, after, after + length) == expected[-count:]
     assert next(every.after(after)) == (after // interval + 1) * interval
 
@@ -231,10 +231,10 @@ def test_after_eight_hours_asleep_each_policy_makes_up_for_what_it_says() -> Non
 
 
 def test_all_is_bounded_and_takes_the_latest() -> None:
-    found = due("all", 5_000)
-    assert len(found.moments) == CATCH_UP_MAX
-    assert found.moments[-1] == found.done_ns == START + 5_000 * HOUR_NS
-    assert found.is_cut
+    result = due("all", 5_000)
+    assert len(result.moments) == CATCH_UP_MAX
+    assert result.moments[-1] == result.done_ns == START + 5_000 * HOUR_NS
+    assert result.is_cut
     exact = due("all", CATCH_UP_MAX)
     assert (len(exact.moments), exact.is_cut) == (CATCH_UP_MAX, False)
 
@@ -254,12 +254,12 @@ def test_with_jitter_each_tick_comes_once_in_order_and_in_its_time(
     for step in steps:
         now += step * 7 * SECOND_NS
         following = next_due_ns("s", every, most_ns, done)
-        found = due_ticks("s", every, "all", most_ns, done, now)
+        result = due_ticks("s", every, "all", most_ns, done, now)
         assert following is not None
-        assert bool(found.moments) == (following <= now)
-        for one in found.moments:
-            assert one + jitter_ns("s", one, most_ns) <= now
-        ticks += found.moments
-        done = found.done_ns or done
+        assert bool(result.moments) == (following <= now)
+        for moment in result.moments:
+            assert moment + jitter_ns("s", moment, most_ns) <= now
+        ticks += result.moments
+        done = result.done_ns or done
     assert ticks == list(range(START + MINUTE_NS, done + 1, MINUTE_NS))
     assert done > now - MINUTE_NS - most_ns

@@ -116,8 +116,8 @@ async def test_jobs_of_all_logs_of_a_killed_worker_run_again_within_a_second(
 
     began = {log: str(tmp_path / f"begun-{log}") for log in LOGS}
     for log in LOGS:
-        async with over(app, tmp_path / log) as one:
-            await one._send_here([hang.call(began[log])])
+        async with over(app, tmp_path / log) as first:
+            await first._send_here([hang.call(began[log])])
     killed = start_worker()
     try:
         await asyncio.to_thread(eventually, lambda: all(map(os.path.exists, began.values())))

@@ -67,7 +67,7 @@ async def test_what_is_enqueued_is_found_by_its_arguments(shop: _Shop, box: Sand
     assert assert_enqueued(shop.send, subject="hi").view.queue == "mail"
     assert box.assert_enqueued("shop.send", "d@e.f").kwargs | {"x": 1}
     assert_not_enqueued(shop.send, "x@y.z")
-    assert [one.view.state for one in enqueued(shop.send)] == [State.READY, State.READY]
+    assert [job.view.state for job in enqueued(shop.send)] == [State.READY, State.READY]
 
 
 async def test_a_default_counts_as_the_argument_that_it_stands_for(
@@ -172,10 +172,10 @@ async def test_sync_tasks_run_in_a_drain(tmp_path: Path) -> None:
     app = TaskQ(tmp_path)
 
     @app.task(name="add")
-    def add(one: int, other: int) -> int:
-        if one < 0:
+    def add(number: int, other: int) -> int:
+        if number < 0:
             raise Discard("negative")
-        return one + other
+        return number + other
 
     async with Sandbox(app) as box:
         job = await add.enqueue(1, 2)

@@ -97,7 +97,7 @@ class Terminal:
     def wait(self, *wanted: str, without: str = "\0") -> str:
         """Return the screen, once it shows all of this and none of that."""
         until = time.monotonic() + PATIENCE_SECONDS
-        while not (all(one in self.text for one in wanted) and without not in self.text):
+        while not (all(job in self.text for job in wanted) and without not in self.text):
             assert time.monotonic() < until, f"{wanted} is not to be seen:\n{self.text}"
             if select.select([self._master], [], [], 0.1)[0]:
                 self._stream.feed(os.read(self._master, 65_536))
@@ -125,11 +125,11 @@ class Terminal:
 
 @contextmanager
 def terminal(columns: int, *words: object) -> Iterator[Terminal]:
-    one = Terminal(columns, *words)
+    terminal = Terminal(columns, *words)
     try:
-        yield one
+        yield terminal
     finally:
-        one.close()
+        terminal.close()
 
 
 # -- on a terminal --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_job_is_run_now_another_cancelled_and_a_queue_paused_and_resumed(path:
         assert screen.end() == 0
     with LogReader.open(str(path)) as reader:
         states = [reader.job(reader.parse_id(ids[name])) for name in ("late", "lone")]
-    assert [one.state for one in states if one] == [State.READY, State.CANCELLED]
+    assert [state.state for state in states if state] == [State.READY, State.CANCELLED]
 
 
 def test_the_past_is_shown_and_nothing_changes_it(path: Path) -> None:
@@ -265,8 +265,8 @@ def test_the_chosen_row_is_one_bar_whatever_its_cells_are_coloured(path: Path) -
     fill(path)
     console = Console(width=100, height=LINES, color_system="standard", force_terminal=True)
     lines = console.render_lines(draw(seen(path), Screen(), 100, LINES))
-    (row,) = [line for line in lines if any(one.text.startswith("mail") for one in line)]
-    styles = {one.style for one in row if one.text}
+    (row,) = [line for line in lines if any(part.text.startswith("mail") for part in line)]
+    styles = {cell.style for cell in row if cell.text}
     assert len(styles) == 1
     (style,) = styles
     assert style is not None

@@ -42,7 +42,7 @@ async def stranger(
 async def running(site: Any) -> AsyncIterator[None]:
     """A site between its start and its stop, as a server sees to it."""
     events = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
-    told: list[Any] = []
+    values: list[Any] = []
     started, stopping = anyio.Event(), anyio.Event()
 
     async def receive() -> Any:
@@ -51,13 +51,13 @@ async def running(site: Any) -> AsyncIterator[None]:
         return events.pop(0)
 
     async def send(message: Any) -> None:
-        told.append(message)
+        values.append(message)
         started.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(site, {"type": "lifespan", "state": {}}, receive, send)
         await started.wait()
-        assert told == [{"type": "lifespan.startup.complete"}]
+        assert values == [{"type": "lifespan.startup.complete"}]
         try:
             yield
         finally:

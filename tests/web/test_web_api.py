@@ -71,11 +71,11 @@ async def post(client: httpx.AsyncClient, path: str, status: int = 200, **body: 
 
 async def test_all_that_is_seen_is_told(whole: Path) -> None:
     async with program(whole) as client:
-        queues = {one["queue"]: one for one in await get(client, "queues")}
+        queues = {row["queue"]: row for row in await get(client, "queues")}
         assert (queues["mail"]["dead"], queues["mail"]["paused"]) == (2, True)
         stats = await get(client, "stats")
-        assert [one["queue"] for one in stats["queues"]] == list(queues)
-        assert [one["name"] for one in await get(client, "schedules")] == ["hourly"]
+        assert [queue["queue"] for queue in stats["queues"]] == list(queues)
+        assert [row["name"] for row in await get(client, "schedules")] == ["hourly"]
         assert await get(client, "workers") == []
         (failure,) = await get(client, "failures")
         assert (failure["count"], failure["error"]) == (2, "ValueError")
@@ -98,7 +98,7 @@ async def test_jobs_are_found_and_paged(whole: Path) -> None:
         assert paged == every
         assert len(every) >= 4
         dead = await get(client, "jobs", q="state:dead queue:mail task:mail.send since:1h ADDRESS")
-        assert {one["state"] for one in dead["jobs"]} == {"dead"}
+        assert {letter["state"] for letter in dead["jobs"]} == {"dead"}
         assert len(dead["jobs"]) == 2
         assert len((await get(client, "jobs", q="address 7002"))["jobs"]) == 1
         assert len((await get(client, "jobs", q="ada"))["jobs"]) == 1
@@ -122,20 +122,20 @@ async def test_a_worker_in_another_language_runs_jobs(data: Path) -> None:
             for n in range(4)
         ]
         claims = await post(client, "claims", queues=["js"], count=9, wait=5, lease=30)
-        assert [one["id"] for one in claims] == made
+        assert [claim["id"] for claim in claims] == made
         assert claims[3]["payload"]["data"] == {"n": 3}
-        tokens = [f"claims/{one['token']}" for one in claims]
+        tokens = [f"claims/{claim['token']}" for claim in claims]
         await post(client, f"{tokens[0]}/extend", seconds=60)
         await post(client, f"{tokens[0]}/ack", result={"encoding": "json", "data": [1, "ü"]})
         await post(client, f"{tokens[1]}/nack", reason="Error: no", delay="1h")
         await post(client, f"{tokens[2]}/release", delay=3600)
         assert (await post(client, f"jobs/{made[3]}/cancel"))["cancelled"] is True
-        told = await post(client, f"{tokens[3]}/extend", 409)
-        assert told["error"] == "JobCancelled"
+        answer = await post(client, f"{tokens[3]}/extend", 409)
+        assert answer["error"] == "JobCancelled"
         await post(client, f"{tokens[3]}/release")
         for token in tokens:
-            told = await post(client, f"{token}/ack", 409)
-            assert "claim again" in told["detail"]
+            answer = await post(client, f"{token}/ack", 409)
+            assert "claim again" in answer["detail"]
         states = [(await get(client, f"jobs/{job}/result"))["state"] for job in made]
         assert states == ["succeeded", "scheduled", "scheduled", "cancelled"]
         result = (await get(client, f"jobs/{made[0]}/result"))["result"]
@@ -157,10 +157,10 @@ async def test_claims_go_back_when_the_page_stops(data: Path) -> None:
 async def test_dead_letters_are_requeued_and_purged_and_queues_paused(data: Path) -> None:
     async with program(data, allow_actions=True) as client:
         (failure,) = await get(client, "failures")
-        one, other = failure["jobs"]
-        await post(client, f"jobs/{one}/requeue")
+        first, other = failure["jobs"]
+        await post(client, f"jobs/{first}/requeue")
         await post(client, f"jobs/{other}/purge")
-        assert (await post(client, f"jobs/{one}/requeue", 409))["error"] == "NotDead"
+        assert (await post(client, f"jobs/{first}/requeue", 409))["error"] == "NotDead"
         await post(client, f"jobs/{other}/purge", 404)
         assert await get(client, "failures") == []
         for name in ("a/b", "mail"):
@@ -192,8 +192,8 @@ async def test_many_are_counted_then_done(data: Path) -> None:
         assert len(await get(client, "failures")) == 1
         assert (await post(client, "many", **asked))["done"] == 2
         assert await get(client, "failures") == []
-        told = await post(client, "many", act="cancel", q="state:ready")
-        assert (told["count"], told["done"], told["more"]) == (1, 1, False)
+        answer = await post(client, "many", act="cancel", q="state:ready")
+        assert (answer["count"], answer["done"], answer["more"]) == (1, 1, False)
         assert (await post(client, "schedules/hourly/pause"))["changed"] is True
         assert (await post(client, "schedules/hourly/resume"))["changed"] is True
         await post(client, "schedules/none/pause", 422)
@@ -203,12 +203,12 @@ async def test_a_key_is_held_and_a_duplicate_told(data: Path) -> None:
     async with program(data, allow_actions=True) as client:
         first = await post(client, "jobs", task="a", key="k")
         assert await post(client, "jobs", task="a", key="k") == {**first, "duplicate": True}
-        told = await post(client, "jobs", 409, task="a", key="k", on_conflict="raise")
-        assert first["id"] in told["detail"]
+        answer = await post(client, "jobs", 409, task="a", key="k", on_conflict="raise")
+        assert first["id"] in answer["detail"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "message"),
     [
         ("jobs", {}, 422, "give a task with its arguments, or a payload"),
         ("jobs", {"task": "a", "priority": 99}, 422, "priority"),
@@ -235,16 +235,16 @@ async def test_a_key_is_held_and_a_duplicate_told(data: Path) -> None:
     ],
 )
 async def test_a_wrong_order_is_a_problem_that_names_it(
-    whole: Path, path: str, body: dict[str, Any], status: int, told: str
+    whole: Path, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     async with program(whole, allow_actions=True) as client:
         before = (await get(client, "stats"))["next_lsn"]
-        assert told in (await post(client, path, status, **body))["detail"]
+        assert message in (await post(client, path, status, **body))["detail"]
         assert (await get(client, "stats"))["next_lsn"] == before
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "message"),
     [
         ("jobs?limit=0", 422, "limit"),
         ("jobs?limit=1000", 422, "limit"),
@@ -261,12 +261,12 @@ async def test_a_wrong_order_is_a_problem_that_names_it(
     ],
 )
 async def test_a_wrong_question_is_a_problem_that_names_it(
-    whole: Path, path: str, status: int, told: str
+    whole: Path, path: str, status: int, message: str
 ) -> None:
     async with program(whole) as client:
         answer = await client.get(f"/api/{path}")
     assert answer.status_code == status, answer.text
-    assert told in answer.json()["detail"]
+    assert message in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,12 @@ async def test_the_document_tells_of_every_endpoint_and_its_limits(whole: Path) 
     async with browser(whole) as client:
         document = await get(client, "openapi.json")
     assert document["openapi"] == "3.1.0"
-    operations = [one for path in document["paths"].values() for one in path.values()]
-    assert len({one["operationId"] for one in operations}) == len(operations) == 25
+    operations = [item for path in document["paths"].values() for item in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 25
     (wait,) = [
-        one
-        for one in document["paths"]["/api/jobs/{id}/result"]["get"]["parameters"]
-        if one["name"] == "wait"
+        row
+        for row in document["paths"]["/api/jobs/{id}/result"]["get"]["parameters"]
+        if row["name"] == "wait"
     ]
     assert (wait["in"], wait["schema"]["maximum"]) == ("query", 60)
     enqueue = document["paths"]["/api/jobs"]["post"]["requestBody"]["content"]["application/json"]

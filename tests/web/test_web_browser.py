@@ -248,9 +248,9 @@ async def test_no_page_shuts_anybody_out(app: TaskQ, visit: Visit, scheme: str) 
         for path in paths:
             await page.goto(visit.home + path)
             await page.evaluate(AXE.read_text())
-            found = (await page.evaluate("axe.run()"))["violations"]
-            told = [(path, width, one["id"], one["nodes"][0]["html"]) for one in found]
-            assert told == []
+            result = (await page.evaluate("axe.run()"))["violations"]
+            seen = [(path, width, item["id"], item["nodes"][0]["html"]) for item in result]
+            assert seen == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -288,8 +288,8 @@ async def test_script_in_names_and_payloads_is_inert(tmp_path: Path, chromium: A
         job = await fail.options(headers={NAME: EVIL}, key=EVIL).enqueue(EVIL)
         await ended(job)
         async with visited(chromium, app.data_dir, "--allow-actions") as visit:
-            found = "/jobs?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
-            for path in (*PAGES, f"/jobs/{job.id}", found):
+            result = "/jobs?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+            for path in (*PAGES, f"/jobs/{job.id}", result):
                 page = await visit.open(path)
                 assert await page.locator("main :is(script, img, [onload])").count() == 0
             await visit.open("/")

@@ -218,8 +218,12 @@ async def test_a_refusal_of_the_api_is_a_problem_document(data: Path) -> None:
         refused = await client.get("/api/stats")
     assert refused.headers["content-type"] == "application/problem+json"
     assert refused.headers["www-authenticate"] == "Bearer"
-    told = refused.json()
-    assert (told["status"], told["title"], told["type"]) == (401, "Unauthorized", "about:blank")
+    answer = refused.json()
+    assert (answer["status"], answer["title"], answer["type"]) == (
+        401,
+        "Unauthorized",
+        "about:blank",
+    )
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -259,7 +263,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_stopped(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["--bind", ANYWHERE], "give --tls-cert and --tls-key"),
         (["--bind", "::"], "give --tls-cert and --tls-key"),
@@ -273,7 +277,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_stopped(
     ],
 )
 def test_what_is_wrong_is_said_before_the_page_is_served(
-    data: Path, given: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+    data: Path, given: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(data.parent)
     (data.parent / "short").write_text("short")
@@ -282,7 +286,7 @@ def test_what_is_wrong_is_said_before_the_page_is_served(
     (data.parent / "open").chmod(0o644)
     result = CliRunner().invoke(main, ["web", str(data), *given])
     assert result.exit_code in {1, 2}
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_a_case_file_is_looked_at_and_not_changed(data: Path, tmp_path: Path) -> None:
@@ -331,5 +335,5 @@ def test_without_its_packages_the_command_says_what_to_install(
         monkeypatch.delattr(taskq_plugins.web, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(main, ["web", str(data)])
-    told = missing("taskq web", "uvicorn", "web")
-    assert (result.exit_code, result.stderr) == (1, f"taskq: {told}\n")
+    output = missing("taskq web", "uvicorn", "web")
+    assert (result.exit_code, result.stderr) == (1, f"taskq: {output}\n")

@@ -146,15 +146,17 @@ async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address
 async def test_a_task_may_call_its_parameters_as_it_likes_and_have_many(app: TaskQ) -> None:
     parameters = ["token", "back", "task", "id", *(f"p{number}" for number in range(40))]
     made: dict[str, Any] = {}
-    exec(f"async def many({', '.join(f'{one}: str' for one in parameters)}): ...", made)  # noqa: S102
+    exec(f"async def many({', '.join(f'{parameter}: str' for parameter in parameters)}): ...", made)  # noqa: S102
     app.task(name="many")(made["many"])
     async with outside(app, allow_actions=True) as client:
         client.headers["Origin"] = HOST
         (form,) = forms((await client.get("/taskq/enqueue", params={"task": "many"})).text)
-        answer = await send_form(client, form | {one: f"of {one}" for one in parameters})
+        answer = await send_form(
+            client, form | {parameter: f"of {parameter}" for parameter in parameters}
+        )
         assert answer.status_code == 303, answer.text
         job = await app.job(answer.headers["location"].removeprefix("/taskq/jobs/")).view()
-    assert job.arguments == {one: f"of {one}" for one in parameters}
+    assert job.arguments == {parameter: f"of {parameter}" for parameter in parameters}
 
 
 async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
@@ -162,7 +164,7 @@ async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
     async with outside(app, allow_actions=True) as client:
         client.headers["Origin"] = HOST
         page = (await client.get(f"/taskq/jobs/{later.id}")).text
-        run_now, change = [one for one in forms(page) if one["action"] == "/taskq/act/edit"]
+        run_now, change = [form for form in forms(page) if form["action"] == "/taskq/act/edit"]
         change |= {"priority": "9", "queue": "other", "delay": ""}
         assert (await send_form(client, change)).status_code == 303
         view = await later.view()

@@ -50,12 +50,12 @@ class Elements(HTMLParser):
 
 def forms(page: str) -> list[dict[str, str]]:
     """Return what each form that changes something would send, with where to under ``action``."""
-    found = []
+    seen = []
     whole = r'<form method="post" action="([^"]+)">(.*?)</form>'
     for action, inside in re.findall(whole, page, re.DOTALL):
         fields = re.findall(r'name="([^"]*)" value="([^"]*)"', inside)
-        found.append({"action": action, **{name: html.unescape(value) for name, value in fields}})
-    return found
+        seen.append({"action": action, **{name: html.unescape(value) for name, value in fields}})
+    return seen
 
 
 async def send_form(client: httpx.AsyncClient, form: dict[str, str]) -> httpx.Response:
@@ -99,23 +99,23 @@ async def test_a_page_is_fit_for_keyboards_readers_and_narrow_screens(data: Path
             assert page.named("a")[0]["href"] == "#main"
             assert all("scope" in head for head in page.named("th"))
             labelled = {label["for"] for label in page.named("label")}
-            fields = [one for one in page.named("input") if one.get("type") != "hidden"]
-            assert {one["id"] for one in fields if "aria-label" not in one} == labelled
+            fields = [item for item in page.named("input") if item.get("type") != "hidden"]
+            assert {field["id"] for field in fields if "aria-label" not in field} == labelled
             assert all("aria-label" in picture for picture in page.named("svg"))
-            assert "viewport" in {one.get("name") for one in page.named("meta")}
+            assert "viewport" in {item.get("name") for item in page.named("meta")}
 
 
 async def test_pages_go_on_to_older_jobs(data: Path) -> None:
     async with browser(data) as client:
-        found, path = [], "/jobs?limit=2"
+        result, path = [], "/jobs?limit=2"
         page = await shown(client, path)
-        found += re.findall(r'<a href="/jobs/([^"]+)"', page)
+        result += re.findall(r'<a href="/jobs/([^"]+)"', page)
         older = re.search(r'rel="next" href="([^"]+)"', page)
         assert older is not None
         rest = await shown(client, html.unescape(older[1]))
-        found += re.findall(r'<a href="/jobs/([^"]+)"', rest)
+        result += re.findall(r'<a href="/jobs/([^"]+)"', rest)
         every = re.findall(r'<a href="/jobs/([^"]+)"', await shown(client, "/jobs"))
-    assert found == every
+    assert result == every
 
 
 async def test_what_names_call_secret_is_not_shown(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path)
                 page = await shown(client, path)
                 elements = Elements(page)
                 assert elements.named("img") == []
-                assert [one.get("src") for one in elements.named("script")] == ["/static/page.js"]
+                assert [item.get("src") for item in elements.named("script")] == ["/static/page.js"]
                 for _, attributes in elements.found:
                     assert not any(name.startswith("on") or name == "style" for name in attributes)
                 assert "\x1b" not in page
@@ -177,7 +177,7 @@ async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path)
 
 async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
-        (resume,) = [one for one in forms(await shown(client, "/")) if one["name"] == "mail"]
+        (resume,) = [form for form in forms(await shown(client, "/")) if form["name"] == "mail"]
         answer = await send_form(client, resume)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         (kind,) = forms(await shown(client, "/failures"))
@@ -225,18 +225,18 @@ async def test_jobs_that_nobody_knows_and_how_far_others_are_is_seen_at_once(
     tmp_path: Path,
 ) -> None:
     app = TaskQ(tmp_path, upkeep=False)
-    told, done = anyio.Event(), anyio.Event()
+    was_told, done = anyio.Event(), anyio.Event()
 
     @app.task(name="resize")
     async def resize() -> None:
         await progress(0.25, "row 1 of 4")
-        told.set()
+        was_told.set()
         await done.wait()
 
     async with app, app.worker(), browser(tmp_path) as client:
         await resize.enqueue()
         await app.enqueue_by_name("invoices.print")
-        await told.wait()
+        await was_told.wait()
         page = await shown(client, "/")
         assert "1 job nobody can run:</b> no worker knows <a" in page
         assert "task%3Ainvoices.print" in page
@@ -286,7 +286,7 @@ async def test_every_page_tells_of_the_log_as_it_was(data: Path) -> None:
 async def test_many_jobs_are_counted_before_anything_is_done_to_them(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         page = await shown(client, "/jobs", q="state:dead")
-        requeue, purge = (html.unescape(one) for one in re.findall(r'href="(/many[^"]+)"', page))
+        requeue, purge = (html.unescape(item) for item in re.findall(r'href="(/many[^"]+)"', page))
         asked = await shown(client, requeue)
         assert "Requeue 2 jobs?" in asked
         assert "Purge 2 jobs?" in await shown(client, purge)

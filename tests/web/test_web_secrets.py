@@ -60,8 +60,8 @@ async def test_search_tells_no_secret_letter_by_letter(data: tuple[Path, str], w
             if "h" in query[-2:]:
                 answer = await client.get("/api/jobs", params={"q": query})
                 assert answer.json()["jobs"] == [], query
-        found = await client.get("/api/jobs", params={"q": '"to":"ada"'})
-        assert len(found.json()["jobs"]) == 1
+        result = await client.get("/api/jobs", params={"q": '"to":"ada"'})
+        assert len(result.json()["jobs"]) == 1
 
 
 async def test_programs_get_what_was_given(data: tuple[Path, str]) -> None:
@@ -76,6 +76,6 @@ async def test_who_must_sees_them(data: tuple[Path, str]) -> None:
     path, job = data
     async with browser(path, show_secrets=True) as client:
         assert HIDDEN in (await client.get(f"/jobs/{job}")).text
-        found = await client.get("/api/jobs", params={"q": HIDDEN})
+        result = await client.get("/api/jobs", params={"q": HIDDEN})
         assert HIDDEN in (await client.get(f"/api/jobs/{job}")).text
-    assert len(found.json()["jobs"]) == 1
+    assert len(result.json()["jobs"]) == 1

@@ -66,7 +66,9 @@ async def test_each_success_and_each_death_is_told_once_and_signed(app: TaskQ) -
     assert sorted(receiver.told()) == [("job.dead", "broken"), ("job.succeeded", "fine")]
     for request in receiver.posted:
         assert is_genuine(key_of(SECRET), request.headers, request.content, time.time())
-    by_type = {json.loads(one.content)["type"]: json.loads(one.content) for one in receiver.posted}
+    by_type = {
+        json.loads(item.content)["type"]: json.loads(item.content) for item in receiver.posted
+    }
     dead = by_type["job.dead"]["data"]
     assert (dead["job_id"], dead["attempt"]) == (jobs[1].id, 2)
     assert (dead["reason"], dead["cause"]) == ("ValueError: no use", "exhausted")
@@ -184,7 +186,7 @@ def test_the_signature_is_that_of_the_standard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"url": "http://example.invalid/hook"}, "https:// address"),
         ({"url": "nowhere"}, "not 'nowhere'"),
@@ -194,6 +196,8 @@ def test_the_signature_is_that_of_the_standard() -> None:
         ({"events": ["started"]}, "not of 'started'"),
     ],
 )
-def test_what_is_wrong_is_named_at_once(app: TaskQ, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_is_wrong_is_named_at_once(
+    app: TaskQ, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         Webhooks(app, **{"url": URL, "secret": SECRET, **arguments})

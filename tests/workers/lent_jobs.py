@@ -27,11 +27,11 @@ class Desk:
 
 @app.lifespan
 async def desk(app: TaskQ) -> AsyncIterator[Desk]:
-    found = Desk()
-    yield found
-    found.is_open = False
+    answers = Desk()
+    yield answers
+    answers.is_open = False
     await asyncio.sleep(CLOSE_SECONDS)
-    mark = Path(app.data_dir).parent / f"closed-{found.pid}"
+    mark = Path(app.data_dir).parent / f"closed-{answers.pid}"
     await asyncio.to_thread(mark.touch)
 
 

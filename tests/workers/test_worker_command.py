@@ -114,10 +114,10 @@ def start(tmp_path: Path) -> Iterator[Any]:
         return processes[-1]
 
     yield start_one
-    for one in processes:
-        if one.popen.poll() is None:
-            one.popen.kill()
-        one.popen.communicate()
+    for process in processes:
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.popen.communicate()
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def put(queue: TaskQ, name: str, **arguments: object) -> str:
 
 
 def look(queue: TaskQ, job_id: str) -> tuple[State, int]:
-    one = queue.job(job_id).view_sync()
-    return one.state, one.attempt
+    job = queue.job(job_id).view_sync()
+    return job.state, job.attempt
 
 
 def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
@@ -378,13 +378,13 @@ def test_lines_are_documents_and_prints_are_among_them_if_asked(
     ids = [queue.enqueue_by_name_sync(f"prints.{n}").id for n in ("loop", "process")]
     worker = start("prints", *options, "--max-jobs", "2")
     assert worker.end() == 0
-    told = [json.loads(line) for line in worker.errors.splitlines()]
-    assert all(datetime.fromisoformat(one.pop("time")).tzinfo for one in told)
+    values = [json.loads(line) for line in worker.errors.splitlines()]
+    assert all(datetime.fromisoformat(line.pop("time")).tzinfo for line in values)
     first = {"job": ids[0], "task": "prints.loop", "attempt": 1}
     other = {"job": ids[1], "task": "prints.process", "attempt": 1}
     printed = {"level": "info", "logger": "taskq.print"}
     between = {"level": "warning", "logger": "shop", "message": "between", "order": 7}
-    assert [one for one in told if one["logger"] != "taskq.worker"] == [
+    assert [line for line in values if line["logger"] != "taskq.worker"] == [
         first | between,
         first | printed | {"message": "a line and a half"},
         other | printed | {"message": "one"},

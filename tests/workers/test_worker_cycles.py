@@ -25,7 +25,7 @@ def census() -> tuple[int, list[str], int, int]:
     Not the threads of the loop's own executor: a busy machine has it start one more at any time.
     """
     gc.collect()
-    names = sorted(one.name for one in threading.enumerate())
+    names = sorted(item.name for item in threading.enumerate())
     threads = [name for name in names if not name.startswith("asyncio_")]
     mine = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     children = mine.read_text(encoding="ascii").split() if mine.exists() else []
@@ -45,9 +45,9 @@ async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
                 await (await afar_jobs.where.enqueue("x")).result(SECONDS)
                 await (await afar_jobs.on_own_loop.enqueue()).result(SECONDS)
                 await (await afar_jobs.child.enqueue("y")).result(SECONDS)
-            found = census()
-            before = before or found
+            result = census()
+            before = before or result
         # The first answers bring the loop's pipe.
         assert before is not None
-        assert found[0] <= before[0] + 2
-        assert found[1:] == before[1:]
+        assert result[0] <= before[0] + 2
+        assert result[1:] == before[1:]

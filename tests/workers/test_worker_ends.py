@@ -32,12 +32,12 @@ SECONDS = 10
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:
     """Cancel all tasks but this one, as a loop that ends does; these."""
-    others = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     # Not the runner of the tests, which waits for this very task.
-    others = [one for one in others if one.get_name().startswith("taskq")]
-    others = [one for one in others if one.get_name() != but]
-    for one in others:
-        one.cancel()
+    others = [other for other in others if other.get_name().startswith("taskq")]
+    others = [other for other in others if other.get_name() != but]
+    for other in others:
+        other.cancel()
     return others
 
 
@@ -185,6 +185,6 @@ async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from
                 async with app.worker(burst=True) as worker:
                     await worker.stopped.wait()
                 assert len(await job.result()) == 100_000
-                assert [one async for one in app.stream(follow=False)]
+                assert [item async for item in app.stream(follow=False)]
     finally:
         is_over.set()

@@ -107,26 +107,26 @@ async def test_a_map_takes_values_and_tuples(parts: Parts) -> None:
 
 async def test_flows_nest(parts: Parts) -> None:
     """A group in a chord's members is one value, a list; a step of a group takes what came."""
-    one, double, anything = parts.one, parts.double, parts.anything
+    first, double, anything = parts.one, parts.double, parts.anything
     async with parts.app, parts.app.worker():
         flow = chord(
             [
-                group(one.call(1), one.call(2)),
-                chain(one.call(3), double.step()),
-                chain(group(one.call(4), one.call(5)), parts.total.step()),
-                one.call(6),
+                group(first.call(1), first.call(2)),
+                chain(first.call(3), double.step()),
+                chain(group(first.call(4), first.call(5)), parts.total.step()),
+                first.call(6),
             ],
             anything.step(),
         )
         assert await (await flow.enqueue()).result(SECONDS) == [[1, 2], 6, 9, 6]
-        fan = chain(one.call(2), group(double.step(), chain(double.step(), double.step())))
+        fan = chain(first.call(2), group(double.step(), chain(double.step(), double.step())))
         assert await (await fan.enqueue()).result(SECONDS) == [4, 8]
 
 
 @pytest.mark.parametrize("case", range(6))
 async def test_flows_of_nothing_and_of_one(parts: Parts, case: int) -> None:
-    one, anything = parts.one, parts.anything
-    call = one.call(1)
+    first, anything = parts.one, parts.anything
+    call = first.call(1)
     flow, wanted = [
         (group([]), []),
         (chord([], anything.step()), []),

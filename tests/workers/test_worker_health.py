@@ -40,11 +40,11 @@ async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
     async with app, app.worker(concurrency=3):
         while not found(app.data_dir)["worker"]:  # noqa: ASYNC110 - a file says so, soon
             await asyncio.sleep(0)
-        code, told = ask("-d", app.data_dir)
-        assert code == 0, told
-        assert told["ok"] is True
-        assert all(check["ok"] for check in told["checks"])
-        details = {check["name"]: check["detail"] for check in told["checks"]}
+        code, answer = ask("-d", app.data_dir)
+        assert code == 0, answer
+        assert answer["ok"] is True
+        assert all(check["ok"] for check in answer["checks"])
+        details = {check["name"]: check["detail"] for check in answer["checks"]}
         assert details["worker"] == "1 worker process, 3 jobs at a time"
 
 
@@ -59,9 +59,9 @@ async def test_a_process_that_claims_nothing_is_live_and_not_ready(app: TaskQ) -
 def test_nobody_there_is_neither(app: TaskQ) -> None:
     app.store()
     app.close_sync()
-    code, told = ask("-d", app.data_dir, "--live")
+    code, answer = ask("-d", app.data_dir, "--live")
     assert code == 1
-    assert told["ok"] is False
+    assert answer["ok"] is False
     checks = found(app.data_dir)
     expected = {"log": True, "writes": True, "process": False, "worker": False, "jobs": True}
     assert checks == {**expected, "disk": True, "access": True}
@@ -91,9 +91,9 @@ async def test_a_full_disk_is_not_ready_but_live(app: TaskQ) -> None:
 
 
 def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None:
-    code, told = ask("-d", tmp_path / "nothing")
+    code, answer = ask("-d", tmp_path / "nothing")
     assert code == 1
-    assert told["checks"][0]["ok"] is False
+    assert answer["checks"][0]["ok"] is False
     assert not (tmp_path / "nothing").exists()
 
 
@@ -159,8 +159,8 @@ async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: Task
 
 
 def detail_of(app: TaskQ) -> tuple[bool, str]:
-    one = next(check for check in check_health(app.data_dir) if check.name == "jobs")
-    return one.ok, one.detail
+    first = next(check for check in check_health(app.data_dir) if check.name == "jobs")
+    return first.ok, first.detail
 
 
 def test_people_get_a_line_for_each_check(app: TaskQ) -> None:

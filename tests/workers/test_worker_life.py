@@ -138,7 +138,7 @@ async def test_a_job_that_ignores_its_cancellation_is_released_and_left(
     try:
         async with Worker(fake, drain_timeout=0):
             await runs.wait()
-        assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+        assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
         assert "did not end when cancelled" in caplog.text
     finally:
         end.set()  # else a failure here would keep the loop of all tests from its end
@@ -156,7 +156,7 @@ async def test_a_stop_from_within_a_job_takes_effect(fake: FakeApp) -> None:
 
     fake.put(stop)
     await worker.run()
-    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
 
 
 async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None:
@@ -170,7 +170,7 @@ async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     assert worker.stopped.is_set()
-    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
 
 
 async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: FakeApp) -> None:
@@ -183,7 +183,7 @@ async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: Fak
         future.set_result([delivery])
         worker.request_stop()
         await worker.stop()
-    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
 
 
 async def test_when_the_loop_ends_under_a_worker_its_jobs_are_released_and_not_failed(
@@ -196,11 +196,11 @@ async def test_when_the_loop_ends_under_a_worker_its_jobs_are_released_and_not_f
     await worker.start()
     await runs.wait()
     ours = asyncio.all_tasks() - before
-    for one in ours:
-        one.cancel()
+    for name in ours:
+        name.cancel()
     await asyncio.wait(ours)
     await fake.fake.settlements(1)
-    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
     assert worker.stopped.is_set()
 
 
@@ -230,7 +230,7 @@ async def test_a_stale_outcome_is_logged_and_stops_nothing(
         pass
 
     stale = fake.put(fine)
-    fake.fake.refuse = lambda one: StaleDelivery("over") if one.delivery is stale else None
+    fake.fake.refuse = lambda item: StaleDelivery("over") if item.delivery is stale else None
     async with Worker(fake):
         fake.put(fine)
         await fake.fake.settlements(1)
@@ -265,8 +265,8 @@ async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
     async def parent() -> None:
         current_job().enqueue(child.call(1))
 
-    def refuse(one: Settlement) -> TaskqError | None:
-        return PayloadTooLarge("a transaction", 9, 8) if one.children else None
+    def refuse(settlement: Settlement) -> TaskqError | None:
+        return PayloadTooLarge("a transaction", 9, 8) if settlement.children else None
 
     fake.put(parent)
     fake.fake.refuse = refuse
@@ -383,7 +383,7 @@ async def test_sync_tasks_run_in_threads_side_by_side_with_their_context(fake: F
         settled = await fake.fake.settlements(4)
     assert {n: job_id for n, (job_id, _) in seen.items()} == ids
     assert len({name for _, name in seen.values()}) == 4
-    assert {one.kind for one in settled} == {Kind.SUCCEEDED}
+    assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
     assert threading.current_thread().name not in {name for _, name in seen.values()}
 
 
@@ -418,7 +418,7 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_its_job_released(
     worker = Worker(fake, drain_timeout=0)
     async with worker:
         await fake.fake.until(runs.is_set)
-    assert [one.cause for one in fake.fake.settled] == [Cause.DRAIN]
+    assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
     assert worker.lingering == 1
     end.set()
 

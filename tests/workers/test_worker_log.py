@@ -238,8 +238,8 @@ async def test_two_workers_share_a_log_and_priorities_come_first(app: TaskQ) -> 
         await Worker(app, burst=True, concurrency=1).run()
         assert order == [9, 9, 5, 1, 1]
         await app.enqueue_many([note.call(5) for _ in range(500)])
-        one, two = Worker(app, burst=True), Worker(app, burst=True)
-        await asyncio.gather(one.run(), two.run())
+        first, two = Worker(app, burst=True), Worker(app, burst=True)
+        await asyncio.gather(first.run(), two.run())
         assert len(order) == 505
 
 
@@ -274,5 +274,5 @@ async def test_events_tell_of_every_end(app: TaskQ) -> None:
         job = await fail.enqueue()
         with pytest.raises(JobFailed):
             await job.result(SECONDS)
-    assert [(one.outcome, one.attempt) for one in events] == [("retried", 1), ("dead", 2)]
-    assert {one.job_id for one in events} == {job.id}
+    assert [(event.outcome, event.attempt) for event in events] == [("retried", 1), ("dead", 2)]
+    assert {event.job_id for event in events} == {job.id}

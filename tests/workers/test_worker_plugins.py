@@ -77,7 +77,7 @@ async def test_what_a_plugin_raises_is_logged_with_its_name_and_stops_nothing(
     async with TaskQ(tmp_path / "data", durability="os") as app, app.worker(burst=True) as worker:
         await worker.stopped.wait()
     assert TOLD == ["taken up"]
-    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "the plugin broken failed; the worker goes on without it"
     assert record.exc_info is not None
 

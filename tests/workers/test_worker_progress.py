@@ -36,9 +36,9 @@ async def told(job: JobHandle[Any], message: str) -> Progress:
     """Return what the job says, once that is this."""
     async with asyncio.timeout(10):
         while True:
-            found = await job.progress()
-            if found is not None and found.message == message:
-                return found
+            result = await job.progress()
+            if result is not None and result.message == message:
+                return result
 
 
 def tells_from_async(go_on: threading.Event) -> Callable[[], Any]:
@@ -70,9 +70,9 @@ async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
     path = tmp_path / "data"
     async with app.worker():
         job = await task.enqueue()
-        found = await told(job, "all of it")
-        assert found.fraction == 1.0
-        assert timedelta(0) <= datetime.now(UTC) - found.at < timedelta(seconds=30)
+        result = await told(job, "all of it")
+        assert result.fraction == 1.0
+        assert timedelta(0) <= datetime.now(UTC) - result.at < timedelta(seconds=30)
         journal = open_journal(str(path))
         seen = find_progress(journal, job.lsn)
         assert seen is not None
@@ -82,14 +82,14 @@ async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
         )
         shown = await asyncio.to_thread(taskq_json, "show", job.id, "-d", path)
         assert shown["progress"]["message"] == "all of it"
-        assert await asyncio.to_thread(job.progress_sync) == found
+        assert await asyncio.to_thread(job.progress_sync) == result
         go_on.set()
         await job.result(timeout=10)
         assert await job.progress() is None
         journal.close()
     await app.close()
     assert not list((path / "owners").glob("*.progress*"))
-    assert all(b"all of it" not in one.read_bytes() for one in (path / "log").iterdir())
+    assert all(b"all of it" not in path.read_bytes() for path in (path / "log").iterdir())
 
 
 async def test_a_job_that_tells_nothing_has_no_progress_and_costs_no_file(

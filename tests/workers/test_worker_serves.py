@@ -23,7 +23,7 @@ async def test_a_worker_tells_its_queues_tasks_and_slots_until_it_drains(fake: F
         async def second() -> None: ...
 
         assert worker._task_names() == {"first", "second"}
-        told = fake.fake.served[-1]
-        assert told is not None
-        assert told.tasks == frozenset({"first", "second"})
+        answer = fake.fake.served[-1]
+        assert answer is not None
+        assert answer.tasks == frozenset({"first", "second"})
     assert fake.fake.served[-1] is None

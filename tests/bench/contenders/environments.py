@@ -34,9 +34,9 @@ def installed(directory: Path, package: str) -> tuple[str, str]:
 
 def _version(python: str, package: str) -> str:
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             (python, "-c", _TELL, package), check=True, capture_output=True, text=True, timeout=60
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return told.stdout.strip()
+    return output.stdout.strip()

@@ -176,7 +176,7 @@ def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 SCENARIOS: Final[dict[str, Callable[[Stage, int], dict[str, Any]]]] = {
-    one.__name__: one for one in (cycle, drain, lone, latency, start, memory, takeover)
+    item.__name__: item for item in (cycle, drain, lone, latency, start, memory, takeover)
 }
 
 
@@ -184,9 +184,9 @@ def main() -> None:
     """Run what the arguments say; fails loudly if the end state is wrong."""
     app, scenario, jobs = sys.argv[1:]
     stage = Stage(app)
-    found = SCENARIOS[scenario](stage, int(jobs))
+    result = SCENARIOS[scenario](stage, int(jobs))
     stage.caller.close()
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -83,9 +83,9 @@ class TaskqCaller(Caller):
     def counts(self) -> tuple[int | None, int]:
         """From the log's statistics."""
         queues = self.runner.run(app.stats()).queues
-        assert not any(one.dead + one.cancelled + one.expired for one in queues), queues
-        waiting = sum(one.ready + one.scheduled + one.running for one in queues)
-        return sum(one.succeeded for one in queues), waiting
+        assert not any(queue.dead + queue.cancelled + queue.expired for queue in queues), queues
+        waiting = sum(queue.ready + queue.scheduled + queue.running for queue in queues)
+        return sum(queue.succeeded for queue in queues), waiting
 
     def close(self) -> None:
         """Close the log and the loop."""

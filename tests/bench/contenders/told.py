@@ -79,8 +79,8 @@ class Listener:
         """Wait for the next line of that word, and give its moment; others are passed over."""
         until = time.monotonic() + seconds
         while True:
-            line, found, rest = self._rest.partition(b"\n")
-            if found:
+            line, result, rest = self._rest.partition(b"\n")
+            if result:
                 self._rest = rest
                 said, moment = line.decode().split()
                 if said == word:

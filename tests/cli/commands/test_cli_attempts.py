@@ -23,8 +23,8 @@ def test_show_names_the_process_and_the_fingerprint_of_each_attempt(sample: Samp
 
 def test_show_tells_programs_class_message_fingerprint_and_process(sample: Sample) -> None:
     (attempt,) = taskq_json("show", sample.ids["retried"], "-d", sample.path)["attempts"]
-    told = {name: attempt[name] for name in ("error", "message", "fingerprint", "pid", "worker")}
-    assert told == {
+    seen = {name: attempt[name] for name in ("error", "message", "fingerprint", "pid", "worker")}
+    assert seen == {
         "error": "TimeoutError",
         "message": "slow",
         "fingerprint": SLOW,
@@ -36,8 +36,8 @@ def test_show_tells_programs_class_message_fingerprint_and_process(sample: Sampl
 
 def test_a_timeline_for_programs_tells_the_same_where_an_attempt_failed(sample: Sample) -> None:
     events = taskq_json("timeline", sample.ids["retried"], "-d", sample.path)
-    told = {event["kind"]: (event["error"], event["fingerprint"]) for event in events}
-    assert told == {
+    seen = {event["kind"]: (event["error"], event["fingerprint"]) for event in events}
+    assert seen == {
         "enqueued": (None, None),
         "claimed": (None, None),
         "retried": ("TimeoutError", SLOW),

@@ -63,9 +63,9 @@ def test_the_settings_that_it_obeys_are_named_before_anything_goes(
     (here / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert "settings" not in taskq("compact", "-d", path, "--dry-run").stderr
     (here / "taskq.toml").write_text(f"keep_segments = 9\ndata_dir = '{path}'\n")
-    told = taskq("compact", "--dry-run")
-    assert told.stderr == f"taskq: with the settings of {here}/.env, {here}/taskq.toml\n"
-    assert "would go" in told.stdout
+    output = taskq("compact", "--dry-run")
+    assert output.stderr == f"taskq: with the settings of {here}/.env, {here}/taskq.toml\n"
+    assert "would go" in output.stdout
     (path / "taskq.toml").write_text("keep = '0s'\n")
     as_json = taskq_json("compact", "-d", path, "--dry-run")
     assert as_json["settings_files"] == [f"{path}/taskq.toml"]
@@ -93,9 +93,9 @@ def test_settings_that_another_user_could_plant_are_not_obeyed(
 def test_a_dry_run_tells_the_same_and_changes_nothing(grown: tuple[Path, str, str]) -> None:
     path, _, _ = grown
     before = logs(path)
-    told = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
-    assert told["dry_run"]
-    assert [one["segment"] for one in told["segments"] if one["removed"]] == before
+    output = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
+    assert output["dry_run"]
+    assert [line["segment"] for line in output["segments"] if line["removed"]] == before
     assert logs(path) == before
     printed = taskq("compact", "-d", path, "--keep", "0", "--dry-run").stdout
     assert printed.count("would go") == len(before)

@@ -40,14 +40,14 @@ def dead_ids(path: Path, *filters: str) -> list[str]:
 
 
 def test_ls_shows_reasons_and_writes_nothing(path: Path, ids: dict[str, str]) -> None:
-    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    before = {path: path.read_bytes() for path in path.rglob("*") if path.is_file()}
     result = taskq("dead", "ls", "-d", path)
     assert result.exit_code == 0
     assert "TimeoutError: slow" in result.stdout
     assert "ValueError: bad\\x1b[31m" in result.stdout
     assert "traceback" not in result.stdout
     assert set(dead_ids(path)) == {ids["mail"], ids["sync"], ids["held"]}
-    assert before == {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    assert before == {path: path.read_bytes() for path in path.rglob("*") if path.is_file()}
 
 
 def test_ls_filters(path: Path, ids: dict[str, str]) -> None:

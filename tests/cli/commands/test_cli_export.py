@@ -36,7 +36,7 @@ def test_each_job_is_a_line_with_its_attempts(sample: Sample) -> None:
     assert base64.b64decode(dead["payload_base64"]) == b"\xff\x00"
     assert "payload" not in dead
     assert dead["headers"] == {"from": "here"}
-    assert [one["outcome"] for one in jobs[sample.ids["retried"]]["attempts"]] == ["retried"]
+    assert [job["outcome"] for job in jobs[sample.ids["retried"]]["attempts"]] == ["retried"]
     shown = taskq_json("show", sample.ids["dead"], "-d", sample.path)
     process = {name: shown["attempts"][0].pop(name) for name in ("pid", "worker", "host")}
     assert dead["attempts"] == shown["attempts"]
@@ -53,8 +53,8 @@ def test_what_only_python_takes_for_json_is_exported_as_bytes(tmp_path: Path) ->
                 await log.put(body)
 
     asyncio.run(fill())
-    told = lines("-d", tmp_path / "q")
-    assert [sorted(job.keys() & {"payload", "payload_base64"}) for job in told] == [
+    answer = lines("-d", tmp_path / "q")
+    assert [sorted(job.keys() & {"payload", "payload_base64"}) for job in answer] == [
         ["payload_base64"], ["payload_base64"], ["payload_base64"], ["payload_base64"],
         ["payload"],
     ]  # fmt: skip
@@ -72,8 +72,8 @@ def test_what_only_python_takes_for_json_is_exported_as_bytes(tmp_path: Path) ->
     ],
 )
 def test_jobs_are_chosen(sample: Sample, options: list[str], names: set[str]) -> None:
-    told = {job["id"] for job in lines("-d", sample.path, *options)}
-    assert told == {sample.ids[name] for name in names}
+    answer = {job["id"] for job in lines("-d", sample.path, *options)}
+    assert answer == {sample.ids[name] for name in names}
 
 
 def test_records_are_exported_in_their_order(sample: Sample) -> None:
@@ -93,15 +93,17 @@ def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"wrote {len(sample.ids)} jobs to {target}" in result.stderr
     rows = parquet.read_table(target).to_pylist()
-    told = lines("-d", sample.path)
-    assert [row["id"] for row in rows] == [job["id"] for job in told]
-    assert [row["state"] for row in rows] == [job["state"] for job in told]
+    answer = lines("-d", sample.path)
+    assert [row["id"] for row in rows] == [job["id"] for job in answer]
+    assert [row["state"] for row in rows] == [job["state"] for job in answer]
     by_id = {row["id"]: row for row in rows}
     dead = by_id[sample.ids["dead"]]
     assert dead["payload"] == b"\xff\x00"
     assert dict(dead["headers"]) == {"from": "here"}
     assert [attempt["outcome"] for attempt in dead["attempts"]] == ["dead"]
-    assert [row["enqueued_at"].isoformat() for row in rows] == [job["enqueued_at"] for job in told]
+    assert [row["enqueued_at"].isoformat() for row in rows] == [
+        job["enqueued_at"] for job in answer
+    ]
 
 
 def _records(sample: Sample, tmp_path: Path, *options: str) -> list[dict[str, Any]]:
@@ -119,11 +121,11 @@ def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
     sample: Sample, tmp_path: Path
 ) -> None:
     rows = _records(sample, tmp_path)
-    told = lines("-d", sample.path, "--records")
+    answer = lines("-d", sample.path, "--records")
     assert [(row["lsn"], row["kind"], row["job_id"]) for row in rows] == [
-        (record["lsn"], record["kind"], record["id"] or None) for record in told
+        (record["lsn"], record["kind"], record["id"] or None) for record in answer
     ]
-    assert [row["timestamp"].isoformat() for row in rows] == [record["time"] for record in told]
+    assert [row["timestamp"].isoformat() for row in rows] == [record["time"] for record in answer]
     assert list(rows[0]) == DETAILS.names
     assert {row["device"] for row in rows} == {sample.path.name}
     dead = next(row for row in rows if row["job_id"] == sample.ids["dead"])
@@ -147,9 +149,9 @@ def test_records_are_chosen_alike_in_every_format(
     sample: Sample, options: list[str], tmp_path: Path
 ) -> None:
     """A job's later records, too, which do not name its queue."""
-    told = lines("-d", sample.path, "--records", *options)
+    answer = lines("-d", sample.path, "--records", *options)
     rows = _records(sample, tmp_path, *options)
-    assert [row["lsn"] for row in rows] == [record["lsn"] for record in told]
+    assert [row["lsn"] for row in rows] == [record["lsn"] for record in answer]
 
 
 def test_records_without_what_decodes_them_say_what_to_install(
@@ -226,4 +228,4 @@ def test_nothing_that_waits_under_a_temporary_name_is_written_to(
     assert written.exit_code == 0, written.output
     assert (tmp_path / "out.jsonl").read_text()
     assert (tmp_path / "victim").read_text() == "precious"
-    assert sorted(one.name for one in tmp_path.glob("out*")) == ["out.jsonl", "out.jsonl.tmp"]
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl", "out.jsonl.tmp"]

@@ -50,8 +50,8 @@ def test_a_job_is_cancelled_for_the_input_that_failed(tmp_path: Path) -> None:
             handle.result_sync(30)
         other = increment.options(delay="1h").enqueue_sync(1)
         other.cancel_sync()
-    told = taskq("why", handle.id, "-d", tmp_path).stdout
-    assert told.endswith(f"ago, for an input failed: {caught.value.job_id} (dead)\n")
+    output = taskq("why", handle.id, "-d", tmp_path).stdout
+    assert output.endswith(f"ago, for an input failed: {caught.value.job_id} (dead)\n")
     assert taskq("why", other.id, "-d", tmp_path).stdout.endswith("ago\n")
 
 

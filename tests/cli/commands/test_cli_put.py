@@ -221,6 +221,6 @@ async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
             run = await asyncio.create_subprocess_exec(
                 sys.executable, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-            _, told = await run.communicate()
+            _, output = await run.communicate()
             assert run.returncode == 0
-            assert (b"no worker" in told) is (name == "knwon")
+            assert (b"no worker" in output) is (name == "knwon")

@@ -43,7 +43,7 @@ def test_pause_and_resume_say_what_they_did(path: Path, ids: dict[str, str]) -> 
     result = taskq("pause", "mail", "-d", path)
     assert (result.exit_code, result.stdout) == (0, "mail: was paused already\n")
     assert "mail (paused)" in taskq("stats", "-d", path).stdout
-    queues = {one["queue"]: one["paused"] for one in taskq_json("stats", "-d", path)["queues"]}
+    queues = {row["queue"]: row["paused"] for row in taskq_json("stats", "-d", path)["queues"]}
     assert queues == {"mail": True, "sync": True}
     result = taskq("resume", "mail", "other", "-d", path)
     assert (result.exit_code, result.stdout) == (0, "mail: resumed\nother: was not paused\n")
@@ -113,11 +113,14 @@ def test_edit_lets_jobs_wait_elsewhere_and_the_timeline_tells_how(
     assert taskq("edit", ids["late"], "--run-now", "-d", path).exit_code == 0
     assert taskq("edit", ids["mail"], "--delay", "2h", "-d", path).exit_code == 0
     assert [state(path, ids[name]) for name in ("late", "mail")] == ["ready", "scheduled"]
-    told = [
-        one for one in taskq_json("timeline", ids["late"], "-d", path) if one["kind"] == "edited"
+    answer = [
+        row for row in taskq_json("timeline", ids["late"], "-d", path) if row["kind"] == "edited"
     ]
-    assert [one["reason"] for one in told] == ["queue mail, now vip; priority 5, now 9", "ready"]
-    assert [one["due_at"] is None for one in told] == [False, True]
+    assert [line["reason"] for line in answer] == [
+        "queue mail, now vip; priority 5, now 9",
+        "ready",
+    ]
+    assert [line["due_at"] is None for line in answer] == [False, True]
     assert ids["late"] in taskq("ls", path, "-Q", "vip").stdout
     assert ids["late"] not in taskq("ls", path, "-Q", "mail").stdout
     assert taskq("tail", "--json", "-d", path, "-n", "99").stdout.count('"kind": "edited"') == 4

@@ -34,10 +34,16 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_readers_are_listed_with_how_far_behind_they_are(path: Path) -> None:
-    (told,) = taskq_json("reader", "ls", "-d", path)
-    size = told.pop("lag_bytes")
+    (answer,) = taskq_json("reader", "ls", "-d", path)
+    size = answer.pop("lag_bytes")
     assert size > 0
-    assert told == {"name": "billing", "lsn": 3, "lag_records": 3, "alive": False, "problem": None}
+    assert answer == {
+        "name": "billing",
+        "lsn": 3,
+        "lag_records": 3,
+        "alive": False,
+        "problem": None,
+    }
     heading, row = taskq("reader", "ls", "-d", path).stdout.splitlines()
     assert heading.split() == ["NAME", "NEXT", "LSN", "BEHIND", "BYTES", "STATE", "PROBLEM"]
     assert row.split()[:3] == ["billing", "3", "3"]
@@ -122,7 +128,7 @@ def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
 def _files(path: Path) -> dict[str, tuple[int, bytes]]:
     """Return the files of a log, when each was written, and what it holds."""
     return {
-        str(one.relative_to(path)): (one.stat().st_mtime_ns, one.read_bytes())
-        for one in path.rglob("*")
-        if one.is_file()
+        str(item.relative_to(path)): (item.stat().st_mtime_ns, item.read_bytes())
+        for item in path.rglob("*")
+        if item.is_file()
     }

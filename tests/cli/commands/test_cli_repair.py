@@ -30,7 +30,7 @@ def damaged(sample: Sample, tmp_path: Path) -> Path:
 
 def files(path: Path) -> dict[str, bytes]:
     """Return every file of a directory."""
-    return {str(one): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    return {str(path): path.read_bytes() for path in path.rglob("*") if path.is_file()}
 
 
 def test_repair_leaves_a_log_that_verifies_clean_and_names_the_jobs_that_are_lost(
@@ -80,8 +80,8 @@ def test_repair_tells_programs_what_it_did(damaged: Path) -> None:
     result = taskq("repair", "-d", damaged, "--json")
     assert result.exit_code == 2
     assert "--json asks nothing" in result.stderr
-    told = json.loads(taskq("repair", "-d", damaged, "--json", "--dry-run").stdout)
-    assert (len(told["damage"]), told["kept"], len(told["lost_jobs"])) == (1, [], 1)
-    told = json.loads(taskq("repair", "-d", damaged, "--json", "--yes").stdout)
-    assert len(told["kept"]) == 1
-    assert told["lost_records"] == 1
+    output = json.loads(taskq("repair", "-d", damaged, "--json", "--dry-run").stdout)
+    assert (len(output["damage"]), output["kept"], len(output["lost_jobs"])) == (1, [], 1)
+    output = json.loads(taskq("repair", "-d", damaged, "--json", "--yes").stdout)
+    assert len(output["kept"]) == 1
+    assert output["lost_records"] == 1

@@ -33,10 +33,10 @@ def test_a_replay_tells_each_old_and_new_job(copy: Sample) -> None:
 
 def test_a_dry_run_shows_the_same_and_leaves_no_trace(sample: Sample) -> None:
     before = {path: path.stat().st_mtime_ns for path in sample.path.rglob("*")}
-    told = taskq_json("replay", "-d", sample.path, "--all", "--dry-run")
-    assert (told["dry_run"], told["count"], told["problems"]) == (True, 3, 0)
+    output = taskq_json("replay", "-d", sample.path, "--all", "--dry-run")
+    assert (output["dry_run"], output["count"], output["problems"]) == (True, 3, 0)
     ids = sample.ids
-    assert [(job["id"], job["new_id"], job["state"]) for job in told["jobs"]] == [
+    assert [(job["id"], job["new_id"], job["state"]) for job in output["jobs"]] == [
         (ids["succeeded"], None, "succeeded"),
         (ids["dead"], None, "dead"),
         (ids["cancelled"], None, "cancelled"),
@@ -77,8 +77,8 @@ def test_a_wrong_choice_is_named(sample: Sample, options: list[str], message: st
     ],
 )
 def test_moments_are_spans_or_times(sample: Sample, options: list[str], count: int) -> None:
-    told = taskq_json("replay", "-d", sample.path, *options, "--dry-run")
-    assert told["count"] == count
+    output = taskq_json("replay", "-d", sample.path, *options, "--dry-run")
+    assert output["count"] == count
 
 
 def test_a_replay_of_what_is_no_log_makes_none(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ async def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 async def test_read_commands_open_a_case_file_and_find_no_payload(ids: dict[str, str]) -> None:
     ask("report", "data", "-o", "case.zip")
-    told = ask("verify", "case.zip", "--json")
-    assert json.loads(told.stdout)["ok"] is True
+    answer = ask("verify", "case.zip", "--json")
+    assert json.loads(answer.stdout)["ok"] is True
     assert ask("ls", "case.zip", "--json").stdout == ask("ls", "data", "--json").stdout
     for name, job in ids.items():
         here = json.loads(ask("show", job, "-d", "data", "--json").stdout)
@@ -106,9 +106,9 @@ async def test_what_was_written_before_the_moment_is_left_out(
     for name, data in segments:
         (tmp_path / "part/log" / name).write_bytes(data)
     assert json.loads(ask("verify", "part", "--json").stdout)["ok"] is True
-    told = {job["id"] for job in json.loads(ask("ls", "part", "--json").stdout)}
-    assert ids["waits"] in told
-    assert ids["done"] not in told
+    answer = {job["id"] for job in json.loads(ask("ls", "part", "--json").stdout)}
+    assert ids["waits"] in answer
+    assert ids["done"] not in answer
     assert json.loads(ask("stats", "part", "--json").stdout)["queues"][0]["scheduled"] == 1
     # Another process adds to it as to any log: nothing in it stands in the way of a fold.
     async with TaskQ("part") as app:
@@ -129,8 +129,8 @@ async def test_what_commands_tell_in_it_has_no_secrets(
     assert delivery.job_id == job
     ask("report", "data", *option)
     with zipfile.ZipFile("case.zip") as case:
-        told = [name for name in case.namelist() if b"hunter2" in case.read(name)]
-    assert bool(told) is bool(option)
+        names = [name for name in case.namelist() if b"hunter2" in case.read(name)]
+    assert bool(names) is bool(option)
     assert json.loads(ask("verify", "case.zip", "--json").stdout)["ok"] is True
     shown = json.loads(ask("show", job, "-d", "case.zip", "--json").stdout)
     assert shown["headers"] == {"auth": "hunter2" if option else "(set)", "to": "x"}
@@ -144,9 +144,9 @@ async def test_settings_are_told_without_what_is_secret(
     monkeypatch.setenv("TASKQ_HUB_TOKEN", "countess-lovelace")
     ask("report", "data")
     with zipfile.ZipFile("case.zip") as case:
-        told = case.read("settings.json").decode()
-    assert "lovelace" not in told
-    settings = json.loads(told)["settings"]
+        answer = case.read("settings.json").decode()
+    assert "lovelace" not in answer
+    settings = json.loads(answer)["settings"]
     assert settings["durability"] == "fsync"
     assert (
         settings["hub"].items()
@@ -178,7 +178,7 @@ def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         ("encrypted", "is encrypted, or packed in a way"),
         ("packing", "is encrypted, or packed in a way"),
@@ -187,7 +187,7 @@ def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
     ],
 )
 def test_a_case_file_is_looked_at_before_it_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, message: str
 ) -> None:
     """Whoever sent it: what it cannot be is told in a line, not by a full disk or a traceback."""
     monkeypatch.chdir(tmp_path)
@@ -204,7 +204,7 @@ def test_a_case_file_is_looked_at_before_it_is_unpacked(
         data = Path("case.zip").read_bytes()
         Path("case.zip").write_bytes(data.replace(b"segment", b"segmenT"))
     failed = ask("ls", "case.zip", code=1)
-    assert told in failed.output
+    assert message in failed.output
     assert "Traceback" not in failed.output
 
 

@@ -52,7 +52,7 @@ def test_pause_and_resume_say_what_they_did(path: Path) -> None:
     result = taskq("schedules", "pause", "often", "-d", path)
     assert (result.exit_code, result.stdout) == (0, "often: paused\n")
     assert taskq("schedules", "pause", "often", "-d", path).stdout == "often: was paused already\n"
-    assert [one["paused"] for one in taskq_json("schedules", "-d", path)] == [False, True]
+    assert [row["paused"] for row in taskq_json("schedules", "-d", path)] == [False, True]
     assert "paused" in taskq("schedules", "ls", "-d", path).stdout
     assert taskq_json("schedules", "resume", "often", "-d", path) == {
         "name": "often", "action": "resume", "changed": True,
@@ -60,7 +60,7 @@ def test_pause_and_resume_say_what_they_did(path: Path) -> None:
     assert taskq("schedules", "resume", "often", "-d", path).stdout == "often: was not paused\n"
     assert taskq("schedules", "reset", "often", "-d", path).stdout == "often: counts from now\n"
     assert taskq("schedules", "forget", "often", "-d", path).stdout == "often: forgotten\n"
-    assert [one["name"] for one in taskq_json("schedules", "-d", path)] == ["nightly"]
+    assert [row["name"] for row in taskq_json("schedules", "-d", path)] == ["nightly"]
     taskq("schedules", "forget", "nightly", "-d", path)
     assert taskq("schedules", "-d", path).stdout.startswith("This log knows no schedule")
 

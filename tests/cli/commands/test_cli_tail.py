@@ -33,7 +33,7 @@ def tail_json(*arguments: object) -> list[dict[str, Any]]:
 def put(path: Path, *payloads: bytes, **options: Any) -> list[str]:
     async def run() -> list[str]:
         async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
-            return await log.put_many([Put(payload=one, **options) for one in payloads])
+            return await log.put_many([Put(payload=payload, **options) for payload in payloads])
 
     return asyncio.run(run())
 
@@ -55,16 +55,16 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def files(path: Path) -> dict[str, tuple[int, int]]:
-    stats = ((one, one.stat()) for one in sorted(path.rglob("*")))
-    return {str(one): (stat.st_size, stat.st_mtime_ns) for one, stat in stats}
+    stats = ((path, path.stat()) for path in sorted(path.rglob("*")))
+    return {str(item): (stat.st_size, stat.st_mtime_ns) for item, stat in stats}
 
 
 def test_tail_shows_what_happened_last_and_to_whom(sample: Sample) -> None:
     lines = taskq("tail", "-d", sample.path, "-n", "7").stdout.splitlines()
-    told = [line.split("  ", 1)[1].split() for line in lines]
+    seen = [line.split("  ", 1)[1].split() for line in lines]
     ids = sample.ids
     # Jobs that were enqueued before what is shown have their queue, too.
-    assert [words[:3] for words in told] == [
+    assert [words[:3] for words in seen] == [
         ["succeeded", ids["succeeded"], "default"],
         ["dead", ids["dead"], "default"],
         ["retried", ids["retried"], "default"],
@@ -80,12 +80,12 @@ def test_tail_shows_what_happened_last_and_to_whom(sample: Sample) -> None:
 
 def test_tail_tells_programs_everything(sample: Sample) -> None:
     records = tail_json("-d", sample.path, "-n", "1000")
-    assert [one["lsn"] for one in records] == list(range(1, 15))
+    assert [record["lsn"] for record in records] == list(range(1, 15))
     born = records[1]
     assert born["payload"] == {"encoding": "base64", "data": "/wA="}
     assert (born["priority"], born["headers"]) == (8, {"from": "here"})
-    owner = next(one["owner"] for one in records if one["kind"] == "owner")
-    assert {one["owner"] for one in records if one["kind"] == "claimed"} == {owner}
+    owner = next(record["owner"] for record in records if record["kind"] == "owner")
+    assert {record["owner"] for record in records if record["kind"] == "claimed"} == {owner}
     assert records[-1]["task"] == "mail.send"
 
 
@@ -104,7 +104,7 @@ def test_tail_tells_programs_everything(sample: Sample) -> None:
 def test_tail_keeps_to_what_is_asked_for(
     sample: Sample, options: list[str], kinds: list[str]
 ) -> None:
-    assert [one["kind"] for one in tail_json("-d", sample.path, *options)] == kinds
+    assert [row["kind"] for row in tail_json("-d", sample.path, *options)] == kinds
 
 
 def test_tail_finds_the_end_of_a_log_of_many_segments(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_tail_finds_the_end_of_a_log_of_many_segments(tmp_path: Path) -> None:
         put(tmp_path / "q", *[b"x" * 9_000] * 9)
     assert len(list((tmp_path / "q" / "log").glob("*.log"))) > 3
     for count in (1, 9, 10, 28, 44, 45, 100):
-        found = [one["lsn"] for one in tail_json("-d", tmp_path / "q", "-n", count)]
-        assert found == list(range(max(46 - count, 1), 46))
+        seen = [row["lsn"] for row in tail_json("-d", tmp_path / "q", "-n", count)]
+        assert seen == list(range(max(46 - count, 1), 46))
 
 
 def test_tail_leaves_no_trace(sample: Sample) -> None:
@@ -178,8 +178,8 @@ def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
 def test_tail_under_a_name_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "q"
     put(path, *(b"%d" % number for number in range(5)))
-    assert [one["lsn"] for one in tail_json("-d", path, "--reader", "billing", "-n", 2)] == [1, 2]
-    assert [one["lsn"] for one in tail_json("-d", path, "--reader", "billing")] == [3, 4, 5]
+    assert [row["lsn"] for row in tail_json("-d", path, "--reader", "billing", "-n", 2)] == [1, 2]
+    assert [row["lsn"] for row in tail_json("-d", path, "--reader", "billing")] == [3, 4, 5]
     assert tail_json("-d", path, "--reader", "billing") == []
     with start("-d", path, "-f", "--reader", "billing") as process:
         (job,) = put(path, b"6")
@@ -202,7 +202,7 @@ def test_tail_shows_what_is_behind_damage(tmp_path: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[900:1_000] = bytes(100)
     segment.write_bytes(data)
-    found = [one["lsn"] for one in tail_json("-d", path, "-n", 100)]
-    assert found[0] == 1
-    assert found[-1] == 6
-    assert 4 <= len(found) < 6
+    seen = [row["lsn"] for row in tail_json("-d", path, "-n", 100)]
+    assert seen[0] == 1
+    assert seen[-1] == 6
+    assert 4 <= len(seen) < 6

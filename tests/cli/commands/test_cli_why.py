@@ -35,9 +35,9 @@ def test_why_tells_one_reason_for_people_and_for_programs(
     [line] = printed.stdout.splitlines()
     assert line.startswith(f"{job_id}: ")
     assert text in line
-    told = taskq_json("why", job_id, "-d", sample.path)
-    assert (told["id"], told["code"]) == (job_id, code)
-    assert bool(told["until"]) is (code == "not_due")
+    answer = taskq_json("why", job_id, "-d", sample.path)
+    assert (answer["id"], answer["code"]) == (job_id, code)
+    assert bool(answer["until"]) is (code == "not_due")
 
 
 def test_why_of_a_job_that_is_not_there_says_so(sample: Sample) -> None:

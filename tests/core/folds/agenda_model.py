@@ -104,7 +104,9 @@ class Model:
         if task in self.rates:
             most, window = self.rates[task]
             since = self.now - self.shift - window
-            recent = [one for one in self.claims if one[:2] == (task, key) and one[2] > since]
+            recent = [
+                claim for claim in self.claims if claim[:2] == (task, key) and claim[2] > since
+            ]
             room = min(room, most - len(recent))
         return room
 

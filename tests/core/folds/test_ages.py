@@ -36,11 +36,11 @@ def test_a_job_is_taken_for_at_most_a_step_older_than_it_is(frames: list[tuple[i
     for lsn in lsns:
         for job in (lsn, lsn + 1):
             true = moments[bisect_right(lsns, job) - 1]
-            told = ages.since(job)
+            answer = ages.since(job)
             if now - true <= 9 * WINDOW:
-                assert true - STEP < told <= true
+                assert true - STEP < answer <= true
             else:
-                assert now - told >= 9 * WINDOW
+                assert now - answer >= 9 * WINDOW
 
 
 @given(frames=FRAMES, back=st.integers(-50, 9 * WINDOW))

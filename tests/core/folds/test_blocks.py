@@ -52,9 +52,9 @@ class Checked:
         held, pairs = self.held, self.pairs
         if name == "add":
             held.add(key, number)
-            pairs.insert(bisect_right([one for one, _ in pairs], key), (key, number))
+            pairs.insert(bisect_right([item for item, _ in pairs], key), (key, number))
         elif name == "pop":
-            due = [value for one, value in pairs if one <= key][:number]
+            due = [value for item, value in pairs if item <= key][:number]
             assert held.pop_until(key, number) == due
             del pairs[: len(due)]
         elif name == "remove":

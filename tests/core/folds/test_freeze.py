@@ -71,27 +71,27 @@ def example() -> Driven:
 
 def every(root: object) -> list[Any]:
     """Return all objects of the folds' own classes that are reached from one."""
-    found: dict[int, object] = {}
+    values: dict[int, object] = {}
     left = [root]
     while left:
-        one = left.pop()
-        if id(one) in found:
+        first = left.pop()
+        if id(first) in values:
             continue
-        found[id(one)] = one
-        if type(one) in DECISIONS:
-            left += [getattr(one, name) for name in own(one)]
-        elif isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif not isinstance(one, str | bytes | array) and hasattr(one, "__iter__"):
-            left += one
-    return [one for one in found.values() if type(one) in DECISIONS]
+        values[id(first)] = first
+        if type(first) in DECISIONS:
+            left += [getattr(first, name) for name in own(first)]
+        elif isinstance(first, dict):
+            left += [*first.keys(), *first.values()]
+        elif not isinstance(first, str | bytes | array) and hasattr(first, "__iter__"):
+            left += first
+    return [item for item in values.values() if type(item) in DECISIONS]
 
 
 @pytest.mark.parametrize("kind", DECISIONS, ids=lambda kind: kind.__name__)
 def test_each_attribute_of_a_fold_is_kept_made_again_or_forgotten_on_purpose(kind: type) -> None:
     """A new one is decided upon here, and frozen, before a snapshot loses it."""
-    ones = [one for root in (example().agenda, example().dedup) for one in every(root)]
-    assert sorted(DECISIONS[kind]) == attributes(next(one for one in ones if type(one) is kind))
+    ones = [path for root in (example().agenda, example().dedup) for path in every(root)]
+    assert sorted(DECISIONS[kind]) == attributes(next(item for item in ones if type(item) is kind))
 
 
 def test_the_folds_are_made_of_no_other_classes() -> None:
@@ -101,27 +101,27 @@ def test_the_folds_are_made_of_no_other_classes() -> None:
     strangers = set()
     seen = set()
     while left:
-        one = left.pop()
-        if id(one) in seen:
+        first = left.pop()
+        if id(first) in seen:
             continue
-        seen.add(id(one))
-        if type(one) in DECISIONS:
-            left += [getattr(one, name) for name in own(one)]
-        elif isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, str | bytes | array | int | None):
+        seen.add(id(first))
+        if type(first) in DECISIONS:
+            left += [getattr(first, name) for name in own(first)]
+        elif isinstance(first, dict):
+            left += [*first.keys(), *first.values()]
+        elif isinstance(first, str | bytes | array | int | None):
             pass
-        elif hasattr(one, "__iter__"):
-            left += one
-        if type(one) not in DECISIONS and not isinstance(one, plain):
-            strangers.add(type(one).__name__)
+        elif hasattr(first, "__iter__"):
+            left += first
+        if type(first) not in DECISIONS and not isinstance(first, plain):
+            strangers.add(type(first).__name__)
     assert strangers <= {"deque", "Groups", "Group", "Family"}  # pictured in a way of their own
 
 
 def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> None:
     """Else the comparisons below would compare nothing."""
     driven = example()
-    fresh = {type(one): one for root in (Agenda(), Dedup()) for one in every(root)}
+    fresh = {type(path): path for root in (Agenda(), Dedup()) for path in every(root)}
     fresh |= {Lane: Lane(0, b"\0\0", 0), Chunk: Chunk(0), Returned: Returned()}
     idle = {
         (kind.__name__, name)
@@ -130,10 +130,10 @@ def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> 
         if decision == "kept"
     }
     for root in (driven.agenda, driven.dedup):
-        for one in every(root):
-            for name in own(one):
-                if getattr(one, name) != getattr(fresh[type(one)], name):
-                    idle.discard((type(one).__name__, name))
+        for path in every(root):
+            for name in own(path):
+                if getattr(path, name) != getattr(fresh[type(path)], name):
+                    idle.discard((type(path).__name__, name))
     assert not idle
 
 
@@ -168,11 +168,11 @@ def test_nothing_is_shared_with_what_was_frozen() -> None:
     driven = rich()
     frozen = freeze_agenda(driven.agenda), freeze_dedup(driven.dedup)
     before = [
-        [(code, [part[:] for part in parts]) for code, parts in one.columns] for one in frozen
+        [(code, [part[:] for part in parts]) for code, parts in entry.columns] for entry in frozen
     ]
     driven.do(RICH)
     driven.do([("end_many", 0, 300, False), ("keys", 1, 300, True)])
-    assert [list(one.columns) for one in frozen] == before
+    assert [list(entry.columns) for entry in frozen] == before
 
 
 @grows

@@ -66,4 +66,4 @@ def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs
     alone.apply_enqueued(3, 24, alone.queues.lane(5, _KEYS[0]), 0)
     assert alone.taking.take(1, None, None) == []
     alone.promote(SECOND_NS + 1)
-    assert [one[0] for one in alone.taking.take(1, None, None)] == [3]
+    assert [item[0] for item in alone.taking.take(1, None, None)] == [3]

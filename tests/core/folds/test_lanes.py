@@ -176,5 +176,5 @@ def test_a_family_shows_the_lanes_with_the_oldest_jobs_and_keeps_them(most: int)
         keyed.push(job)
         family.put(keyed)
     for _ in range(2):
-        assert sorted(one.head() for one in family.front(most)) == [10, 20, 30, 40, 50][:most]
+        assert sorted(item.head() for item in family.front(most)) == [10, 20, 30, 40, 50][:most]
     assert (family.head(), family.number) == (10, 2)

@@ -42,14 +42,16 @@ def test_any_history_equals_a_dict_of_deadlines(steps: list[tuple[str, int, int]
         elif name == "clock":
             now += number - 30
             held.shift_ns += number - 30
-            model = {one: until + number - 30 for one, until in model.items()}
+            model = {item: until + number - 30 for item, until in model.items()}
         else:
             over = held.over(now, 100)
-            assert sorted(over) == sorted(one for one, until in model.items() if until <= now)
-            for one in over:
-                held.drop(one)
-                del model[one]
-        assert {one: held.deadline_ns(one) for one in range(1, 10) if one in model} == model
+            assert sorted(over) == sorted(item for item, until in model.items() if until <= now)
+            for item in over:
+                held.drop(item)
+                del model[item]
+        assert {
+            number: held.deadline_ns(number) for number in range(1, 10) if number in model
+        } == model
         assert bool(held) == bool(model)
         following = held.next_ns()
         if model:

@@ -43,19 +43,21 @@ def test_any_history_equals_a_dict(steps: list[tuple[str, int, int, int]]) -> No
         elif name == "discard":
             assert held.discard(job) == (model.pop(job, None) is not None)
         elif name == "pop":
-            wanted = [one for one in sorted(model) if one <= job][:count]
+            wanted = [item for item in sorted(model) if item <= job][:count]
             assert held.pop_ids(job, count) == wanted
-            for one in wanted:
-                del model[one]
+            for item in wanted:
+                del model[item]
         else:
-            wanted = [one for one in sorted(model) if one <= job and model[one] <= moment][:count]
+            wanted = [item for item in sorted(model) if item <= job and model[item] <= moment][
+                :count
+            ]
             assert held.pop_within(moment, job, count) == wanted
-            for one in wanted:
-                del model[one]
+            for item in wanted:
+                del model[item]
         assert list(held.ids()) == sorted(model)
         assert held.size == len(model)
         assert held.low() == min(model.values(), default=None)
-        assert list(held.within(moment)) == [one for one in sorted(model) if model[one] <= moment]
+        assert list(held.within(moment)) == [job for job in sorted(model) if model[job] <= moment]
         assert held.since(job) == model.get(job)
         assert held.first_key() == (min(model) if model else None)
     again = Returned.of(held)

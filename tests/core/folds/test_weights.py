@@ -39,9 +39,9 @@ def test_queues_that_both_have_jobs_share_the_claims_by_weight(count: int) -> No
     weights = Weights({"mail": 3, "bulk": 1})
     taken: Counter[str] = Counter()
     while taken.total() < 8_000:
-        found = weights.take(filled.agenda.taking, count, None, None)
-        assert len(found) == count
-        taken.update(one[3].queue for one in found)
+        result = weights.take(filled.agenda.taking, count, None, None)
+        assert len(result) == count
+        taken.update(item[3].queue for item in result)
     assert taken["mail"] / taken.total() == pytest.approx(0.75, abs=0.1 * count / 1_000 + 0.001)
 
 
@@ -50,8 +50,8 @@ def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> Non
     weights = Weights({"mail": 3, "bulk": 1})
     assert len(weights.take(filled.agenda.taking, 300, None, None)) == 300
     filled.add("mail", 500)
-    found = [weights.take(filled.agenda.taking, 1, None, None)[0][3].queue for _ in range(80)]
-    assert Counter(found)["mail"] in {59, 60}
+    queues = [weights.take(filled.agenda.taking, 1, None, None)[0][3].queue for _ in range(80)]
+    assert Counter(queues)["mail"] in {59, 60}
     assert len(weights.take(filled.agenda.taking, 10_000, None, None)) == 620
     assert weights.take(filled.agenda.taking, 5, None, None) == []
 
@@ -59,15 +59,17 @@ def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> Non
 def test_priority_rules_within_a_queue() -> None:
     filled = Filled(mail=2, bulk=2)
     filled.add("mail", 1, priority=9)
-    found = Weights({"mail": 1, "bulk": 1}).take(filled.agenda.taking, 5, None, None)
-    assert [one[3].priority for one in found if one[3].queue == "mail"] == [9, 5, 5]
+    result = Weights({"mail": 1, "bulk": 1}).take(filled.agenda.taking, 5, None, None)
+    assert [item[3].priority for item in result if item[3].queue == "mail"] == [9, 5, 5]
 
 
 def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     filled = Filled(mail=5, bulk=5)
-    found = Weights({"mail": 3, "bulk": 1}).take(filled.agenda.taking, 9, frozenset({"bulk"}), None)
-    assert {one[3].queue for one in found} == {"bulk"}
-    assert len(found) == 5
+    result = Weights({"mail": 3, "bulk": 1}).take(
+        filled.agenda.taking, 9, frozenset({"bulk"}), None
+    )
+    assert {item[3].queue for item in result} == {"bulk"}
+    assert len(result) == 5
 
 
 @pytest.mark.parametrize("wrong", [{}, {"a": 0}, {"a": WEIGHT_MAX + 1}, {"a": True}, {"a": 1.5}])

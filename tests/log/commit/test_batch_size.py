@@ -106,7 +106,7 @@ def test_settlements_that_are_too_large_together_are_parted() -> None:
     process = world.process()
     deliveries = _claimed(process, 12)
     refused: list[TaskqError] = []
-    items = [Settlement(Kind.SUCCEEDED, one, _BIG) for one in deliveries]
+    items = [Settlement(Kind.SUCCEEDED, delivery, _BIG) for delivery in deliveries]
     operand = (items, lambda _, error: refused.append(error))
     process.commit([(Op.SETTLE_SOON, None, None, operand)])
     process.sync()
@@ -118,7 +118,7 @@ def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:
     world = World()
     process = world.process()
     deliveries = _claimed(process, 12)
-    items = [Settlement(Kind.SUCCEEDED, one, _BIG) for one in deliveries]
+    items = [Settlement(Kind.SUCCEEDED, delivery, _BIG) for delivery in deliveries]
     large: Future[Any] = Future()
     small: Future[Any] = Future()
     claim: Future[Any] = Future()
@@ -141,8 +141,8 @@ def test_a_claim_of_any_count_fits_a_frame() -> None:
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", None)] * 2_500)
     claimed = process.claim(10**9)
     assert 0 < len(claimed) * codec.JOB.size < codec.FRAME_BODY_MAX // 8
-    more = [one for _ in range(2) for one in process.claim(10**9)]
-    assert [one.job for one in (*claimed, *more)] == [one.job for one in claimed + more]
+    more = [delivery for _ in range(2) for delivery in process.claim(10**9)]
+    assert [item.job for item in (*claimed, *more)] == [item.job for item in claimed + more]
     assert len(claimed) + len(more) == 10_000
 
 
@@ -156,7 +156,7 @@ def test_the_jobs_of_a_dead_owner_are_taken_back_in_parts(monkeypatch: pytest.Mo
     world.clock.advance(1)
     jobs: list[int] = []
     for _ in range(4):
-        jobs += [one.job for one in second.claim(99)]
-    assert jobs == [one.job for one in deliveries]
+        jobs += [delivery.job for delivery in second.claim(99)]
+    assert jobs == [delivery.job for delivery in deliveries]
     assert second.committer.taken_back == 35
     assert second.peers.forgotten == [first.peers.owner]

@@ -60,7 +60,7 @@ def test_every_waiter_of_a_batch_that_does_not_fit_is_told_and_nothing_of_it_is_
     world.machine.free = _ROOM
     first.settle(job)
     assert first.enqueue(b"after") == world.records()[-1].lsn
-    assert [one.payload for one in second.claim(9)] == [b"after"]
+    assert [delivery.payload for delivery in second.claim(9)] == [b"after"]
     assert not first.catch_up().damage
 
 
@@ -70,7 +70,7 @@ def test_short_writes_are_written_to_the_end() -> None:
     world.machine.shorten = lambda size: max(size // 3, 1)
     jobs = [first.enqueue(b"x" * 500) for _ in range(5)]
     world.lose_power()
-    assert [one.job for one in world.process().claim(9)] == jobs
+    assert [delivery.job for delivery in world.process().claim(9)] == jobs
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -94,7 +94,7 @@ def test_a_write_that_fails_in_the_middle_is_cut_back(code: int) -> None:
         first.enqueue(b"x" * 500)
     assert caught.value.errno == code
     assert len(world.machine.content(world.segments()[0])) == size
-    assert [one.job for one in second.claim(9)] == [kept]
+    assert [delivery.job for delivery in second.claim(9)] == [kept]
 
 
 def test_a_tail_that_could_not_even_be_cut_back_is_cut_by_the_next_writer() -> None:
@@ -114,7 +114,7 @@ def test_a_tail_that_could_not_even_be_cut_back_is_cut_by_the_next_writer() -> N
     world.machine.free = _ROOM
     after = second.enqueue(b"after")
     assert after > kept
-    assert [one.job for one in first.claim(9)] == [kept, after]
+    assert [delivery.job for delivery in first.claim(9)] == [kept, after]
     assert not first.catch_up().damage
 
 
@@ -171,7 +171,7 @@ def test_a_step_of_the_clock_is_recorded_even_if_the_first_try_found_no_room() -
         7_200 * 10**9
     ]
     world.clock.advance(3_601)
-    assert [one.job for one in first.claim()] == [job]
+    assert [delivery.job for delivery in first.claim()] == [job]
 
 
 def _until_rotation(world: World) -> None:
@@ -252,7 +252,7 @@ def test_a_frame_whose_hint_could_not_be_written_is_in_the_log_all_the_same() ->
     second_job = first.enqueue()
     world.machine.on_step = None
     third_job = second.enqueue()
-    assert [one.job for one in first.claim(9)] == [1, second_job, third_job]
+    assert [delivery.job for delivery in first.claim(9)] == [1, second_job, third_job]
 
 
 def test_recent_payloads_of_a_refused_batch_are_not_taken_for_those_of_later_jobs() -> None:

@@ -80,7 +80,7 @@ def test_a_look_waits_for_all_that_it_saw() -> None:
     _, first, second = _two()
     first.send(Op.ENQUEUE, (PLAIN, b"x", None))
     look = second.send(
-        Op.LOOK, (lambda one: one.facets.need_agenda().queues.stats()[0].ready, True)
+        Op.LOOK, (lambda item: item.facets.need_agenda().queues.stats()[0].ready, True)
     )
     assert _waits_for(second, look) == 1
 
@@ -106,7 +106,7 @@ def test_claims_wait_for_no_sync() -> None:
     assert claim.result(0)[0].job == job
     assert not second.committer.must_sync()
     world.lose_power()
-    assert [one.job for one in world.process().claim()] == [job]
+    assert [delivery.job for delivery in world.process().claim()] == [job]
 
 
 def test_a_job_with_a_single_attempt_is_handed_out_when_its_claim_is_on_disk() -> None:
@@ -136,7 +136,7 @@ def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode
         job = first.enqueue(spec=spec)
         plain = first.enqueue(spec=PLAIN)
         future, other = Future[Any](), Future[Any]()
-        first.commit([(Op.CLAIM, None, one, ClaimRequest(1)) for one in (future, other)])
+        first.commit([(Op.CLAIM, None, item, ClaimRequest(1)) for item in (future, other)])
         assert other.result(0)[0].job == plain
         assert _waits_for(first, future)[0].job == job
         assert not first.committer.must_sync()
@@ -155,7 +155,7 @@ def test_other_modes_wait_for_nothing_and_survive_the_process(durability: Durabi
     assert future.done()
     assert not first.committer.must_sync()
     first.kill()
-    assert [one.job for one in world.process().claim()] == [future.result(0)]
+    assert [delivery.job for delivery in world.process().claim()] == [future.result(0)]
 
 
 def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(

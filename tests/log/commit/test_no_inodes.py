@@ -76,7 +76,7 @@ def test_the_next_segment_begins_once_a_file_is_to_be_had() -> None:
     world.clock.advance(1)
     jobs.append(process.enqueue(b"x"))
     assert len(world.segments()) == 2
-    assert [one.job for one in world.process().claim(99)] == jobs
+    assert [delivery.job for delivery in world.process().claim(99)] == jobs
     assert not process.catch_up().damage
 
 
@@ -114,8 +114,8 @@ def test_health_looks_at_the_files_that_may_still_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def disk() -> bool:
-        (found,) = [one for one in check_health(tmp_path) if one.name == "disk"]
-        return found.ok
+        (seen,) = [item for item in check_health(tmp_path) if item.name == "disk"]
+        return seen.ok
 
     for files, is_well in (((3, _PLENTY), False), ((_PLENTY, _PLENTY), True), (None, True)):
         monkeypatch.setattr(LocalDisk, "files", lambda _self, _path, files=files: files)
@@ -145,5 +145,5 @@ def test_a_real_file_system_without_inodes_lets_jobs_be_settled(few_files: Path)
         (delivery,) = port.claim(ClaimRequest(1)).result(_SECONDS)
         ended = [Settlement(Kind.SUCCEEDED, delivery, bytes(900))]
         assert port.settle(ended).result(_SECONDS) == [None]
-    assert [one.ok for one in check_health(few_files / "data") if one.name == "disk"] == [False]
+    assert [item.ok for item in check_health(few_files / "data") if item.name == "disk"] == [False]
     store.close()

@@ -129,12 +129,12 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
     world = World(config=config)
     first = world.process()
     jobs = [first.enqueue() for _ in range(4)]
-    one, two = first.claim(2)
+    item, two = first.claim(2)
     world.machine.free = room  # since the last look, and nobody knows
     errors: list[object] = []
     requests = [
         request(Op.ENQUEUE, (PLAIN, b"x" * 6_000, None)),
-        request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, one, b"42")]),
+        request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, item, b"42")]),
         request(Op.ENQUEUE_MANY, [(PLAIN, b"1" * 6_000, None), (PLAIN, b"2", None)]),
         request(Op.CANCEL, jobs[2]),
         request(Op.OUTCOME, jobs[0]),

@@ -71,7 +71,7 @@ def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
     view = world.view(delivery.job)
     assert view is not None
     assert (view.state, view.reason) == (State.CANCELLED, "why")
-    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "cancelled")]
+    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
 
 
 def test_a_success_that_comes_first_stands(world: World) -> None:
@@ -168,12 +168,14 @@ def test_compaction_carries_the_wish(world: World) -> None:
     while first in world.segments():
         for _ in range(20):
             process.enqueue(FILLER, spec=fill)
-        for one in process.claim(40):
-            process.settle(one)
+        for item in process.claim(40):
+            process.settle(item)
         tend(process)
-    carried = [one for one in world.records() if one.carried and one.job == delivery.job]
+    carried = [
+        record for record in world.records() if record.carried and record.job == delivery.job
+    ]
     assert carried
-    assert all(one.carried and one.carried.cancel_wanted for one in carried)
+    assert all(item.carried and item.carried.cancel_wanted for item in carried)
     assert world.fold().need_agenda().leases.asked == {delivery.job}
     process.settle(delivery, Kind.RETRIED)
     assert last(world).kind == Kind.CANCELLED
@@ -206,4 +208,4 @@ def test_a_transaction_that_gives_an_asked_job_back_ends_it_and_frees_its_key(wo
     assert process.ask(Op.CANCEL, job) is Cancel.ASKED
     back = Settlement(Kind.RETRIED, delivery, cause=Cause.EXHAUSTED)
     done = process.ask(Op.TRANSACT, Bundle((back,), (), ((PLAIN, b"", again),)))
-    assert [one.job for one in process.claim()] == done.jobs
+    assert [delivery.job for delivery in process.claim()] == done.jobs

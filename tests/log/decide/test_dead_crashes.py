@@ -64,8 +64,10 @@ def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
 
 def die(process: Process, jobs: list[int]) -> Future[Any]:
     deliveries = process.claim(99)
-    assert [one.job for one in deliveries] == jobs
-    items = [Settlement(Kind.DEAD, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
+    assert [delivery.job for delivery in deliveries] == jobs
+    items = [
+        Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
+    ]
     return process.send(Op.SETTLE, items)
 
 
@@ -149,13 +151,13 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
     if is_dead(agenda, jobs[0]):
         answers = opener.ask(Op.REQUEUE, letters(opener.committer.sight, jobs).items)
         assert answers == [None] * len(jobs)
-    requeued = [one.job for one in world.records() if one.kind == Kind.REQUEUED]
+    requeued = [record.job for record in world.records() if record.kind == Kind.REQUEUED]
     assert requeued in ([], jobs)
     deliveries = opener.claim(99)
-    assert [one.job for one in deliveries] == jobs
+    assert [delivery.job for delivery in deliveries] == jobs
     assert deliveries[0].headers == {"a": "b"}
-    for one in deliveries:
-        opener.settle(one, body=b"done")
+    for delivery in deliveries:
+        opener.settle(delivery, body=b"done")
     for job in jobs:
         view = world.view(job)
         assert view is not None

@@ -30,7 +30,7 @@ ALL = 2**62
 
 def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
     """Claim the job and settle it as dead."""
-    (delivery,) = [one for one in process.claim(99) if one.job == job]
+    (delivery,) = [delivery for delivery in process.claim(99) if delivery.job == job]
     process.settle(delivery, Kind.DEAD, body=reason, cause=Cause.EXHAUSTED)
 
 
@@ -85,16 +85,19 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
     view = world.view(job)
     assert view is not None
     assert (view.state, view.result) == (State.SUCCEEDED, b"done")
-    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "dead"), (1, "succeeded")]
+    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [
+        (1, "dead"),
+        (1, "succeeded"),
+    ]
     assert view.attempts[0].reason == "first reason"
 
 
 def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
     process = World().process()
     job = dead_letter(process)
-    found = letters(process.committer.sight, [job]).items
-    assert process.ask(Op.REQUEUE, found) == [None]
-    (refusal,) = process.ask(Op.REQUEUE, found)
+    result = letters(process.committer.sight, [job]).items
+    assert process.ask(Op.REQUEUE, result) == [None]
+    (refusal,) = process.ask(Op.REQUEUE, result)
     assert isinstance(refusal, NotDead)
     assert refusal.state == "ready"
     with pytest.raises(NotDead, match="it is ready"):
@@ -114,9 +117,9 @@ def test_of_two_processes_that_requeue_the_same_letter_one_does() -> None:
     first, second = world.process(), world.process()
     job = dead_letter(first)
     second.catch_up()
-    found = [letters(one.committer.sight, [job]).items for one in (first, second)]
+    items = [letters(process.committer.sight, [job]).items for process in (first, second)]
     answers = [
-        one.ask(Op.REQUEUE, part)[0] for one, part in zip((first, second), found, strict=True)
+        item.ask(Op.REQUEUE, part)[0] for item, part in zip((first, second), items, strict=True)
     ]
     assert answers[0] is None
     assert isinstance(answers[1], NotDead)
@@ -127,10 +130,10 @@ def test_requeue_and_claim_in_one_batch_run_the_job() -> None:
     """Its record is in no file yet when it is claimed."""
     process = World().process()
     job = dead_letter(process)
-    found = letters(process.committer.sight, [job]).items
+    result = letters(process.committer.sight, [job]).items
     claimer = process.send(Op.CLAIM, ClaimRequest(1))
-    process.send(Op.REQUEUE, found)
-    assert [one.job for one in claimer.result(0)] == [job]
+    process.send(Op.REQUEUE, result)
+    assert [item.job for item in claimer.result(0)] == [job]
 
 
 def test_another_process_runs_what_one_requeued() -> None:
@@ -154,7 +157,7 @@ def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
     assert outcome(third, job) == (State.DEAD, b"the first end", 0)
     assert outcome(first, job) == (State.DEAD, b"the first end", 0)
     requeue(second, job)
-    waiting = [one.send(Op.OUTCOME, job) for one in (first, second, third)]
+    waiting = [item.send(Op.OUTCOME, job) for item in (first, second, third)]
     assert not any(future.done() for future in waiting)
     (delivery,) = second.claim()
     second.settle(delivery, body=b"the second end")
@@ -233,7 +236,7 @@ def test_flags_of_the_job_survive_a_requeue() -> None:
     future = process.send(Op.CLAIM, ClaimRequest(1))
     assert not future.done()
     process.sync()
-    assert [one.job for one in future.result(0)] == [job]
+    assert [item.job for item in future.result(0)] == [job]
 
 
 def test_a_key_that_another_live_job_holds_keeps_a_letter_dead() -> None:
@@ -250,8 +253,8 @@ def test_a_key_that_another_live_job_holds_keeps_a_letter_dead() -> None:
     assert delivery.job == holder
     process.settle(delivery)
     assert requeue(process, job) == [None]
-    for one in (process, world.process()):
-        assert one.offer(extras=Extras(key=b"k")) == (job,)
+    for item in (process, world.process()):
+        assert item.offer(extras=Extras(key=b"k")) == (job,)
     (delivery,) = process.claim()
     process.settle(delivery)
     assert isinstance(process.offer(extras=Extras(key=b"k")), int)
@@ -273,8 +276,8 @@ def test_a_window_says_nothing_of_a_requeue() -> None:
     hour = 3_600 * SECOND_NS
     job = dead_letter(process, extras=Extras(key=b"k", window_ns=hour))
     requeue(process, job)
-    for one in (process, world.process()):
-        assert one.offer(extras=Extras(key=b"k", window_ns=hour)) == (job,)
+    for item in (process, world.process()):
+        assert item.offer(extras=Extras(key=b"k", window_ns=hour)) == (job,)
     world.clock.advance(3_601)
     other = process.enqueue(extras=Extras(key=b"k", window_ns=hour))
     for delivery in process.claim(9):
@@ -287,7 +290,7 @@ def test_a_letter_without_a_key_is_requeued_with_no_window_for_any() -> None:
     world = World()
     process = world.process()
     requeue(process, dead_letter(process, extras=Extras(headers={"from": "a"})))
-    (carried,) = [one.carried for one in world.records() if one.carried]
+    (carried,) = [record.carried for record in world.records() if record.carried]
     assert (carried.key_until_ns, carried.expires_ns) == (0, 0)
 
 
@@ -326,7 +329,7 @@ def test_the_fold_of_the_files_is_what_each_process_holds() -> None:
     purge(first, jobs[3])
     kill(first, jobs[1])
     folded = world.fold().need_agenda()
-    for agenda in (folded, *(one.catch_up().need_agenda() for one in (first, second))):
+    for agenda in (folded, *(item.catch_up().need_agenda() for item in (first, second))):
         assert agenda.queues.stats() == (QueueStats(queue="mail", ready=0, running=2, dead=3),)
         assert {chunk.ids[index] for chunk, index in agenda.dead} == {jobs[1], jobs[4], jobs[5]}
         assert set(agenda.running) == {jobs[0], jobs[2]}
@@ -339,21 +342,21 @@ def test_letters_are_listed_by_the_latest_death() -> None:
     world = World()
     process = world.process()
     jobs = [process.enqueue(spec=MAIL) for _ in range(3)]
-    deliveries = {one.job: one for one in process.claim(3)}
+    deliveries = {delivery.job: delivery for delivery in process.claim(3)}
     for number in (1, 0, 2):
         world.clock.advance(60)
         process.settle(deliveries[jobs[number]], Kind.DEAD, body=b"reason %d" % number)
     views, _ = newest_dead(process.committer.sight, DeadFilter(), 9, None)
-    assert [(one.lsn, one.reason) for one in views] == [
+    assert [(view.lsn, view.reason) for view in views] == [
         (jobs[2], "reason 2"), (jobs[0], "reason 0"), (jobs[1], "reason 1"),
     ]  # fmt: skip
-    assert [one.attempt for one in views] == [1, 1, 1]
+    assert [view.attempt for view in views] == [1, 1, 1]
     views, place = newest_dead(process.committer.sight, DeadFilter(), 2, None)
-    assert [one.lsn for one in views] == [jobs[2], jobs[0]]
+    assert [view.lsn for view in views] == [jobs[2], jobs[0]]
     views, _ = newest_dead(process.committer.sight, DeadFilter(), 2, place)
-    assert [one.lsn for one in views] == [jobs[1]]
+    assert [view.lsn for view in views] == [jobs[1]]
     views, _ = newest_dead(process.committer.sight, DeadFilter(error="reason 1"), 1, None)
-    assert [one.lsn for one in views] == [jobs[1]]
+    assert [view.lsn for view in views] == [jobs[1]]
 
 
 def test_letters_are_found_by_queue_task_reason_and_time() -> None:
@@ -385,15 +388,15 @@ def test_letters_are_found_by_queue_task_reason_and_time() -> None:
 def test_pages_together_find_every_letter_once() -> None:
     process = World().process()
     jobs = [dead_letter(process) for _ in range(7)]
-    found: list[int] = []
+    numbers: list[int] = []
     start = 0
     while True:
         page = dead_page(process.committer.sight, DeadFilter(error="no"), start, jobs[6], 2)
-        found += page.items
+        numbers += page.items
         start = page.following
         if not start:
             break
-    assert found == jobs[:6]
+    assert numbers == jobs[:6]
 
 
 def test_large_letters_are_requeued_in_slices() -> None:
@@ -406,7 +409,7 @@ def test_large_letters_are_requeued_in_slices() -> None:
         sizes.append(len(page.items))
         rest = [job for job in rest if page.following and job >= page.following]
     assert sizes == [3, 3, 1]
-    assert [one.payload for one in process.claim(9)] == [bytes(100_000)] * 7
+    assert [delivery.payload for delivery in process.claim(9)] == [bytes(100_000)] * 7
 
 
 def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() -> None:
@@ -449,8 +452,10 @@ def test_a_requeued_job_that_is_retried_is_due_where_the_clock_moved_it() -> Non
     process.enqueue()
     process.catch_up()
     now_ns = world.clock.wall_ns()
-    told = tell(process.journal, job, now_ns)
-    assert told is not None
-    (listed,) = [one for one in each_job(process.journal, Chosen(), now_ns) if one.lsn == job]
-    assert abs(told.due_ns - (due_ns - 7_200 * SECOND_NS)) < SECOND_NS
-    assert told == listed
+    answer = tell(process.journal, job, now_ns)
+    assert answer is not None
+    (listed,) = [
+        record for record in each_job(process.journal, Chosen(), now_ns) if record.lsn == job
+    ]
+    assert abs(answer.due_ns - (due_ns - 7_200 * SECOND_NS)) < SECOND_NS
+    assert answer == listed

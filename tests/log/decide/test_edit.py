@@ -28,7 +28,10 @@ URGENT = EnqueueSpec("mail", "send", 9)
 def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int, str, int]]:
     """(job, queue, priority) of what a claim gets."""
     request = ClaimRequest(count, wait_until_ns=0, **wanted)
-    return [(one.job, one.queue, one.priority) for one in process.ask(Op.CLAIM, request)]
+    return [
+        (delivery.job, delivery.queue, delivery.priority)
+        for delivery in process.ask(Op.CLAIM, request)
+    ]
 
 
 def holders(world: World, queue: str) -> list[int]:
@@ -102,8 +105,8 @@ def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_i
     (delivery,) = first.claim()
     first.ask(Op.CANCEL, jobs[1])
     before = world.kinds()
-    for wish, told in zip(wishes, ("it runs already", "it is settled"), strict=True):
-        with pytest.raises(NotWaiting, match=told):
+    for wish, item in zip(wishes, ("it runs already", "it is settled"), strict=True):
+        with pytest.raises(NotWaiting, match=item):
             second.ask(Op.EDIT, wish)
     for job in jobs:
         with pytest.raises(NotWaiting):
@@ -216,7 +219,7 @@ def test_attempts_and_place_of_an_edited_job_outlive_all_older_segments() -> Non
         assert view is not None
         assert (view.queue, view.priority, view.payload) == ("slow", 7, b"mine"), number
         assert (view.state, view.due_ns) == (State.SCHEDULED, due_ns)
-        assert [one.reason for one in view.attempts] == ["ValueError: no"]
+        assert [attempt.reason for attempt in view.attempts] == ["ValueError: no"]
     assert process.journal.files.lsns[0] > born
 
 

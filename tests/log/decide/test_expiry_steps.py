@@ -332,7 +332,7 @@ def test_a_snapshot_knows_what_has_moved(step: float) -> None:
     world.clock.step(step)
     process.enqueue(b"", spec=_FILL)
     running = process.claim(2)
-    assert [one.job for one in running] == [job, date] or step > 0
+    assert [job.job for job in running] == [job, date] or step > 0
     world.clock.advance(_HOUR + 1)
     process.enqueue(b"", spec=_FILL)
     process.catch_up()

@@ -59,7 +59,7 @@ def test_a_held_job_is_released_in_the_frame_of_its_last_input() -> None:
     process.settle(delivery)
     view = world.view(callback)
     assert view is not None
-    assert [(one.number, one.outcome) for one in view.attempts] == [(1, "succeeded")]
+    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "succeeded")]
 
 
 def test_a_process_that_settles_nothing_follows_the_counts() -> None:
@@ -80,7 +80,7 @@ def test_a_death_cancels_all_that_waits_for_it() -> None:
     jobs = put(process, Chain((chord(2), *(step() for _ in range(40))), Policy.CANCEL))
     process.settle(process.claim()[0], Kind.DEAD, body=b"no")
     assert states(process, jobs[:-2]) == [State.ABSENT] * 41
-    causes = {one.cause for one in world.records() if one.kind == Kind.CANCELLED}
+    causes = {record.cause for record in world.records() if record.kind == Kind.CANCELLED}
     assert causes == {Cause.UPSTREAM}
     assert not process.committer.facets.need_agenda().flows.held
 
@@ -98,7 +98,7 @@ def test_what_runs_whatever_fails_counts_each_input_once() -> None:
     assert world.fold().need_agenda().flows.held == process.committer.facets.agenda.flows.held  # type: ignore[union-attr]
     (again,) = process.claim()
     process.settle(again)
-    assert [one.job for one in process.claim()] == [callback]
+    assert [delivery.job for delivery in process.claim()] == [callback]
 
 
 @pytest.mark.parametrize("ends", ["purge", "requeue"])
@@ -115,7 +115,7 @@ def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str) -> None
         return
     process.ask(Op.REQUEUE, letters(process.committer.sight, [delivery.job]).items)
     process.settle(process.claim()[0])
-    assert [one.job for one in process.claim()] == [callback]
+    assert [delivery.job for delivery in process.claim()] == [callback]
 
 
 def test_a_snapshot_has_what_is_held() -> None:
@@ -147,7 +147,7 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
     other = world.process()
     (delivery,) = other.claim()
     other.settle(delivery, body=b"2")
-    assert [one.job for one in other.claim()] == [callback]
+    assert [delivery.job for delivery in other.claim()] == [callback]
     ends = look_at_ends(other.committer.sight, inputs)
     assert [(end.state, end.body) for end in ends] == [
         (State.SUCCEEDED, b"0"), (State.SUCCEEDED, b"1"), (State.SUCCEEDED, b"2"),
@@ -223,7 +223,7 @@ class Crashing:
 
     def gone(self, process: Process) -> None:
         process.kill()
-        self.processes = [one for one in self.processes if one[0] is not process]
+        self.processes = [item for item in self.processes if item[0] is not process]
 
     def power_lost(self) -> None:
         self.world.lose_power()
@@ -264,10 +264,10 @@ def check(world: World, process: Process) -> None:
         ties = look_at_ties(process.committer.sight, record.lsn)
         assert ties is not None
         if record.lsn in released:
-            assert all(ended[one] < released[record.lsn] for one in ties.inputs)
+            assert all(ended[item] < released[record.lsn] for item in ties.inputs)
         elif ties.inputs and record.lsn not in ended:
             is_dead = ties.policy is Policy.WAIT and not died.isdisjoint(ties.inputs)
-            assert is_dead or any(one in agenda.flows.held for one in ties.inputs)
+            assert is_dead or any(item in agenda.flows.held for item in ties.inputs)
     assert world.fold().need_agenda().flows.held == agenda.flows.held
 
 

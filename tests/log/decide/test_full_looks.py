@@ -93,7 +93,7 @@ def test_a_claim_that_does_not_wait_gets_what_the_last_part_brings(
         taker.commit([])
         taker.sync()
         batches += 1
-    assert [one.queue for one in claim.result(0)] == ["other"]
+    assert [delivery.queue for delivery in claim.result(0)] == ["other"]
     assert batches > 1, "the parts are not small"
 
 
@@ -104,7 +104,7 @@ def test_who_claims_other_jobs_does_not_wait_for_those_that_expire() -> None:
     _put(process, 9, expires_ns=_HOUR_NS)
     (job,) = _put(process, 1, _OTHER)
     world.clock.advance(3_601)
-    assert [one.job for one in _ask(process, "other").result(0)] == [job]
+    assert [item.job for item in _ask(process, "other").result(0)] == [job]
     assert _ask(process, "other").result(0) == []
     assert world.kinds().count(Kind.EXPIRED) == 2
 
@@ -119,7 +119,7 @@ def test_a_claim_that_meets_expired_jobs_holds_up_no_other_for_longer_than_a_bat
     first, other = _ask(process, "first"), _ask(process, "other")
     process.commit([])
     assert not first.done()
-    assert [one.job for one in other.result(0)] == [job]
+    assert [item.job for item in other.result(0)] == [job]
     while not first.done():
         process.commit([])
     assert first.result(0) == []

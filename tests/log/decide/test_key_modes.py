@@ -156,17 +156,17 @@ def test_a_waiting_job_is_replaced(world: World, process: Process) -> None:
     assert process.journal.meters.batches == frames + 1
     assert holders(world) == [second]
     assert holders(world, queue="mail") == [other]
-    cancelled = [one for one in world.records() if one.kind == Kind.CANCELLED]
-    assert [(one.job, one.cause) for one in cancelled] == [(first, Cause.REPLACED)]
-    assert [one.replaces for one in world.records() if one.lsn == second] == [first]
-    assert [one.payload for one in process.claim(9)] == [b"{}", b"new"]
+    cancelled = [record for record in world.records() if record.kind == Kind.CANCELLED]
+    assert [(item.job, item.cause) for item in cancelled] == [(first, Cause.REPLACED)]
+    assert [record.replaces for record in world.records() if record.lsn == second] == [first]
+    assert [delivery.payload for delivery in process.claim(9)] == [b"{}", b"new"]
 
 
 def test_a_scheduled_job_is_replaced(world: World, process: Process) -> None:
     later = Extras(key=b"k", due_ns=3_600 * SECOND_NS, on_conflict=Conflict.REPLACE)
     first, second = process.enqueue(extras=later), process.enqueue(extras=later)
     world.clock.advance(3_600)
-    assert [one.job for one in process.claim(9)] == [second]
+    assert [delivery.job for delivery in process.claim(9)] == [second]
     view = world.view(first)
     assert view is not None
     assert view.state is State.CANCELLED
@@ -215,7 +215,7 @@ def test_a_replaced_job_with_a_window_holds_nothing_any_more(world: World) -> No
 def test_one_batch_may_replace_its_own_jobs(world: World, process: Process) -> None:
     lsns = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % number, REPLACE) for number in range(3)])
     assert holders(world) == [lsns[2]]
-    assert [one.payload for one in process.claim(9)] == [b"2"]
+    assert [delivery.payload for delivery in process.claim(9)] == [b"2"]
 
 
 def test_a_process_that_knew_only_the_end_of_the_log_replaces_too(world: World) -> None:
@@ -226,9 +226,9 @@ def test_a_process_that_knew_only_the_end_of_the_log_replaces_too(world: World) 
     process.sync()
     second = process.enqueue(extras=REPLACE)
     assert holders(world) == [second]
-    found = [one.job for one in process.claim(9)]
-    assert found == [*(future.result(0) for future in futures), second]
-    assert first not in found
+    jobs = [delivery.job for delivery in process.claim(9)]
+    assert jobs == [*(future.result(0) for future in futures), second]
+    assert first not in jobs
 
 
 def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
@@ -338,7 +338,7 @@ def test_a_key_has_one_holder_whatever_step_a_replacement_is_cut_at(power: bool)
         with cut.during(world, process):
             process.offer(b"new", REPLACE)
         (holder,) = _reopened(world) if cut.came else holders(world)
-        assert [one.job for one in world.process().claim(9)] == [holder]
+        assert [delivery.job for delivery in world.process().claim(9)] == [holder]
         view = world.view(first)
         assert view is not None
         assert (view.state is State.CANCELLED) == (holder != first)
@@ -356,7 +356,7 @@ def test_settlements_of_a_run_free_keys_for_both(world: World) -> None:
     first = process.enqueue(extras=BOTH)
     request = ClaimRequest(9, wait_until_ns=0)
     held = process.ask(Op.CLAIM, request)
-    items = [Settlement(Kind.SUCCEEDED, one) for one in held]
+    items = [Settlement(Kind.SUCCEEDED, job) for job in held]
     process.commit([(Op.SETTLE_SOON, None, None, (items, None))])
     assert holders(world) == [first]
     world.clock.advance(60)

@@ -52,11 +52,11 @@ def test_an_expired_lease_redelivers_once(world: World) -> None:
     job = holder.enqueue()
     (held,) = claim(holder)
     world.clock.advance(LEASE)
-    again = [one for process in (*others, holder) for one in claim(process)]
-    assert [(one.job, one.attempt) for one in again] == [(job, 2)]
+    again = [delivery for process in (*others, holder) for delivery in claim(process)]
+    assert [(item.job, item.attempt) for item in again] == [(job, 2)]
     assert [claim(process) for process in others] == [[], []]
-    released = [one for one in world.records() if one.kind == Kind.RELEASED]
-    assert [(one.job, one.token, one.cause) for one in released] == [
+    released = [record for record in world.records() if record.kind == Kind.RELEASED]
+    assert [(delivery.job, delivery.token, delivery.cause) for delivery in released] == [
         (job, held.token, Cause.LEASE_OVER)
     ]
     others[0].settle(again[0])
@@ -137,7 +137,7 @@ def test_extend_gives_a_lease_to_a_claim_that_had_none(world: World) -> None:
     assert other.claim() == []
     extend(holder, held, 5)
     world.clock.advance(5)
-    assert [one.attempt for one in other.claim()] == [2]
+    assert [delivery.attempt for delivery in other.claim()] == [2]
 
 
 def test_a_lease_can_be_cut_short(world: World) -> None:
@@ -192,7 +192,7 @@ def test_a_lease_survives_its_readers(world: World) -> None:
     view = world.view(held.job)
     assert view is not None
     assert view.state is State.RUNNING
-    assert [one.ended_ns for one in view.attempts] == [0]
+    assert [attempt.ended_ns for attempt in view.attempts] == [0]
 
 
 def test_a_claimer_sleeps_no_longer_than_the_next_lease(world: World) -> None:
@@ -215,7 +215,7 @@ def test_many_leases_that_end_at_once_are_taken_back_in_parts(
     jobs = [process.enqueue() for _ in range(9)]
     claim(process)
     world.clock.advance(LEASE)
-    again = [one.job for _ in range(3) for one in claim(process)]
+    again = [delivery.job for _ in range(3) for delivery in claim(process)]
     assert again == jobs
 
 
@@ -235,7 +235,7 @@ def test_an_expired_lease_redelivers_once_whatever_step_a_crash_comes_at(power: 
             break
         last = world.process()
         again = claim(last)
-        assert [one.job for one in again] == [job]
+        assert [item.job for item in again] == [job]
         with pytest.raises(StaleDelivery):
             last.settle(held)
         last.settle(again[0])

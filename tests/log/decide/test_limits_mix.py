@@ -130,13 +130,13 @@ class LimitedMix(Mix):
         request = ClaimRequest(
             self.random.randrange(1, 9), wait_until_ns=0, lease_ns=lease_ns, limits=dict(LIMITS)
         )
-        found = process.ask(Op.CLAIM, request)
-        self.held += [(process, one) for one in found]
+        result = process.ask(Op.CLAIM, request)
+        self.held += [(process, item) for item in result]
         agenda = self.observer.catch_up().need_agenda()
         moment = process.committer.facets.need_agenda().moment
-        for one in found:
-            limit = LIMITS[one.lane.task]
-            key = one.lane.task, one.lane.concurrency_key
+        for item in result:
+            limit = LIMITS[item.lane.task]
+            key = item.lane.task, item.lane.concurrency_key
             if limit.rate is not None:
                 moments = self.claims.setdefault(key, [])
                 moments.append(moment)
@@ -181,14 +181,14 @@ class LimitedMix(Mix):
             self.settle(process)
         except ProcessKilled:
             machine.stop_at(None)
-            for number, (one, care) in enumerate(self.tended):
-                if one.disk.is_dead:
+            for number, (item, care) in enumerate(self.tended):
+                if item.disk.is_dead:
                     self.tended.pop(number)
                     if care._steps is not None:
                         with contextlib.suppress(ProcessKilled):
                             care._steps.close()
-                    self.held = [held for held in self.held if held[0] is not one]
-                    one.kill()
+                    self.held = [held for held in self.held if held[0] is not item]
+                    item.kill()
                     self.join()
                     break
         machine.stop_at(None)
@@ -207,11 +207,11 @@ class LimitedMix(Mix):
             assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted, when
         agenda = thaw_agenda(Columns(freeze_agenda(seen.need_agenda())))
         assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns), when
-        for one in (
+        for item in (
             agenda,
             *(process.committer.facets.need_agenda() for process, _ in self.tended),
         ):
-            check_lanes(one)
+            check_lanes(item)
 
     def drain(self) -> None:
         """Run whatever there is; nothing may stay behind."""
@@ -228,7 +228,7 @@ class LimitedMix(Mix):
             process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])
             self.world.clock.advance(30)
             request = ClaimRequest(50, wait_until_ns=0, limits=LIMITS)
-            self.held = [(process, one) for one in process.ask(Op.CLAIM, request)]
+            self.held = [(process, delivery) for delivery in process.ask(Op.CLAIM, request)]
         agenda = process.catch_up().need_agenda()
         assert not agenda.table.live, dict(agenda.flows.held)
         assert not agenda.flows.held

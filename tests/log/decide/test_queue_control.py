@@ -30,11 +30,11 @@ def test_no_process_claims_from_a_paused_queue_until_it_is_resumed() -> None:
     first, second = world.process(), world.process()
     jobs = [first.enqueue(spec=spec) for spec in (MAIL, SYNC, MAIL)]
     assert second.ask(Op.PAUSE, "mail")
-    assert [one.job for one in first.claim(9)] == [jobs[1]]
+    assert [delivery.job for delivery in first.claim(9)] == [jobs[1]]
     later = second.enqueue(spec=MAIL)
     assert second.claim(9) == []
     assert first.ask(Op.RESUME, "mail")
-    assert [one.job for one in second.claim(9)] == [jobs[0], jobs[2], later]
+    assert [delivery.job for delivery in second.claim(9)] == [jobs[0], jobs[2], later]
 
 
 def test_pausing_and_resuming_twice_writes_nothing_more() -> None:
@@ -62,7 +62,7 @@ def test_a_queue_can_be_paused_before_it_has_jobs_and_stays_so_after_a_power_los
         assert agenda.queues.stats() == (QueueStats(queue="später/?", ready=1, paused=True),)
         assert agenda.taking.next_ready(9, None) == []
     process.ask(Op.RESUME, "später/?")
-    assert [one.job for one in process.claim()] == [job]
+    assert [delivery.job for delivery in process.claim()] == [job]
 
 
 def test_what_runs_when_its_queue_is_paused_is_settled_and_what_comes_back_waits() -> None:
@@ -74,7 +74,7 @@ def test_what_runs_when_its_queue_is_paused_is_settled_and_what_comes_back_waits
     process.settle(second, Kind.RETRIED)
     assert process.claim(9) == []
     process.ask(Op.RESUME, "mail")
-    assert [(one.job, one.attempt) for one in process.claim(9)] == [(jobs[1], 2)]
+    assert [(delivery.job, delivery.attempt) for delivery in process.claim(9)] == [(jobs[1], 2)]
 
 
 def test_delays_and_expiries_go_on_in_a_paused_queue() -> None:
@@ -89,7 +89,7 @@ def test_delays_and_expiries_go_on_in_a_paused_queue() -> None:
     assert view is not None
     assert view.state is State.EXPIRED
     process.ask(Op.RESUME, "mail")
-    assert [one.job for one in process.claim(9)] == [due]
+    assert [delivery.job for delivery in process.claim(9)] == [due]
 
 
 def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
@@ -101,7 +101,7 @@ def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
     future: Any = process.send(Op.RESUME, "mail")
     process.sync()
     assert future.result(0) is True
-    assert [one.job for one in waiting.result(0)] == [job]
+    assert [job.job for job in waiting.result(0)] == [job]
     process.ask(Op.PAUSE, "mail")
     committer = process.committer
     committer.commit([(Op.RESUME, None, None, "mail")])
@@ -119,7 +119,7 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
     assert running.job == jobs[0]
     stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
     assert process.catch_up().need_agenda().queues.stats() == (stats,)
-    causes = {one.cause for one in world.records() if one.kind == Kind.CANCELLED}
+    causes = {record.cause for record in world.records() if record.kind == Kind.CANCELLED}
     assert causes == {Cause.PURGE}
     process.settle(running)
 

@@ -66,7 +66,7 @@ def test_an_old_low_job_goes_first_across_segments_and_a_restart(world: World) -
     world.clock.advance(9 * WINDOW)
     process = world.process()
     put(process, 9)
-    assert [one.job for one in process.claim()] == [low]
+    assert [delivery.job for delivery in process.claim()] == [low]
 
 
 def test_whoever_folds_the_log_finds_the_same_order(world: World) -> None:
@@ -77,12 +77,12 @@ def test_whoever_folds_the_log_finds_the_same_order(world: World) -> None:
     for _ in range(20):
         world.clock.advance(31)
         expected = order(world)
-        for one in (process, other):
-            agenda = one.catch_up().need_agenda()
+        for item in (process, other):
+            agenda = item.catch_up().need_agenda()
             agenda.promote(world.clock.wall_ns())
             assert agenda.taking.next_ready(10**6, None) == expected
     process.kill()
-    assert [one.job for one in world.process().claim(1_000)] == expected
+    assert [delivery.job for delivery in world.process().claim(1_000)] == expected
 
 
 def test_claims_are_made_in_that_order(world: World) -> None:
@@ -92,7 +92,7 @@ def test_claims_are_made_in_that_order(world: World) -> None:
     expected = order(world)
     claimed: list[int] = []
     while deliveries := process.claim(7):
-        claimed += [one.job for one in deliveries]
+        claimed += [delivery.job for delivery in deliveries]
     assert claimed == expected
     priorities = [record.priority for record in world.records() if record.lsn in set(claimed)]
     assert priorities != sorted(priorities, reverse=True)
@@ -153,7 +153,7 @@ def test_a_window_of_nothing_turns_it_off() -> None:
     low = put(process, 0)
     world.clock.advance(10**6)
     high = put(process, 1)
-    assert [one.job for one in process.claim(2)] == [high, low]
+    assert [delivery.job for delivery in process.claim(2)] == [high, low]
     with pytest.raises(UsageError, match="starvation is -1 s, it must be 0 or above"):
         LogConfig(starvation_seconds=-1)
 
@@ -167,4 +167,4 @@ def test_a_process_that_wrote_nothing_for_long_dates_new_jobs_by_their_own_frame
     process.claim()
     world.clock.advance(10 * WINDOW)
     low, high = put(process, 0), put(process, 1)
-    assert [one.job for one in process.claim(2)] == [high, low]
+    assert [delivery.job for delivery in process.claim(2)] == [high, low]

@@ -132,10 +132,10 @@ class Week:
         self.processes[0].journal.sync()
         reader = self.world.reader()
         try:
-            found = list(records(reader, self._read or reader.start()))
+            result = list(records(reader, self._read or reader.start()))
         except SegmentGone:  # upkeep removed what was read last
-            found = list(records(reader, reader.start()))
-        for record in found:
+            result = list(records(reader, reader.start()))
+        for record in result:
             if record.extras is not None and record.task == b"report":
                 name, moment = record.extras.headers["schedule"].split("/")
                 job = self.seen[name].setdefault(int(moment), record.job)

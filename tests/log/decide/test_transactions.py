@@ -70,7 +70,7 @@ class Scene:
 
     def states(self) -> dict[bytes, State]:
         """Of every job, by its payload; a claim counts as none: it may be lost with the power."""
-        lsns = [one.lsn for one in self.world.records() if one.kind == Kind.ENQUEUED]
+        lsns = [record.lsn for record in self.world.records() if record.kind == Kind.ENQUEUED]
         views = [view for lsn in lsns if (view := self.world.view(lsn)) is not None]
         states = {view.payload: view.state for view in views}
         return {
@@ -130,7 +130,7 @@ def test_a_new_job_takes_the_key_of_one_that_is_cancelled_or_given_back_and_canc
         process, settlements=[release], cancels=[held.job], items=[(PLAIN, b"third", RAISE)]
     )
     assert all(done.cancelled)
-    assert [one.payload for one in process.claim(9)] == [b"third"]
+    assert [delivery.payload for delivery in process.claim(9)] == [b"third"]
 
 
 def test_a_key_that_is_held_still_is_answered_as_elsewhere(process: Process) -> None:
@@ -159,7 +159,7 @@ def test_a_job_of_the_transaction_waits_for_no_second_frame(process: Process) ->
     (held,) = waiting.result(0)
     again = process.send(Op.CLAIM, _patient())
     transact(process, settlements=[ack(held)], items=[(PLAIN, b"y", None)])
-    assert [one.payload for one in again.result(0)] == [b"y"]
+    assert [item.payload for item in again.result(0)] == [b"y"]
 
 
 def _patient() -> Any:
@@ -224,7 +224,7 @@ def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process)
     process.sync()
     assert isinstance(refused.exception(0), JobNotFound)
     assert future.done()
-    assert [one.job for one in process.claim(9)] == [job]
+    assert [delivery.job for delivery in process.claim(9)] == [job]
 
 
 # -- every cut -------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
     scene.process.close()
     whole = scene.world.machine.content(FIRST)
     files = {path: scene.world.machine.content(path) for path in scene.world.machine.paths()}
-    found = []
+    seen = []
     for size in range(start, len(whole) + 1):
         cut = Scene.__new__(Scene)
         cut.world = World()
@@ -247,11 +247,11 @@ def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
             cut.world.machine.put(path, data)
         cut.world.lose_power()
         cut.world.process()
-        found.append(cut.states())
+        seen.append(cut.states())
     # Zeros fill the frame up to a multiple of 8: whether they are there tells nothing.
-    whole_ends = found.count(scene.after)
+    whole_ends = seen.count(scene.after)
     assert 1 <= whole_ends <= 8
-    assert found == [scene.before] * (len(found) - whole_ends) + [scene.after] * whole_ends
+    assert seen == [scene.before] * (len(seen) - whole_ends) + [scene.after] * whole_ends
 
 
 @pytest.mark.parametrize("power", [True, False])

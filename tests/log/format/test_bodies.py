@@ -42,7 +42,7 @@ def back(stored: bytes, flags: int, limit: int = DECOMPRESSED_BYTES_MAX) -> byte
 
 
 @ways
-@given(body=st.binary(max_size=5_000) | st.binary(max_size=40).map(lambda one: one * 200))
+@given(body=st.binary(max_size=5_000) | st.binary(max_size=40).map(lambda item: item * 200))
 def test_what_was_given_comes_back(way: Compression, flag: int, body: bytes) -> None:
     stored, flags = compress(body, way)
     assert flags in (0, flag)

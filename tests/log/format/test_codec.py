@@ -106,13 +106,13 @@ def test_an_enqueue_reads_back_in_every_part(
     spec: EnqueueSpec, extras: Extras, body: bytes, lsn: int
 ) -> None:
     record = enqueued(spec, encode_extras(extras, NOW), body, lsn)
-    found = read(record, lsn)
-    assert (found.kind, found.lsn, found.job, found.epoch) == (Kind.ENQUEUED, lsn, lsn, 7)
-    assert (found.queue.decode(), found.task.decode()) == (spec.queue, spec.task)
-    assert (found.priority, found.attempts_max) == (spec.priority, spec.attempts)
-    assert found.flags == int(spec.flags)
-    assert found.body == body == codec.enqueue_body(record)
-    assert found.extras == as_read(extras) == enqueue_extras(record)
+    result = read(record, lsn)
+    assert (result.kind, result.lsn, result.job, result.epoch) == (Kind.ENQUEUED, lsn, lsn, 7)
+    assert (result.queue.decode(), result.task.decode()) == (spec.queue, spec.task)
+    assert (result.priority, result.attempts_max) == (spec.priority, spec.attempts)
+    assert result.flags == int(spec.flags)
+    assert result.body == body == codec.enqueue_body(record)
+    assert result.extras == as_read(extras) == enqueue_extras(record)
 
 
 @given(spec=SPECS, body=BODY, lsn=LSN)
@@ -159,10 +159,10 @@ def test_claims_and_ends_read_back(
     """A result of no bytes is a result; none is none."""
     options = b"" if hashed is None else encode_key_hash(hashed)
     record = codec.encode_job(kind, cause, attempt, job, token, body, lsn, options)
-    found = read(record, lsn)
-    assert (found.kind, found.cause, found.attempt) == (kind, cause, attempt)
-    assert (found.job, found.token, found.body) == (job, token, body)
-    assert found.key_hash == (hashed or 0)
+    result = read(record, lsn)
+    assert (result.kind, result.cause, result.attempt) == (kind, cause, attempt)
+    assert (result.job, result.token, result.body) == (job, token, body)
+    assert result.key_hash == (hashed or 0)
 
 
 @given(
@@ -178,16 +178,16 @@ def test_claims_and_ends_read_back(
 def test_retries_and_releases_read_back(
     kind: Kind, cause: Cause, attempt: int, job: int, token: int, due: int, body: bytes, lsn: int
 ) -> None:
-    found = read(codec.encode_back(kind, cause, attempt, job, token, due, body, lsn), lsn)
-    assert (found.kind, found.cause, found.attempt) == (kind, cause, attempt)
-    assert (found.job, found.token, found.due_ns, found.body) == (job, token, due, body)
+    result = read(codec.encode_back(kind, cause, attempt, job, token, due, body, lsn), lsn)
+    assert (result.kind, result.cause, result.attempt) == (kind, cause, attempt)
+    assert (result.job, result.token, result.due_ns, result.body) == (job, token, due, body)
 
 
 @given(step=I64, owner=U64, body=BODY, lsn=LSN)
 def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
     assert read(codec.encode_clock(step, lsn), lsn).step_ns == step
-    found = read(codec.encode_owner(owner, body, lsn), lsn)
-    assert (found.kind, found.token, found.body) == (Kind.OWNER, owner, body)
+    result = read(codec.encode_owner(owner, body, lsn), lsn)
+    assert (result.kind, result.token, result.body) == (Kind.OWNER, owner, body)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ def test_a_frame_reads_back_in_its_place_and_nowhere_else(
     header = codec.decode_frame_header(frame, 0, seed, offset)
     assert header is not None
     assert (header.body_size, header.records, header.first_lsn) == (len(body), count, lsn)
-    told = min(max(time, 0), TIME_NS_MAX)
-    assert (header.epoch, header.time_ns, header.synced_through) == (epoch, told, lsn - 1)
+    answer = min(max(time, 0), TIME_NS_MAX)
+    assert (header.epoch, header.time_ns, header.synced_through) == (epoch, answer, lsn - 1)
     assert header.size == len(frame) == codec.frame_size(len(body))
-    found = memoryview(frame)[codec.FRAME_HEADER_SIZE :][: header.body_size]
-    assert codec.body_is_whole(found, header, seed, offset)
+    result = memoryview(frame)[codec.FRAME_HEADER_SIZE :][: header.body_size]
+    assert codec.body_is_whole(result, header, seed, offset)
     assert codec.decode_frame_header(b"junk" + frame, 4, seed, offset) == header
     assert codec.decode_frame_header(frame, 0, seed, offset + 8) is None
     assert codec.decode_frame_header(frame, 0, seed ^ 1, offset) is None
-    assert not codec.body_is_whole(found, header, seed, offset + 8)
+    assert not codec.body_is_whole(result, header, seed, offset + 8)
 
 
 @given(body=st.binary(min_size=1, max_size=60), seed=SEED, bit=st.integers(0, 10_000))
@@ -269,8 +269,8 @@ def test_a_segment_header_reads_back(lsn: int, epoch: int, log_id: UUID, created
     header = codec.SegmentHeader(lsn, epoch, log_id.bytes, created)
     data = codec.encode_segment_header(header)
     assert len(data) == codec.SEGMENT_HEADER.size
-    told = header._replace(created_ns=min(max(created, 0), TIME_NS_MAX))
-    assert codec.decode_segment_header(data + b"frames", "a.log") == told
+    answer = header._replace(created_ns=min(max(created, 0), TIME_NS_MAX))
+    assert codec.decode_segment_header(data + b"frames", "a.log") == answer
     assert codec.decode_segment_header(data[:-1], "a.log") is None
     assert codec.segment_seed(log_id, lsn) != codec.segment_seed(log_id, lsn - 1)
 
@@ -287,9 +287,9 @@ def test_random_bytes_are_no_frame_and_no_segment(data: bytes, at: int, seed: in
 @given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))
 def test_options_never_reach_beyond_their_bounds(data: bytes, at: int, size: int) -> None:
     """Whatever lengths stand there, what comes out was in there."""
-    found = list(each_option(data, at, size))
-    assert sum(3 + len(value) for _, value in found) <= max(len(data) - at, 0) + 3
-    assert all(value in data for _, value in found)
+    result = list(each_option(data, at, size))
+    assert sum(3 + len(value) for _, value in result) <= max(len(data) - at, 0) + 3
+    assert all(value in data for _, value in result)
     for decode in (decode_extras, decode_key_hash):
         try:
             decode(data, at, size)
@@ -360,7 +360,7 @@ def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(bod
     if len(body) < codec.PREFIX.size or len(body) < codec.FIXED_SIZES.get(body[4], 0):
         return
     try:
-        found = decode_record(body, 1, 7, NOW)
+        result = decode_record(body, 1, 7, NOW)
     except FormatError:
         return
-    assert found.kind == body[4]
+    assert result.kind == body[4]

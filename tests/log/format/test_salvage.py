@@ -54,13 +54,13 @@ def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_sav
     for _ in range(chance.choice((1, 1, 2, 8))):
         at = begin + chance.choice((chance.randrange(12), chance.randrange(len(records[hit]))))
         data[at] = chance.choice((data[at] ^ 1 << chance.randrange(8), chance.randrange(256), 0))
-    found = {lsn: (at, record) for lsn, at, record in salvage(bytes(data), _FIRST)}
+    seen = {lsn: (at, record) for lsn, at, record in salvage(bytes(data), _FIRST)}
     place = 0
     for number, record in enumerate(records):
         if number != hit and _is_checked(record):
-            assert found[_FIRST + number] == (place, record)
+            assert seen[_FIRST + number] == (place, record)
         place += len(record)
-    assert set(found) <= set(range(_FIRST, _FIRST + len(records)))
+    assert set(seen) <= set(range(_FIRST, _FIRST + len(records)))
 
 
 def test_records_of_frames_behind_one_whose_header_is_lost_are_saved_too() -> None:
@@ -76,8 +76,8 @@ def test_a_record_of_another_place_in_a_payload_is_never_taken_for_one() -> None
     inner = b"".join(_enqueued(b"stranger", lsn) for lsn in (1, 4, 500))
     data = bytearray(_enqueued(inner, 5) + _enqueued(b"next", 6))
     data[1] ^= 0x7F
-    found = [(lsn, record) for lsn, _, record in salvage(bytes(data), 5)]
-    assert found == [(6, _enqueued(b"next", 6))]
+    seen = [(lsn, record) for lsn, _, record in salvage(bytes(data), 5)]
+    assert seen == [(6, _enqueued(b"next", 6))]
 
 
 @pytest.mark.parametrize("size", [60, 5_000, 400_000])

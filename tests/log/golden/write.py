@@ -37,14 +37,14 @@ def said(path: Path, seconds: float) -> dict[str, Any]:
     """Tell what a log holds at a time, in values of JSON: counts of queues, and all jobs."""
     with LogReader.open(str(path), FakeClock(seconds)) as reader:
         queues = [
-            [one.queue, one.scheduled, one.ready, one.running, one.succeeded, one.dead,
-             one.cancelled, one.expired, one.paused]
-            for one in reader.stats().queues
+            [queue.queue, queue.scheduled, queue.ready, queue.running, queue.succeeded, queue.dead,
+             queue.cancelled, queue.expired, queue.paused]
+            for queue in reader.stats().queues
         ]  # fmt: skip
         jobs = [
-            [one.lsn, one.state.name, one.queue, one.task, one.priority, one.attempt,
-             one.payload.hex()[:40], (one.key or b"").hex(), one.headers, one.reason]
-            for one in reader.jobs(None, None, None, 1_000)
+            [job.lsn, job.state.name, job.queue, job.task, job.priority, job.attempt,
+             job.payload.hex()[:40], (job.key or b"").hex(), job.headers, job.reason]
+            for job in reader.jobs(None, None, None, 1_000)
         ]  # fmt: skip
     return {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
 

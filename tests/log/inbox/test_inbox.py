@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def progress(world: World) -> list[UploadProgress]:
-    return [one.adopted for one in world.records() if one.adopted is not None]
+    return [record.adopted for record in world.records() if record.adopted is not None]
 
 
 def test_an_upload_becomes_jobs_in_its_order_and_leaves_only_its_name() -> None:
@@ -46,7 +46,7 @@ def test_an_upload_becomes_jobs_in_its_order_and_leaves_only_its_name() -> None:
     assert upload(world, "nightly", numbered(10))
     process = world.process()
     assert adopt(process) == 10
-    assert [one.payload for one in process.claim(20)] == numbered(10)
+    assert [delivery.payload for delivery in process.claim(20)] == numbered(10)
     assert files_left(world) == ["done/nightly.json"]
     assert progress(world)[-1][1:4] == (10, 10, 0)
 
@@ -69,11 +69,11 @@ def test_each_slice_says_in_its_own_frame_how_far_the_upload_has_come(
     world = World()
     upload(world, "nightly", numbered(10))
     adopt(world.process())
-    assert [one.done for one in progress(world)] == [4, 8, 10]
+    assert [item.done for item in progress(world)] == [4, 8, 10]
     records = world.records()
     for record in records:
         if record.adopted is not None:
-            frame = [one for one in records if one.time_ns == record.time_ns]
+            frame = [item for item in records if item.time_ns == record.time_ns]
             assert record.lsn <= frame[-1].lsn
 
 
@@ -87,7 +87,7 @@ def test_several_parts_of_several_writers_are_one_upload() -> None:
     assert publish(world, "nightly", [parts[0], empty, *parts[1:]])
     process = world.process()
     assert adopt(process) == 9
-    assert [one.payload for one in process.claim(9)] == bodies
+    assert [delivery.payload for delivery in process.claim(9)] == bodies
 
 
 def test_an_upload_of_no_jobs_is_over_at_once_and_keeps_its_name() -> None:
@@ -104,7 +104,7 @@ def test_uploads_are_adopted_in_the_order_of_their_publication() -> None:
         upload(world, f"stream@{number}", [b"%d" % number])
     process = world.process()
     adopt(process)
-    assert [one.payload for one in process.claim(20)] == [b"%d" % n for n in range(12)]
+    assert [delivery.payload for delivery in process.claim(20)] == [b"%d" % n for n in range(12)]
 
 
 def test_priorities_queues_and_attempts_are_those_of_the_tail() -> None:
@@ -147,9 +147,9 @@ def test_delays_and_expiries_count_from_the_publication() -> None:
     world.clock.advance(50)
     process = world.process()
     adopt(process)
-    assert [one.payload for one in process.claim(2)] == [b"over"]
+    assert [delivery.payload for delivery in process.claim(2)] == [b"over"]
     world.clock.advance(11)
-    assert [one.payload for one in process.claim(2)] == [b"due"]
+    assert [delivery.payload for delivery in process.claim(2)] == [b"due"]
 
 
 def test_what_has_passed_since_the_publication_is_due_or_over_at_once() -> None:
@@ -160,8 +160,8 @@ def test_what_has_passed_since_the_publication_is_due_or_over_at_once() -> None:
     process = world.process()
     adopt(process)
     world.clock.advance(1)
-    assert [one.payload for one in process.claim(2)] == [b"due"]
-    states = {one.body: world.view(one.lsn) for one in world.records() if one.body}
+    assert [delivery.payload for delivery in process.claim(2)] == [b"due"]
+    states = {record.body: world.view(record.lsn) for record in world.records() if record.body}
     assert states[b"over"].state is State.EXPIRED  # type: ignore[union-attr]
 
 
@@ -174,7 +174,7 @@ def test_a_step_of_the_clock_since_the_publication_makes_nothing_due_or_over() -
     process = world.process()
     adopt(process)
     world.clock.advance(1)
-    assert [one.payload for one in process.claim(2)] == [b"over"]
+    assert [delivery.payload for delivery in process.claim(2)] == [b"over"]
 
 
 def test_a_paused_queue_takes_jobs_and_gives_none() -> None:
@@ -217,8 +217,8 @@ def test_others_enqueue_and_claim_between_two_slices(monkeypatch: pytest.MonkeyP
         for delivery in worker.claim(10):
             seen.append(delivery.payload)
             worker.settle(delivery)
-    seen += [one.payload for one in worker.claim(10)]
-    assert [one for one in seen if one != b"between"] == numbered(6)
+    seen += [delivery.payload for delivery in worker.claim(10)]
+    assert [item for item in seen if item != b"between"] == numbered(6)
 
 
 def test_two_that_adopt_in_turn_bring_no_job_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +227,15 @@ def test_two_that_adopt_in_turn_bring_no_job_twice(monkeypatch: pytest.MonkeyPat
     world = World()
     processes = [world.process(), world.process()]
     upload(world, "nightly", numbered(20))
-    adopters = [Adopter(one.committer) for one in processes]
-    for one in adopters:  # as if the lock of adopters did not hold
-        order(one)
-        one._lock = one._journal.disk.open(f"{PATH}/inbox/lock.{id(one)}", create=True)
+    adopters = [Adopter(process.committer) for process in processes]
+    for adopter in adopters:  # as if the lock of adopters did not hold
+        order(adopter)
+        adopter._lock = adopter._journal.disk.open(f"{PATH}/inbox/lock.{id(adopter)}", create=True)
     going = [True]
     while any(going):
         going = [step(*pair) for pair in zip(processes, adopters, strict=True)]
     assert bodies_in(world) == dict.fromkeys(numbered(20), 1)
-    assert max(one.done for one in progress(world)) == 20
+    assert max(item.done for item in progress(world)) == 20
 
 
 def test_what_others_adopted_is_remembered_no_longer_than_it_waits() -> None:
@@ -244,8 +244,8 @@ def test_what_others_adopted_is_remembered_no_longer_than_it_waits() -> None:
     for number in range(10):
         upload(world, f"stream@{number}", numbered(2))
         adopt(processes[number % 2])
-    for one in processes:
-        assert len(one.committer.facets.uploads._found) < 3
+    for process in processes:
+        assert len(process.committer.facets.uploads._found) < 3
 
 
 def test_one_process_adopts_at_a_time_and_another_waits_for_it() -> None:
@@ -339,7 +339,7 @@ def test_compaction_keeps_what_tells_how_far_an_upload_has_come(
     assert oldest not in world.segments()
     assert adopt(process) == 6 - wanted
     process.catch_up()
-    seen = [one.payload for one in process.claim(10)]
+    seen = [delivery.payload for delivery in process.claim(10)]
     assert seen == numbered(6)[wanted:]
     assert files_left(world) == ["done/nightly.json"]
 

@@ -47,7 +47,7 @@ def check(world: World) -> None:
     """Every job is there once, in order, and nothing is left to do."""
     process = recover(world)
     assert bodies_in(world) == dict.fromkeys(BODIES, 1)
-    assert [one.payload for one in process.claim(10)] == BODIES
+    assert [delivery.payload for delivery in process.claim(10)] == BODIES
     assert not upload(world, "nightly@1", BODIES)
     inbox = Inbox(process.disk, world.clock, PATH)
     inbox.discard("up")
@@ -99,7 +99,7 @@ def check_after(world: World) -> None:
     bodies = bodies_in(world)
     assert bodies.pop(b"before") == 1
     assert bodies == dict.fromkeys(BODIES, 1)
-    assert [one.payload for one in process.claim(10)] == BODIES
+    assert [delivery.payload for delivery in process.claim(10)] == BODIES
     world.lose_power()
     assert adopt(world.process()) == 0
     assert not upload(world, "nightly@1", BODIES)
@@ -122,7 +122,7 @@ def test_a_loss_of_power_in_an_adoption_takes_jobs_and_progress_together(
         there = sum(bodies_in(world).values()) if world.segments() else 0
         process = world.process()
         assert adopt(process) == len(BODIES) - there
-        assert [one.payload for one in process.claim(10)] == BODIES
+        assert [delivery.payload for delivery in process.claim(10)] == BODIES
 
 
 @pytest.mark.parametrize("power", [True, False])

@@ -90,8 +90,8 @@ def test_an_upload_with_a_damaged_part_brings_no_job_and_is_set_aside(
     assert "0 of its 6 jobs were adopted" in str(answer)
     assert bodies_in(world) == {b"good": 1, b"later": 1}
     assert "bad was refused" in caplog.text
-    told = json.loads(world.machine.content(f"{INBOX}/refused/bad.json"))["upload"]
-    assert problem in told["problem"]
+    output = json.loads(world.machine.content(f"{INBOX}/refused/bad.json"))["upload"]
+    assert problem in output["problem"]
     assert not [name for name in files_left(world) if "/" not in name]
     assert adopt(process) == 0
 
@@ -152,8 +152,8 @@ def test_every_byte_of_a_manifest_is_checked() -> None:
     good = inbox.waiting().uploads
     for at in range(len(data) - 2):
         world.machine.corrupt(f"{INBOX}/nightly.json", at, bytes((data[at] ^ 1,)))
-        found = inbox.waiting()
-        assert found.damaged or found.uploads == good
+        result = inbox.waiting()
+        assert result.damaged or result.uploads == good
         world.machine.corrupt(f"{INBOX}/nightly.json", at, data[at : at + 1])
 
 
@@ -162,8 +162,8 @@ def test_every_byte_of_a_manifest_is_checked() -> None:
 def test_a_number_that_a_manifest_cannot_have_stops_nobody(field: str, value: str) -> None:
     world = World()
     upload(world, "bad", BODIES)
-    (found,) = Inbox(CrashableDisk(world.machine), world.clock, PATH).waiting().uploads
-    data = _seal({**found._asdict(), "version": VERSION, field: json.loads(value)})
+    (result,) = Inbox(CrashableDisk(world.machine), world.clock, PATH).waiting().uploads
+    data = _seal({**result._asdict(), "version": VERSION, field: json.loads(value)})
     world.machine.unlink(f"{INBOX}/bad.json")
     world.machine.put(f"{INBOX}/bad.json", data)
     upload(world, "good", [b"good"])
@@ -180,8 +180,8 @@ async def test_what_is_no_file_but_called_like_one_stops_nobody(
     plant(tmp_path / "log/inbox/odd.json")
     publish_real(tmp_path / "log", "nothing", [])
     async with TaskLog.open(tmp_path / "log", upkeep=False) as log:
-        told = r"odd was refused: .*/odd\.json: it is (no regular file|a symbolic link)"
-        with pytest.raises(UploadDamaged, match=told):
+        answer = r"odd was refused: .*/odd\.json: it is (no regular file|a symbolic link)"
+        with pytest.raises(UploadDamaged, match=answer):
             await log.adopt()
         assert await log.adopt() == 0
         writer = PartWriter(tmp_path / "log", "up")
@@ -218,8 +218,8 @@ def test_damage_of_the_log_itself_refuses_no_upload(monkeypatch: pytest.MonkeyPa
     adopter.close()
     process.enqueue(b"behind")
     process.close()
-    frames = [one for one in world.records() if one.adopted is not None]
-    assert [one.adopted.done for one in frames if one.adopted] == [2, 4]
+    frames = [record for record in world.records() if record.adopted is not None]
+    assert [frame.adopted.done for frame in frames if frame.adopted] == [2, 4]
     (segment,) = world.segments()
     content = world.machine.content(segment)
     magic = [at for at in range(len(content)) if content.startswith(codec.FRAME_MAGIC_BYTES, at)]
@@ -237,11 +237,11 @@ def test_a_payload_that_looks_like_progress_is_none() -> None:
     for lsn in range(1, 40):
         fake = encode_adopted(UploadProgress(waiting.id, 6, 6, 0, 1), lsn)
         process.append(bytes(8) + fake, 1)
-    found = process.committer.facets.uploads
+    result = process.committer.facets.uploads
     process.journal.refresh()
-    found.look_from(0)
-    found.catch_up()
-    assert found.progress(waiting.id) is None
+    result.look_from(0)
+    result.catch_up()
+    assert result.progress(waiting.id) is None
 
 
 def test_a_part_that_is_missing_or_short_is_not_published() -> None:

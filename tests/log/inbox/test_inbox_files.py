@@ -60,12 +60,12 @@ def world() -> World:
 def chunks(world: World, part: Part) -> list[int]:
     """Return jobs in each chunk."""
     file = PartFile(CrashableDisk(world.machine), f"{INBOX}/{part.name}")
-    found, offset = [], 0
+    result, offset = [], 0
     while offset < part.size_bytes:
         chunk = file.chunk(offset)
-        found.append(chunk.jobs)
+        result.append(chunk.jobs)
         offset += CHUNK_HEADER.size + chunk.size
-    return found
+    return result
 
 
 def published(world: World, *parts: Part) -> Upload:
@@ -75,10 +75,10 @@ def published(world: World, *parts: Part) -> Upload:
 
 
 def bodies_of(piece: Slice) -> list[bytes]:
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     for run in piece.runs:
-        found += [body for _, body, _ in run] if isinstance(run, list) else run.bodies
-    return found
+        bodies += [body for _, body, _ in run] if isinstance(run, list) else run.bodies
+    return bodies
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -146,9 +146,9 @@ def test_what_was_written_is_read_from_any_place_on(
     reader = UploadReader(disk, INBOX, published(world, part))
     for _ in range(4 if bodies else 0):
         start = data.draw(st.integers(0, len(bodies) - 1))
-        found = bodies_of(reader.slice(start, 0))
-        assert found
-        assert found == bodies[start : start + len(found)]
+        result = bodies_of(reader.slice(start, 0))
+        assert result
+        assert result == bodies[start : start + len(result)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -169,10 +169,10 @@ def test_a_slice_leaves_out_no_job_whatever_kinds_come_in_turn(
         patch.setattr(inboxparts, "_WEIGHT_MAX", weight_max)
         start = 0
         while start < len(bodies):
-            found = bodies_of(reader.slice(start, 0))
-            assert found
-            assert found == bodies[start : start + len(found)]
-            start += len(found)
+            result = bodies_of(reader.slice(start, 0))
+            assert result
+            assert result == bodies[start : start + len(result)]
+            start += len(result)
 
 
 def test_a_chunk_holds_about_a_batch(world: World) -> None:
@@ -255,7 +255,7 @@ def test_jobs_of_many_specs_keep_their_order(world: World) -> None:
     publish_in(world, "mixed", [writer.close()])
     process = world.process()
     assert adopt(process) == 40
-    assert [one.payload for one in process.claim(40)] == bodies
+    assert [delivery.payload for delivery in process.claim(40)] == bodies
 
 
 def test_a_manifest_may_be_as_large_as_is_read_and_no_larger(

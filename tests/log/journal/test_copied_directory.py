@@ -177,7 +177,7 @@ def test_a_hint_of_odd_numbers_costs_neither_a_job_nor_a_process(name: str) -> N
     assert max(jobs) < 2**40 + 2**22
     frames = [item for _, item in world.reader().frames(world.reader().start())]
     assert all(isinstance(item, Frame) for item in frames)
-    assert [one.job for one in world.process().claim(9)] == sorted(jobs)
+    assert [delivery.job for delivery in world.process().claim(9)] == sorted(jobs)
 
 
 def test_a_hint_names_the_file_that_it_stands_in() -> None:

@@ -46,8 +46,8 @@ def _enqueue_together(process: Process, bodies: list[bytes]) -> list[int]:
 
 def _frames(world: World) -> list[Frame]:
     journal = world.reader()
-    found = [item for _, item in journal.frames(journal.start())]
-    return [item for item in found if hasattr(item, "header")]  # type: ignore[misc]
+    items = [item for _, item in journal.frames(journal.start())]
+    return [item for item in items if hasattr(item, "header")]  # type: ignore[misc]
 
 
 def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
@@ -73,8 +73,10 @@ def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tu
     else:
         last = [process.enqueue(body) for body in (b"x", b"yy", b"zzz")]
     process.close()
-    frames = [next(one for one in _frames(world) if one.header.next_lsn > job) for job in last]
-    ends = [(_record_ends(one)[-1], one.end) for one in frames]
+    frames = [
+        next(frame for frame in _frames(world) if frame.header.next_lsn > job) for job in last
+    ]
+    ends = [(_record_ends(frame)[-1], frame.end) for frame in frames]
     return _files(world), before, last, ends
 
 
@@ -96,7 +98,7 @@ def test_a_segment_cut_at_any_byte_of_its_last_three_records_opens_at_once(
         # The zeros behind a frame's last record say nothing: they may be missing.
         kept = [job for job, end in zip(last, ends, strict=True) if size >= end[0]]
         is_whole = size == start or any(end[0] <= size <= end[1] for end in ends)
-        assert [one.job for one in process.claim(9)] == [*before, *kept], size
+        assert [delivery.job for delivery in process.claim(9)] == [*before, *kept], size
         assert process.enqueue() > last[-1], size
         assert not process.catch_up().damage, size
         assert bool(process.journal.recovered) is not is_whole, size
@@ -120,7 +122,7 @@ def test_a_tail_that_nobody_declared_synced_is_cut_with_everything_behind_it() -
     data[frame.offset + 60] ^= 0x40
     world = _revive(files | {_FIRST: bytes(data)}, same_boot=False)
     third = world.process()
-    assert [one.job for one in third.claim(9)] == [kept]
+    assert [delivery.job for delivery in third.claim(9)] == [kept]
     assert not third.catch_up().damage
     assert len(third.journal.recovered) == 1
 
@@ -130,7 +132,7 @@ def test_a_torn_tail_of_zeros_is_cut() -> None:
     files, before, last, _ = _last_three(together=False)
     world = _revive(files | {_FIRST: files[_FIRST] + bytes(5_000)}, same_boot=False)
     process = world.process()
-    assert [one.job for one in process.claim(9)] == [*before, *last]
+    assert [delivery.job for delivery in process.claim(9)] == [*before, *last]
     assert process.journal.recovered == [
         f"cut a torn tail of 5000 bytes off {_NAME} (kept in torn/)"
     ]
@@ -161,7 +163,7 @@ def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> Non
         data = bytearray(files[_FIRST])
         data[at] ^= 0x21
         process = _revive(files | {_FIRST: bytes(data)}, same_boot=at % 2 == 0).process()
-        claimed = [one.job for one in process.claim(9)]
+        claimed = [delivery.job for delivery in process.claim(9)]
         damage = process.catch_up().damage
         assert process.enqueue() > jobs[3][0], at
         if at >= ends[-1]:
@@ -200,10 +202,10 @@ def test_salvage_saves_all_records_but_the_one_that_was_hit() -> None:
     data = bytearray(files[_FIRST])
     data[ends[1] - 6] ^= 1  # in the payload of the second
     process = _revive(files | {_FIRST: bytes(data)}, same_boot=False).process()
-    bodies = [one.payload for one in process.claim(9)]
+    bodies = [delivery.payload for delivery in process.claim(9)]
     assert bodies == [b"a", b"job one", b"job three", b"y", b"z", b"last"]
     assert process.catch_up().damage[0].salvaged == 2
-    assert jobs[1][1] not in [one.job for one in process.claim(9)]
+    assert jobs[1][1] not in [delivery.job for delivery in process.claim(9)]
 
 
 def test_two_damaged_frames_in_a_row_are_two_damages_each_salvaged() -> None:
@@ -217,12 +219,14 @@ def test_two_damaged_frames_in_a_row_are_two_damages_each_salvaged() -> None:
     world.lose_power()
     after = world.process()
     damage = after.catch_up().damage
-    assert [(one.offset, one.first_lsn, one.next_lsn) for one in damage] == [
+    assert [(gap.offset, gap.first_lsn, gap.next_lsn) for gap in damage] == [
         (frame.offset, group[0], group[-1] + 1)
         for frame, group in zip(frames[1:3], groups[1:3], strict=True)
     ]
     lost = {groups[1][0], groups[2][0]}
-    assert {one.job for one in after.claim(20)} == {job for one in groups for job in one} - lost
+    assert {delivery.job for delivery in after.claim(20)} == {
+        job for group in groups for job in group
+    } - lost
 
 
 def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path) -> None:
@@ -277,7 +281,7 @@ def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
     new = process.enqueue(b"new")
     assert new > jobs[-1][-1]
     known = {job for group in jobs for job in group} | {new}
-    claimed = [one.job for one in process.claim(99)]
+    claimed = [delivery.job for delivery in process.claim(99)]
     assert new in claimed
     assert set(claimed) <= known
     assert len(set(claimed)) == len(claimed)
@@ -302,9 +306,9 @@ def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
     world, jobs, unreadable = _unreadable_middle()
     world.machine.unreadable = unreadable
     process = world.process()
-    assert [one.job for one in process.claim(99)] == [*jobs[0], jobs[1][1], *jobs[2]]
+    assert [delivery.job for delivery in process.claim(99)] == [*jobs[0], jobs[1][1], *jobs[2]]
     damage = process.catch_up().damage
-    assert [(one.first_lsn, one.next_lsn) for one in damage] == [(jobs[1][0], jobs[1][1] + 1)]
+    assert [(gap.first_lsn, gap.next_lsn) for gap in damage] == [(jobs[1][0], jobs[1][1] + 1)]
     assert process.enqueue() > jobs[-1][-1]
 
 
@@ -318,7 +322,7 @@ def test_a_tail_that_cannot_be_read_is_not_cut() -> None:
         world.process()
     assert world.machine.content(_FIRST) == before
     world.machine.unreadable = set()
-    claimed = [one.job for one in world.process().claim(99)]
+    claimed = [delivery.job for delivery in world.process().claim(99)]
     assert claimed == [job for group in jobs for job in group]
 
 
@@ -331,6 +335,6 @@ def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
     process.committer.operations.context.recent.clear()
     place = world.machine.content(_FIRST).index(b"payload 1")
     world.machine.corrupt(_FIRST, place, b"x")
-    assert [one.job for one in process.claim(9)] == [jobs[0], jobs[2]]
+    assert [delivery.job for delivery in process.claim(9)] == [jobs[0], jobs[2]]
     assert world.records()[-1].job == jobs[1]
     assert world.records()[-1].body == b"its record is damaged"

@@ -163,8 +163,8 @@ def test_processes_that_stayed_go_on_after_the_next_open() -> None:
     failed = Failed()
     third = failed.world.process()
     jobs = [process.enqueue(b"later") for process in (failed.first, failed.second, third)]
-    taken = {one.job for process in (failed.first, third) for one in process.claim(99)}
-    assert taken >= {*jobs, *failed.kept} - {one.job for one in failed.claim.result(0)}
+    taken = {delivery.job for process in (failed.first, third) for delivery in process.claim(99)}
+    assert taken >= {*jobs, *failed.kept} - {delivery.job for delivery in failed.claim.result(0)}
     for process in (failed.first, failed.second, third):
         assert not process.catch_up().damage
     failed.world.lose_power()

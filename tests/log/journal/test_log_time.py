@@ -23,11 +23,11 @@ _2024: Final = 1_704_067_200
 
 
 def _steps(world: World) -> list[float]:
-    return [one.step_ns / SECOND_NS for one in world.records() if one.kind == Kind.CLOCK]
+    return [record.step_ns / SECOND_NS for record in world.records() if record.kind == Kind.CLOCK]
 
 
 def _times(world: World) -> list[int]:
-    return [one.time_ns for one in world.records()]
+    return [record.time_ns for record in world.records()]
 
 
 def _delayed(process: Process, seconds: float) -> int:
@@ -39,7 +39,7 @@ def _at(process: Process, wall_seconds: float) -> int:
 
 
 def _claimed(process: Process) -> list[int]:
-    return [one.job for one in process.claim(99)]
+    return [delivery.job for delivery in process.claim(99)]
 
 
 def test_a_clock_that_only_runs_makes_no_record() -> None:

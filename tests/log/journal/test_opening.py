@@ -87,7 +87,7 @@ def test_a_last_segment_without_frames_is_normal(size: int) -> None:
     second = world.process()
     assert world.view(job) is not None
     assert second.enqueue() > job
-    assert [one.job for one in second.claim(5)][:1] == [job]
+    assert [delivery.job for delivery in second.claim(5)][:1] == [job]
     assert not second.catch_up().damage
     assert not second.journal.recovered
 
@@ -108,10 +108,10 @@ def test_a_damaged_segment_header_costs_no_record(offset: int, *, same_boot: boo
     second = world.process()
     last = second.enqueue(b"last")
     assert last > jobs[-1]
-    assert [one.job for one in second.claim(9)] == [*jobs, last]
+    assert [delivery.job for delivery in second.claim(9)] == [*jobs, last]
     assert all(world.view(job) is not None for job in (*jobs, last))
     damage = second.catch_up().damage
-    assert [(one.segment, one.offset, one.size) for one in damage] == [(_FIRST[-24:], 0, 64)]
+    assert [(gap.segment, gap.offset, gap.size) for gap in damage] == [(_FIRST[-24:], 0, 64)]
 
 
 def test_a_segment_that_cannot_be_read_at_all_keeps_its_ids() -> None:
@@ -145,7 +145,7 @@ def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
     world.clock.advance(3_500)
     assert third.claim() == []
     world.clock.advance(200)
-    assert [one.job for one in third.claim()] == [job]
+    assert [delivery.job for delivery in third.claim()] == [job]
 
 
 def test_a_second_process_opens_without_touching_anything() -> None:

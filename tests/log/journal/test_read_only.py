@@ -30,9 +30,9 @@ def _mark(path: Path, *features: str) -> None:
 
 def _tree(path: Path) -> dict[str, str]:
     return {
-        str(one.relative_to(path)): hashlib.sha256(one.read_bytes()).hexdigest()
-        for one in path.rglob("*")
-        if one.is_file()
+        str(item.relative_to(path)): hashlib.sha256(item.read_bytes()).hexdigest()
+        for item in path.rglob("*")
+        if item.is_file()
     }
 
 

@@ -33,7 +33,7 @@ def test_what_is_written_behind_a_skip_is_above_what_was_seen_and_of_another_epo
     jobs += [other.enqueue(b"behind"), first.enqueue(b"it")]
     assert jobs[2] == _SEEN + LSN_SKIP
     assert epoch != other.journal.epoch == first.journal.epoch
-    assert [one.job for one in first.claim(9)] == jobs
+    assert [delivery.job for delivery in first.claim(9)] == jobs
     assert world.reader().lost == ()
 
 
@@ -75,7 +75,7 @@ def test_a_skip_that_is_cut_short_can_be_made_again(step: int, *, power: bool) -
         again = world.process()
         assert again.ask(Op.SKIP, _SEEN) >= _SEEN + LSN_SKIP
         assert again.enqueue() > _SEEN + LSN_SKIP - 1
-        assert [one.job for one in again.claim(1)] == [job]
+        assert [delivery.job for delivery in again.claim(1)] == [job]
 
 
 def test_a_disk_without_room_for_a_segment_leaves_the_log_as_it_was() -> None:

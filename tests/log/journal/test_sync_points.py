@@ -41,18 +41,18 @@ def _world(durability: Durability) -> World:
 def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
     """Return jobs by two processes, some of which ran; and whether they closed, or were killed."""
     world = _world(durability)
-    one, other = world.process(), world.process()
+    first, other = world.process(), world.process()
     jobs: list[Future[int]] = []
     for number in range(_JOBS):
-        future = (one, other)[number % 2].send(Op.ENQUEUE, (PLAIN, b"job %d" % number, None))
+        future = (first, other)[number % 2].send(Op.ENQUEUE, (PLAIN, b"job %d" % number, None))
         if number % 5 == 4:
-            one.sync()
-            for delivery in one.claim(2):
-                one.settle(delivery)
+            first.sync()
+            for delivery in first.claim(2):
+                first.settle(delivery)
         jobs.append(future)
-    one.sync()
+    first.sync()
     other.sync()
-    for process in (one, other):
+    for process in (first, other):
         if rests:
             process.rest()
             process.close()
@@ -72,8 +72,8 @@ def _frame_offsets(world: World) -> list[int]:
 
 def _verdict(process: Process) -> tuple[set[tuple[int, int]], int]:
     """(bad stretches that a writer keeps, bytes that it cut off)."""
-    damage = {(one.offset, one.size) for one in process.catch_up().damage}
-    notes = [one for one in process.journal.recovered if one.startswith("cut a torn tail")]
+    damage = {(gap.offset, gap.size) for gap in process.catch_up().damage}
+    notes = [item for item in process.journal.recovered if item.startswith("cut a torn tail")]
     return damage, sum(int(note.split()[5]) for note in notes)
 
 
@@ -103,17 +103,17 @@ def test_who_reads_and_who_writes_come_to_the_same_verdict_on_any_flipped_byte(
         world.machine.corrupt(path, at, bytes([files[path][at] ^ 0x10]))
         if not same_boot:
             world.lose_power()
-        told = verify(world.reader())
+        answer = verify(world.reader())
         process = world.process()
         assert _verdict(process) == (
-            {(one.offset, one.size) for one in told.damage},
-            told.torn_bytes,
+            {(gap.offset, gap.size) for gap in answer.damage},
+            answer.torn_bytes,
         ), at
         if rests and at < first_of_last:
-            assert not told.torn_bytes, "all before a sync point is known to have been whole"
-            assert len(told.damage) == 1 or at >= codec.SEGMENT_HEADER.size
-        if told.damage:
-            assert len([one for one in jobs if process.world.view(one)]) >= len(jobs) - 1
+            assert not answer.torn_bytes, "all before a sync point is known to have been whole"
+            assert len(answer.damage) == 1 or at >= codec.SEGMENT_HEADER.size
+        if answer.damage:
+            assert len([job for job in jobs if process.world.view(job)]) >= len(jobs) - 1
         process.close()
 
 
@@ -159,20 +159,20 @@ def test_a_log_that_rests_ends_in_one_sync_point_however_often_it_is_left_and_op
 def test_nothing_says_that_it_is_on_disk_before_it_is() -> None:
     """Another's frame that came meanwhile is not vouched for."""
     world = _world(Durability.OS)
-    one, other = world.process(), world.process()
-    one.enqueue(b"mine")
-    syncing = one.disk.sync
+    process, other = world.process(), world.process()
+    process.enqueue(b"mine")
+    syncing = process.disk.sync
 
     def overtaken(descriptor: int) -> None:
         syncing(descriptor)
         other.send(Op.ENQUEUE, (PLAIN, b"another's", None))
 
-    one.disk.sync = overtaken  # type: ignore[method-assign]
-    one.rest()
-    assert not one.journal.ends_in_sync_point()
-    one.disk.sync = syncing  # type: ignore[method-assign]
-    one.rest()
-    assert one.journal.ends_in_sync_point()
+    process.disk.sync = overtaken  # type: ignore[method-assign]
+    process.rest()
+    assert not process.journal.ends_in_sync_point()
+    process.disk.sync = syncing  # type: ignore[method-assign]
+    process.rest()
+    assert process.journal.ends_in_sync_point()
     assert [record.body for record in world.records()] == [b"mine", b"another's"]
 
 

@@ -249,10 +249,10 @@ def test_unsynced_data_is_kept_in_any_part_and_nothing_else_is_touched() -> None
     def act(disk: CrashableDisk) -> None:
         disk.write(disk.open("/d/f"), b"b" * 3_000, 1_800)
 
-    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
-    assert all(data[:1_800] == b"a" * 1_800 for data in found)
-    assert {len(data) for data in found} == {2_000, 4_800}
-    tails = {data[1_800:] for data in found}
+    seen = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert all(data[:1_800] == b"a" * 1_800 for data in seen)
+    assert {len(data) for data in seen} == {2_000, 4_800}
+    tails = {data[1_800:] for data in seen}
     assert b"a" * 200 in tails, "none of it"
     assert b"b" * 3_000 in tails, "all of it"
     assert any(b"\0" in tail and b"b" in tail for tail in tails), "holes"
@@ -263,9 +263,9 @@ def test_an_unsynced_cut_may_come_back() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.truncate(disk.open("/d/f"), 700)
 
-    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
-    assert {len(data) for data in found} >= {700, 2_000}
-    assert all(data[:512] == b"a" * 512 for data in found)
+    seen = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert {len(data) for data in seen} >= {700, 2_000}
+    assert all(data[:512] == b"a" * 512 for data in seen)
 
 
 def test_unsynced_names_may_come_and_go() -> None:
@@ -275,16 +275,16 @@ def test_unsynced_names_may_come_and_go() -> None:
         disk.rename("/d/tmp", "/d/name")
         disk.make_directory("/d/e")
 
-    found = {tuple(CrashableDisk(_after_power_loss(s, act)[0]).names("/d")) for s in _SEEDS}
-    assert ("f",) in found
-    assert ("e", "f", "name", "new") in found
-    assert ("f", "tmp") in found
-    assert not any({"tmp", "name"} <= set(names) for names in found), "a rename is one step"
+    seen = {tuple(CrashableDisk(_after_power_loss(s, act)[0]).names("/d")) for s in _SEEDS}
+    assert ("f",) in seen
+    assert ("e", "f", "name", "new") in seen
+    assert ("f", "tmp") in seen
+    assert not any({"tmp", "name"} <= set(names) for names in seen), "a rename is one step"
 
 
 def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
     for sync, expected in ((True, {()}), (False, {(), ("f",)})):
-        found = set()
+        seen = set()
         for seed in _SEEDS:
             machine = Machine(seed)
             disk = CrashableDisk(machine)
@@ -293,8 +293,8 @@ def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
             if sync:
                 disk.sync_directory("/")
             machine.lose_power()
-            found.add(tuple(CrashableDisk(machine).names("/")))
-        assert found == expected
+            seen.add(tuple(CrashableDisk(machine).names("/")))
+        assert seen == expected
 
 
 def test_what_lies_in_a_lost_directory_is_lost() -> None:
@@ -320,9 +320,9 @@ def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
         disk.sync(descriptor)
         assert disk.read(descriptor, 9_999, 0) == b"b" * 4_096
 
-    found = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
-    assert len(found) > 10
-    assert all(set(data) <= set(b"ab\0") for data in found)
+    seen = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
+    assert len(seen) > 10
+    assert all(set(data) <= set(b"ab\0") for data in seen)
 
 
 @pytest.mark.parametrize("reaches_all", [True, False])

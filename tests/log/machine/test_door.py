@@ -162,10 +162,10 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
     (log / name).mkdir(exist_ok=True)
     (log / name).rename(tmp_path / "far")
     (log / name).symlink_to(tmp_path / "far")
-    told = rf"log/{name} is a symbolic link, .*: move it back, or put all of .*/log elsewhere"
-    with pytest.raises(LogError, match=told):
+    text = rf"log/{name} is a symbolic link, .*: move it back, or put all of .*/log elsewhere"
+    with pytest.raises(LogError, match=text):
         TaskLog.open(log).__enter__()
-    with pytest.raises(LogError, match=told):
+    with pytest.raises(LogError, match=text):
         LogReader.open(str(log))
     assert any(name in check.detail for check in check_health(log) if not check.ok)
 

@@ -30,8 +30,8 @@ def two(tmp_path: Path) -> Iterator[tuple[LocalPeers, LocalPeers]]:
     """Two owners of one directory."""
     both = LocalPeers(str(tmp_path), ""), LocalPeers(str(tmp_path), "")
     yield both
-    for one in both:
-        one.close()
+    for item in both:
+        item.close()
 
 
 def _refuse(*_args: Any, **_options: Any) -> Any:
@@ -51,16 +51,18 @@ def test_who_cannot_tell_that_it_sleeps_does_not_sleep_long(
 ) -> None:
     """A full file system that never writes in place refuses one byte of the board."""
     slept: list[float | None] = []
-    one = two[0]
-    monkeypatch.setattr(one, "_poll", type("Poll", (), {"poll": lambda _, ms: slept.append(ms)})())
+    first = two[0]
+    monkeypatch.setattr(
+        first, "_poll", type("Poll", (), {"poll": lambda _, ms: slept.append(ms)})()
+    )
     with monkeypatch.context() as refused:
         refused.setattr(syscalls, "write_at", _refuse)
-        one.announce(INTEREST_READY)
-        one.sleep(INTEREST_READY, None)
-        one.sleep(INTEREST_READY, 30)
-        one.sleep(0, 30)
-    one.announce(INTEREST_READY)
-    one.sleep(INTEREST_READY, None)
+        first.announce(INTEREST_READY)
+        first.sleep(INTEREST_READY, None)
+        first.sleep(INTEREST_READY, 30)
+        first.sleep(0, 30)
+    first.announce(INTEREST_READY)
+    first.sleep(INTEREST_READY, None)
     assert slept[:2] == [slept[0]] * 2
     assert slept[0] is not None
     assert 0 < slept[0] <= 250

@@ -38,13 +38,13 @@ def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     history = History(seed, steps_of_clock=steps_of_clock)
     history.run(40)
     world = history.world
-    told = _all(world)
+    answer = _all(world)
     jobs = [record.lsn for record in world.records() if record.kind == Kind.ENQUEUED]
     asked = [view for view in map(world.view, jobs) if view is not None]
-    assert sorted(told, key=lambda view: view.lsn) == asked
-    over = [view for view in told if view.state in _OVER]
-    assert told[: len(over)] == over
-    rest = [view.lsn for view in told[len(over) :]]
+    assert sorted(answer, key=lambda view: view.lsn) == asked
+    over = [view for view in answer if view.state in _OVER]
+    assert answer[: len(over)] == over
+    rest = [view.lsn for view in answer[len(over) :]]
     assert rest == sorted(rest)
 
 
@@ -98,20 +98,20 @@ def test_what_compaction_wrote_again_is_told_once() -> None:
     views = {view.lsn: view for view in _all(world)}
     for job in (done, waiting):
         view = views[job]
-        found = world.reader().indexes.find(job)
-        assert found is not None
+        result = world.reader().indexes.find(job)
+        assert result is not None
         carried = Carried(
-            job=job, state=view.state, born=found.record, enqueued_ns=view.enqueued_ns,
+            job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
             attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
         )  # fmt: skip
         process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
     assert {view.lsn: view for view in _all(world)} == views
     world.remove_oldest(1)
-    told = _all(world)
-    assert [view.lsn for view in told] == [done, waiting, max(views)]
-    assert [view.payload for view in told[:2]] == [b"done", b"waiting"]
-    assert told[0].result == b"42"
-    for view in told:
+    answer = _all(world)
+    assert [view.lsn for view in answer] == [done, waiting, max(views)]
+    assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
+    assert answer[0].result == b"42"
+    for view in answer:
         assert view == tell(world.reader(), view.lsn, world.clock.wall_ns())
 
 
@@ -134,8 +134,8 @@ def test_waiting_jobs_cost_no_more_than_their_places() -> None:
     for _ in range(40):
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, bytes(500), None) for _ in range(50)])
     journal = world.reader()
-    told = each_job(journal, Chosen(), world.clock.wall_ns())
-    next(told)
+    answer = each_job(journal, Chosen(), world.clock.wall_ns())
+    next(answer)
     tracemalloc.start()
     count = 1 + sum(1 for _ in each_job(journal, Chosen(), world.clock.wall_ns()))
     peak = tracemalloc.get_traced_memory()[1]

@@ -28,7 +28,7 @@ def _queues(process: Process) -> dict[str, QueueStats]:
     agenda = facets.need_agenda()
     now_ns = process.world.clock.wall_ns()
     agenda.promote(now_ns)
-    return {one.queue: one for one in process.committer.gauges.queues(agenda, now_ns)}
+    return {queue.queue: queue for queue in process.committer.gauges.queues(agenda, now_ns)}
 
 
 def _age(process: Process, queue: str = "mail") -> float | None:
@@ -135,7 +135,7 @@ def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up() -> None:
     assert agenda is not None
     world.machine.corrupt(world.segments()[0], 70, bytes(60))
     gauges = Gauges(second.journal)
-    ages = [one.oldest_ready_seconds for one in gauges.queues(agenda, world.clock.wall_ns())]
+    ages = [queue.oldest_ready_seconds for queue in gauges.queues(agenda, world.clock.wall_ns())]
     assert ages[0] is None
 
 

@@ -25,8 +25,8 @@ def _check(history: History) -> None:
     world = history.world
     known = range(1, history.processes[0].journal.next_lsn)
     journal, now_ns = world.reader(), world.clock.wall_ns()
-    told = (tell(journal, lsn, now_ns) for lsn in reversed(known))
-    every = [view for view in told if view is not None]
+    seen = (tell(journal, lsn, now_ns) for lsn in reversed(known))
+    every = [view for view in seen if view is not None]
     for _ in range(30):
         chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))
         wanted = Wanted(

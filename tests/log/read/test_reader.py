@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> str:
     high = port.enqueue(EnqueueSpec("q", "t", 9), b"high")
     assert len({future.result(10) for future in [*low, high]}) == 51
     deliveries = port.claim(ClaimRequest(49)).result(10)
-    assert port.settle([Settlement(Kind.SUCCEEDED, one) for one in deliveries]).result(10)
+    assert port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries]).result(10)
     store.close()
     return str(tmp_path)
 
@@ -66,7 +66,7 @@ def long_log(tmp_path: Path) -> str:
         port.enqueue(EnqueueSpec("q", "t"), b"%d" % number + bytes(70_000)).result(10)
     deliveries = port.claim(ClaimRequest(4)).result(10)
     last = deliveries.pop()
-    port.settle([Settlement(Kind.SUCCEEDED, one) for one in deliveries]).result(10)
+    port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries]).result(10)
     port.settle([Settlement(Kind.DEAD, last, b"because")]).result(10)
     store.close()
     return str(tmp_path)

@@ -56,20 +56,20 @@ def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> N
     for count in (15, 15, 10):
         history.compact()
         history.run(count)
-    told: list[int] = []
+    numbers: list[int] = []
     gone: dict[int, int] = {}
     for lsn, picture in history.by_lsn.items():
         try:
             assert _past(history.world, Moment(lsn=lsn)) == picture, lsn
-            told.append(lsn)
+            numbers.append(lsn)
         except MomentGone as error:
             gone[lsn] = error.oldest_lsn
     assert len(gone) > 10
-    assert len(told) > 5
+    assert len(numbers) > 5
     [oldest] = set(gone.values())
-    assert max(gone) < oldest <= min(told)
+    assert max(gone) < oldest <= min(numbers)
     _past(history.world, Moment(lsn=oldest))
-    _check_told(history, told)
+    _check_told(history, numbers)
 
 
 @grows

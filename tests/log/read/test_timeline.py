@@ -38,7 +38,7 @@ def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> Non
     assert second.job == job
     other.kill()
     world.clock.advance(1)
-    [third] = [one for one in process.claim(9) if one.job == job]
+    [third] = [delivery for delivery in process.claim(9) if delivery.job == job]
     process.settle(third, body=b"42")
     events = timeline(world.reader(), job)
     assert [

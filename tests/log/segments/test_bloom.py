@@ -90,8 +90,8 @@ def test_about_one_in_a_hundred_of_other_keys_seems_to_be_there(
     keys: Iterable[int], others: Iterable[int]
 ) -> None:
     pages = _built(keys)
-    found = [_holds(pages, key) for key in others]
-    assert 0.003 < sum(found) / len(found) < 0.013
+    seen = [_holds(pages, key) for key in others]
+    assert 0.003 < sum(seen) / len(seen) < 0.013
 
 
 def test_a_filter_takes_about_ten_bits_a_key() -> None:

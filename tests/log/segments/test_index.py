@@ -52,10 +52,10 @@ def check_lookups(journal: Journal) -> None:
     scan, indexes = Scan.of(journal), journal.indexes
     for lsn in sorted({*range(1, journal.next_lsn, 5), *(lsn for lsn, _ in scan.times)}):
         record = scan.records[lsn]
-        found = indexes.find(lsn)
-        assert found is not None
-        assert (found.lsn, found.record) == (lsn, record)
-        assert journal.files.unchecked_record(found.location) == record
+        result = indexes.find(lsn)
+        assert result is not None
+        assert (result.lsn, result.record) == (lsn, record)
+        assert journal.files.unchecked_record(result.location) == record
     assert indexes.find(journal.next_lsn) is None
     others = range(1, journal.next_lsn, 5)
     for job in {*others, *scan.about, journal.next_lsn, _FAR + 20}:
@@ -64,7 +64,7 @@ def check_lookups(journal: Journal) -> None:
             expected = [job, *expected]
         elif job >= journal.files.lsns[0]:
             expected = []
-        found_lsns = [one.lsn for one in indexes.about(job)]
+        found_lsns = [entry.lsn for entry in indexes.about(job)]
         assert found_lsns == expected, job
     for lsn in (0, len(scan.records) // 2, journal.next_lsn):
         assert list(indexes.steps_after(lsn)) == [step for step in scan.steps if step[0] > lsn]
@@ -80,14 +80,14 @@ def check_times(journal: Journal) -> None:
         first = next((lsn for lsn, time_ns in times if time_ns >= moment), journal.next_lsn)
         assert journal.indexes.lsn_at(moment) == first
         cursor = journal.indexes.cursor_at_time(moment)
-        items = [one for _, one in journal.frames(cursor) if not isinstance(one, Gap)]
+        items = [item for _, item in journal.frames(cursor) if not isinstance(item, Gap)]
         assert (items[0].header.first_lsn if items else journal.next_lsn) == first
 
 
 def check_cursors(journal: Journal) -> None:
     for lsn in range(1, journal.next_lsn, 29):
         cursor = journal.indexes.cursor_at(lsn)
-        item = next(one for _, one in journal.frames(cursor) if not isinstance(one, Gap))
+        item = next(item for _, item in journal.frames(cursor) if not isinstance(item, Gap))
         assert item.header.first_lsn <= lsn < item.header.next_lsn
 
 
@@ -196,8 +196,8 @@ def test_jobs_far_apart_are_found_and_sorted(pairs: list[tuple[int, int]], asked
     for job, _ in pairs:
         assert places.of(job) == sorted(offset for other, offset in pairs if other == job)
     assert places.of(7) == []
-    found = [pair for jobs, offsets in places.parts() for pair in zip(jobs, offsets, strict=True)]
-    assert found == sorted(pairs)
+    seen = [pair for jobs, offsets in places.parts() for pair in zip(jobs, offsets, strict=True)]
+    assert seen == sorted(pairs)
     assert places.size == len(pairs)
     if pairs:
         assert (places.job_min, places.job_max) == (min(pairs)[0], max(pairs)[0])
@@ -219,7 +219,7 @@ def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_t
     expected.sort()
     for job in range(2**32 - 20_000, 2**32 + 20_000, 997):
         at = bisect_left(expected, (job, 0))
-        assert places.of(job) == [found for _, found in expected[at : at + 2]]
+        assert places.of(job) == [item for _, item in expected[at : at + 2]]
     held = len(places._packed) + sum(sys.getsizeof(run._pairs) for run in places._runs)
     assert held < 8 * len(expected) / 2
     parts = list(places.parts())
@@ -255,7 +255,7 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
     world = simulation.world
     now_ns = world.clock.wall_ns()
     reader = world.reader()
-    jobs = [one.lsn for one in world.records() if one.kind == Kind.ENQUEUED]
+    jobs = [record.lsn for record in world.records() if record.kind == Kind.ENQUEUED]
     assert jobs
     expected = {job: told_by_walking(reader, job, now_ns) for job in (*jobs, jobs[-1] + 1, 2**40)}
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_a_salvaged_job_has_its_story() -> None:
     world.lose_power()
     process = world.process()
     assert process.catch_up().damage
-    [delivery] = [one for one in process.claim(9) if one.job == jobs[0]]
+    [delivery] = [delivery for delivery in process.claim(9) if delivery.job == jobs[0]]
     process.settle(delivery)
     for journal in (process.journal, world.reader()):
         for job in (first, *jobs):
@@ -291,4 +291,4 @@ def test_a_salvaged_job_has_its_story() -> None:
             assert view.lsn == job
         view = tell(journal, jobs[0], world.clock.wall_ns())
         assert view is not None
-        assert [one.outcome for one in view.attempts] == ["succeeded"]
+        assert [attempt.outcome for attempt in view.attempts] == ["succeeded"]

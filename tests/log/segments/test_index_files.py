@@ -173,13 +173,13 @@ def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
     reader = world.reader()
     lost = 0
     for lsn in range(1, 1_002):
-        found = reader.indexes.find(lsn)
-        assert found is None or found.record == scan.records[lsn]
-        lost += found is None
+        result = reader.indexes.find(lsn)
+        assert result is None or result.record == scan.records[lsn]
+        lost += result is None
     assert 0 < lost < 1_001
     for job in scan.about:
-        for found in reader.indexes.about(job):
-            assert found.record == scan.records[found.lsn]
+        for result in reader.indexes.about(job):
+            assert result.record == scan.records[result.lsn]
 
 
 def test_a_reader_writes_nothing(saved: dict[str, bytes]) -> None:
@@ -265,12 +265,12 @@ def test_lookups_between_the_steps_of_indexing_are_right(saved: dict[str, bytes]
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
     process = _revive(rest).process()
     indexes = process.journal.indexes
-    expected = [one.lsn for one in indexes.about(200)]
+    expected = [entry.lsn for entry in indexes.about(200)]
     indexes.forget()
     steps = 0
     for steps, _ in enumerate(indexes.save_steps(1)):
         if steps % 3 == 1:
-            assert [one.lsn for one in indexes.about(200)] == expected
+            assert [entry.lsn for entry in indexes.about(200)] == expected
     assert steps > 3
     assert process.world.machine.content(_FIRST) == saved[_FIRST]
 
@@ -374,13 +374,13 @@ def test_the_index_of_a_segment_that_is_gone_is_open_in_no_process() -> None:
     other = process.world.process()
     lsns = list(process.journal.files.lsns)
     process.world.is_whole = False
-    for one in (process, other):
+    for item in (process, other):
         for lsn in lsns[:-1]:
-            one.journal.indexes._entry_at(lsn, lsn)
-        assert set(one.journal.indexes._open) == set(lsns[:-1])
+            item.journal.indexes._entry_at(lsn, lsn)
+        assert set(item.journal.indexes._open) == set(lsns[:-1])
     process.journal.files.remove(lsns[0])
     other.journal.files.refresh()
-    for one in (process, other):
-        assert set(one.journal.indexes._open) == set(lsns[1:-1])
+    for item in (process, other):
+        assert set(item.journal.indexes._open) == set(lsns[1:-1])
         with pytest.raises(SegmentGone):
-            one.journal.indexes._entry_at(lsns[0], 1)
+            item.journal.indexes._entry_at(lsns[0], 1)

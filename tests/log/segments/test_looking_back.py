@@ -43,7 +43,7 @@ def test_the_outcome_of_a_job_that_ended_long_ago_is_told(*, indexed: bool) -> N
         save(process)
     other = process.world.process()
     outcomes: list[Outcome] = [other.ask(Op.OUTCOME, job) for job in jobs[:2]]
-    assert [(one.state, one.body) for one in outcomes] == [
+    assert [(outcome.state, outcome.body) for outcome in outcomes] == [
         (State.SUCCEEDED, b"done"),
         (State.DEAD, b"no good"),
     ]

@@ -84,7 +84,7 @@ def _cut(world: World, path: str, size: int | None) -> None:
 
 
 def _told(report: VerifyReport) -> set[int]:
-    return {lsn for one in report.damage for lsn in range(one.first_lsn, one.next_lsn)}
+    return {lsn for gap in report.damage for lsn in range(gap.first_lsn, gap.next_lsn)}
 
 
 @grows
@@ -109,7 +109,7 @@ def test_any_segment_that_is_removed_or_cut_is_told_with_what_it_held(
     first.close()
     second = world.process()
     assert lost <= {
-        lsn for one in second.journal.lost for lsn in range(one.first_lsn, one.next_lsn)
+        lsn for gap in second.journal.lost for lsn in range(gap.first_lsn, gap.next_lsn)
     } | _told(_report(world))
     second.close()
     _accept(world)
@@ -236,7 +236,7 @@ def test_jobs_of_a_lost_segment_are_not_claimed_from_a_snapshot(number: int) -> 
     world.is_whole = False
     world.machine.unlink(world.segments()[number])
     fresh = world.process()
-    claimed = [one.job for one in fresh.claim(100)]
+    claimed = [delivery.job for delivery in fresh.claim(100)]
     there = _lsns(world)
     assert claimed == [job for job in jobs if job in there]
     assert 0 < len(claimed) < len(jobs)
@@ -276,8 +276,8 @@ def test_a_repair_that_is_cut_short_accepts_the_loss_or_tells_it_still(*, power:
         if not cut.came:
             break
         # A header that was just being written may be damaged; that costs no lsn.
-        told = _told(_report(world))
-        assert lost <= told or not told
+        answer = _told(_report(world))
+        assert lost <= answer or not answer
         _accept(world)
         assert not _report(world).damage
     assert cut.step > 3

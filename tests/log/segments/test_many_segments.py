@@ -78,7 +78,7 @@ def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
     journal = Journal(CrashableDisk(world.machine), world.clock, PATH, world.config, None)
     journal.open_for_reading()
     assert +opened == {last: 1}
-    lost = {lsn for one in journal.lost for lsn in range(one.first_lsn, one.next_lsn)}
+    lost = {lsn for gap in journal.lost for lsn in range(gap.first_lsn, gap.next_lsn)}
     assert lost.intersection(jobs)
     assert set(others) <= set(opened)
 
@@ -88,7 +88,7 @@ def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> No
     world = World()
     writer = world.process()
     left, right = EnqueueSpec("left"), EnqueueSpec("right")
-    jobs = {one.queue: backlog(writer, count, one) for one, count in ((left, 5), (right, 10))}
+    jobs = {item.queue: backlog(writer, count, item) for item, count in ((left, 5), (right, 10))}
     writer.close()
     worker = world.process()
     opened: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> No
     }
     for pair in zip(*jobs.values(), strict=False):
         for queue, job in zip(jobs, pair, strict=True):  # from one end of the log to the other
-            assert [one.job for one in worker.ask(Op.CLAIM, requests[queue])] == [job]
+            assert [delivery.job for delivery in worker.ask(Op.CLAIM, requests[queue])] == [job]
     assert max(opened.values()) == 1
     assert opened.total() <= len(world.segments())
 
@@ -189,7 +189,7 @@ def test_a_job_that_is_not_over_outlives_the_time_that_finished_ones_are_kept(wa
     assert view.payload == b"x"
     process.world.clock.advance(2 * DAY)
     if waits != "running":
-        (delivery,) = [one for one in process.claim(99) if one.job == job]
+        (delivery,) = [delivery for delivery in process.claim(99) if delivery.job == job]
     process.settle(delivery, body=b"done")
     view = world.view(job)
     assert view is not None

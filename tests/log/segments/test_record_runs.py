@@ -40,7 +40,7 @@ def test_many_records_are_those_that_are_read_one_by_one(
     assert len({location >> 32 for location, _ in wanted}) > 1, "more segments than one"
     if is_shuffled:
         random.Random(4).shuffle(wanted)
-    assert files.records(wanted) == [files.record(*one) for one in wanted]
+    assert files.records(wanted) == [files.record(*job) for job in wanted]
 
 
 def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process) -> None:
@@ -64,11 +64,11 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
     (segment,) = world.segments()
     if is_damaged:
         world.machine.corrupt(segment, world.machine.content(segment).index(b"payload 7."), b"x")
-    given = [(one.job, one.payload) for one in process.claim(99)]
+    given = [(delivery.job, delivery.payload) for delivery in process.claim(99)]
     wanted = list(zip(jobs, bodies, strict=True))
     if is_damaged:
         del wanted[7]
-        assert [one.body for one in world.records()][-1] == b"its record is damaged"
+        assert [record.body for record in world.records()][-1] == b"its record is damaged"
     assert given == wanted
     assert not recent.records
 
@@ -76,5 +76,5 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
 def test_a_claim_of_many_brings_each_job_its_own_payload(backlog: Process) -> None:
     deliveries = backlog.ask(Op.CLAIM, ClaimRequest(200, wait_until_ns=0))
     assert len(deliveries) == 200
-    numbers = [int(one.payload.rstrip(b"\0")) for one in deliveries]
+    numbers = [int(delivery.payload.rstrip(b"\0")) for delivery in deliveries]
     assert numbers == list(range(200))

@@ -32,7 +32,7 @@ def test_a_full_segment_is_followed_by_one_named_after_its_first_record() -> Non
     jobs = _fill(first)
     jobs.append(first.enqueue())
     assert world.segments()[1].endswith(f"/{jobs[-1]:020d}.log")
-    assert [one.lsn for one in world.records()] == list(range(1, len(jobs) + 1))
+    assert [record.lsn for record in world.records()] == list(range(1, len(jobs) + 1))
     assert first.journal.epoch == world.reader().epoch
 
 
@@ -46,7 +46,7 @@ def test_all_processes_follow_into_the_next_segment() -> None:
     for process in processes:
         facets = process.catch_up()
         assert facets.need_agenda().queues.stats() == fold
-    assert [one.payload for one in processes[0].claim(99)] == [_LARGE] * 24
+    assert [delivery.payload for delivery in processes[0].claim(99)] == [_LARGE] * 24
 
 
 def test_more_segments_than_open_files_are_read_back() -> None:
@@ -56,12 +56,12 @@ def test_more_segments_than_open_files_are_read_back() -> None:
     jobs = [first.enqueue(b"%d" % number + _LARGE) for number in range(150)]
     assert len(world.segments()) > 35
     second = world.process()
-    claimed = [one for _ in range(15) for one in second.claim(10)]
-    assert [one.job for one in claimed] == jobs
-    assert all(one.payload == b"%d" % n + _LARGE for n, one in enumerate(claimed))
+    claimed = [delivery for _ in range(15) for delivery in second.claim(10)]
+    assert [delivery.job for delivery in claimed] == jobs
+    assert all(delivery.payload == b"%d" % n + _LARGE for n, delivery in enumerate(claimed))
     assert second.disk.open_files <= 32 + len(("turnstile.lock", "write.lock", "sync.lock"))
-    for one in reversed(claimed):
-        second.settle(one)
+    for delivery in reversed(claimed):
+        second.settle(delivery)
     assert world.kinds().count(Kind.SUCCEEDED) == 150
 
 
@@ -92,7 +92,7 @@ def test_a_new_segment_begun_by_a_process_that_died_in_it_costs_nothing(
             third = world.process()
             new = third.enqueue(b"new")
             assert new > jobs[-1] + 2
-            claimed = [one.job for _ in range(3) for one in third.claim(99)]
+            claimed = [delivery.job for _ in range(3) for delivery in third.claim(99)]
             assert set(claimed) >= {*jobs, new}
             assert len(set(claimed)) == len(claimed)
             assert not third.catch_up().damage
@@ -114,5 +114,5 @@ def test_leftovers_between_segments_are_passed_over() -> None:
             f"/srv/data/log/{number:020d}.log", world.machine.content(world.segments()[0])[:size]
         )
     second = world.process()
-    assert [one.job for one in second.claim(99)] == jobs
+    assert [delivery.job for delivery in second.claim(99)] == jobs
     assert not second.catch_up().damage

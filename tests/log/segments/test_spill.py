@@ -53,7 +53,7 @@ class Place:
         """Collect with nothing in between."""
         disk = self.disk()
         old = finish(old_files(disk, PATH, self.clock.wall_ns()))
-        return finish(collect(disk, PATH, old, {digest(one) for one in referenced}))
+        return finish(collect(disk, PATH, old, {digest(name) for name in referenced}))
 
 
 def digest(stored: bytes) -> bytes:
@@ -226,9 +226,9 @@ def test_a_crash_at_any_step_leaves_no_name_without_its_file(power: bool, known:
                 pass
             if stored is not None:
                 assert place.spill().get(stored, WHAT) == BODY
-            whole = [one for one in place.files() if re.fullmatch("[0-9a-f]{64}", one)]
-            for one in whole:
-                assert place.machine.content(f"{PATH}/spill/{one}") == BODY
+            whole = [file for file in place.files() if re.fullmatch("[0-9a-f]{64}", file)]
+            for item in whole:
+                assert place.machine.content(f"{PATH}/spill/{item}") == BODY
             # The next one who puts it gets through, whatever was left behind.
             again = place.spill().put(BODY)
             assert place.spill().get(again, WHAT) == BODY
@@ -345,7 +345,7 @@ def test_the_clock_of_a_machine_that_boots_in_1970_collects_nothing(place: Place
     place.clock.step(50 * 365 * 24 * HOUR)
     disk = place.disk()
     old = finish(old_files(disk, PATH, place.clock.wall_ns()))
-    assert [one.digest for one in old] == [digest(young)]
+    assert [item.digest for item in old] == [digest(young)]
     # Its record is written now, after all: that is seen although the clock says it is ancient.
     renew(place.disk(), PATH, young, WHAT)
     assert finish(collect(disk, PATH, old, set())) == 0

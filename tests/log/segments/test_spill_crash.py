@@ -35,14 +35,18 @@ def digest(stored: bytes) -> bytes:
 
 def named(world: World) -> set[bytes]:
     """Return what the records in the log say of files."""
-    return {one.body for one in world.records() if one.flags & SPILLED and one.body is not None}
+    return {
+        record.body
+        for record in world.records()
+        if record.flags & SPILLED and record.body is not None
+    }
 
 
 def check(world: World, process: Process) -> set[bytes]:
     """Every file that a record names reads back; returns what the records say."""
     stored = named(world)
-    for one in stored:
-        assert files_of(process).get(one, "it") in BODIES
+    for record in stored:
+        assert files_of(process).get(record, "it") in BODIES
     return stored
 
 
@@ -73,7 +77,7 @@ def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bo
             # What no record names is collected, the rest stays.
             world.clock.advance(2 * HOUR)
             old = finish(old_files(again.disk, PATH, world.clock.wall_ns()))
-            finish(collect(again.disk, PATH, old, {digest(one) for one in records}))
+            finish(collect(again.disk, PATH, old, {digest(record) for record in records}))
             assert len(again.disk.names(f"{PATH}/spill")) == len(records)
             check(world, again)
     assert cut.step > 12
@@ -105,7 +109,7 @@ class Town:
         except PowerLost:
             self._power_is_gone()
         except ProcessKilled:
-            for process in [one for one in self.processes if one.disk.is_dead]:
+            for process in [process for process in self.processes if process.disk.is_dead]:
                 self._bury(process)
         if not self.processes:
             self.appear()
@@ -172,23 +176,23 @@ class Town:
 
     def _still_named(self) -> list[bytes]:
         """Return what unsettled jobs name, those of callers who were never answered among them."""
-        ended = {one.job for one in self.world.records() if one.kind == Kind.SUCCEEDED}
+        ended = {record.job for record in self.world.records() if record.kind == Kind.SUCCEEDED}
         return [
-            one.body
-            for one in self.world.records()
-            if one.flags & SPILLED and one.body is not None and one.lsn not in ended
+            record.body
+            for record in self.world.records()
+            if record.flags & SPILLED and record.body is not None and record.lsn not in ended
         ]
 
     def check(self) -> None:
         reader = files_of(self.processes[0])
-        assert self.enqueued <= {one.lsn for one in self.world.records()}
+        assert self.enqueued <= {record.lsn for record in self.world.records()}
         for stored in self._still_named():
             assert reader.get(stored, "it") in BODIES
 
     def _bury(self, process: Process) -> None:
         process.kill()
         self.processes.remove(process)
-        self.loose = [one for one in self.loose if one[0] is not process]
+        self.loose = [item for item in self.loose if item[0] is not process]
         if self.collecting is not None and self.collecting[0] is process:
             self.collecting = None
 
@@ -230,4 +234,4 @@ def test_a_log_error_is_what_a_late_enqueue_gets(world: World) -> None:
     for refused in (late, many):
         with pytest.raises(LogError, match="nothing was written, try again"):
             refused.result(0)
-    assert len([one for one in world.records() if one.kind == Kind.ENQUEUED]) == 2
+    assert len([record for record in world.records() if record.kind == Kind.ENQUEUED]) == 2

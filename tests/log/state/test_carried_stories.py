@@ -39,13 +39,13 @@ def _carry(process: Process, job: int, kind: Kind = Kind.CARRIED, *, dies: bool 
     """
     view = _view(process, job)
     assert view is not None
-    found = process.world.reader().indexes.find(job)
-    assert found is not None
+    result = process.world.reader().indexes.find(job)
+    assert result is not None
     body = view.result if view.state is State.SUCCEEDED else None
     if view.state is State.DEAD:
         body = view.reason.encode()
     carried = Carried(
-        job=job, state=view.state, born=found.record, enqueued_ns=view.enqueued_ns,
+        job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
         attempt=view.attempt, due_ns=view.due_ns, ended_ns=view.settled_ns,
         history=encode_history(view.attempts), body=body,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_finished_job_keeps_its_end_and_its_attempts(kind: Kind) -> None:
     process = World().process()
     job = _settled(process, kind)
     before = _carry(process, job)
-    assert [one.outcome for one in before.attempts] == ["retried", kind.name.lower()]
+    assert [attempt.outcome for attempt in before.attempts] == ["retried", kind.name.lower()]
     assert before.settled_ns
     assert _view(process, job) == before
 
@@ -116,7 +116,7 @@ def test_a_carried_job_goes_on_from_where_it_was() -> None:
     view = _view(process, job)
     assert view is not None
     assert (view.state, view.attempt, view.result) == (State.SUCCEEDED, 2, b"done")
-    assert [one.outcome for one in view.attempts] == ["retried", "succeeded"]
+    assert [attempt.outcome for attempt in view.attempts] == ["retried", "succeeded"]
 
 
 def test_what_others_wrote_before_it_was_carried_is_not_told_twice() -> None:
@@ -182,10 +182,10 @@ def test_a_dead_letter_that_was_requeued_and_purged_is_told_so() -> None:
 def test_a_job_of_which_only_the_key_is_kept_is_no_job_any_more() -> None:
     process = World().process()
     job = _settled(process)
-    found = process.world.reader().indexes.find(job)
-    assert found is not None
+    result = process.world.reader().indexes.find(job)
+    assert result is not None
     _next_segment(process)
-    carried = Carried(job, State.ABSENT, found.record, 1)
+    carried = Carried(job, State.ABSENT, result.record, 1)
     process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
     process.journal.files.remove(1)
     reader = process.world.reader()
@@ -204,7 +204,10 @@ def test_a_job_that_went_with_its_segment_is_no_job_any_more() -> None:
         process.settle(delivery)
     process.journal.files.remove(1)
     reader = process.world.reader()
-    assert [one.record[4] for one in reader.indexes.about(job)] == [Kind.CLAIMED, Kind.SUCCEEDED]
+    assert [entry.record[4] for entry in reader.indexes.about(job)] == [
+        Kind.CLAIMED,
+        Kind.SUCCEEDED,
+    ]
     assert tell(reader, job, 0) is None
     with pytest.raises(JobNotFound):
         find_end(reader, job)

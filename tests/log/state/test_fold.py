@@ -82,8 +82,8 @@ def payload_at(data: bytes, location: int) -> bytes:
 def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     """All that a decision is made from, now and later."""
     live, jobs = history.agenda, range(1, history.lsn)
-    for one in (live, agenda):
-        one.promote(history.time_ns, ALL)
+    for item in (live, agenda):
+        item.promote(history.time_ns, ALL)
     assert [agenda.table.state(job) for job in jobs] == [live.table.state(job) for job in jobs]
     assert [agenda.attempt(job) for job in jobs] == [live.attempt(job) for job in jobs]
     assert agenda.running == live.running
@@ -95,8 +95,8 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
             there = [job for job, _ in dedup.holders(hashed, moment)]
             assert there == [job for job, _ in history.dedup.holders(hashed, moment)]
     for span in (50, 100, 150, 200, ALL):
-        for one in (live, agenda):
-            one.promote(history.time_ns + span, ALL)
+        for item in (live, agenda):
+            item.promote(history.time_ns + span, ALL)
         assert agenda.taking.next_ready(1_000, None) == live.taking.next_ready(1_000, None)
     assert sorted(agenda.expired(ALL, ALL)) == sorted(live.expired(ALL, ALL))
 

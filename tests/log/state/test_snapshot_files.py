@@ -83,11 +83,11 @@ class Small:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
     monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", _BLOCK)
-    one = Small()
-    assert len(one.paths) == 4
-    yield one
-    one.restore()
-    check_same(one.world)
+    small = Small()
+    assert len(small.paths) == 4
+    yield small
+    small.restore()
+    check_same(small.world)
 
 
 def _lsns(small: Small, facet: str) -> list[int]:
@@ -247,9 +247,9 @@ def test_what_frozen_columns_and_their_file_look_like(small: Small) -> None:
     assert struct.unpack_from("<QQ", data, 144) == (1, offset)
     segment_data = small.world.machine.content(small.world.segments()[0])
     assert head == segment_data[frame : frame + 56]
-    found = codec.decode_frame_header(head, 0, codec.segment_seed(UUID(bytes=log_id), 1), frame)
-    assert found is not None
-    assert (frame + found.size, found.next_lsn) == (offset, lsn)
+    result = codec.decode_frame_header(head, 0, codec.segment_seed(UUID(bytes=log_id), 1), frame)
+    assert result is not None
+    assert (frame + result.size, result.next_lsn) == (offset, lsn)
     at = 144 + 16
     assert int.from_bytes(data[at : at + 4], "little") == zlib.crc32(data[:at])
     at += 4
@@ -291,5 +291,5 @@ def _columns(data: bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def test_kinds_are_numbered_for_ever() -> None:
-    assert [one.kind[:2] for one in (AGENDA, DEDUP)] == [("agenda", 1), ("dedup", 2)]
+    assert [record.kind[:2] for record in (AGENDA, DEDUP)] == [("agenda", 1), ("dedup", 2)]
     assert issubclass(Newer, Unusable)

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def stories(data: bytes) -> dict[int, Story]:
-    found: dict[int, Story] = {}
+    values: dict[int, Story] = {}
     for frame in frames_of(data):
         for lsn, at, length in places(frame):
             header = frame.header
             record = decode_record(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
             if record.kind == Kind.ENQUEUED:
-                found[lsn] = Story("tag", record)
+                values[lsn] = Story("tag", record)
             elif record.kind == Kind.CLOCK:
-                for story in found.values():
+                for story in values.values():
                     story.clock_stepped(record.lsn, record.step_ns)
-            elif record.job in found:
-                found[record.job].add(record)
-    return found
+            elif record.job in values:
+                values[record.job].add(record)
+    return values
 
 
 def forward(steps: list[Step]) -> list[Step]:
@@ -46,11 +46,11 @@ def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
     """States and attempts of every job, now and when all that waits is due."""
     history = History()
     history.run(forward(steps))
-    found = stories(history.segment())
+    result = stories(history.segment())
     for later in (0, ALL):
         now = history.time_ns + later
         history.agenda.promote(now, ALL)
-        for job, story in found.items():
+        for job, story in result.items():
             view = story.view(now)
             state = history.agenda.table.state(job)
             assert view.state is state or (not state and view.state not in LIVE_STATES)
@@ -68,8 +68,8 @@ def test_the_counts_of_stories_are_the_counts_of_the_agenda(steps: list[Step]) -
     views = [story.view(history.time_ns) for story in stories(history.segment()).values()]
     for counts in history.agenda.queues.stats():
         for state in set(State) - {State.ABSENT}:
-            told = [one for one in views if one.queue == counts.queue and one.state is state]
-            assert len(told) == getattr(counts, state.name.lower())
+            seen = [view for view in views if view.queue == counts.queue and view.state is state]
+            assert len(seen) == getattr(counts, state.name.lower())
 
 
 def test_a_delay_is_shown_where_the_clock_moved_it() -> None:
@@ -79,7 +79,7 @@ def test_a_delay_is_shown_where_the_clock_moved_it() -> None:
     history._enqueue(SPECS[0], Extras(due_ns=history.time_ns + hour // 2, due_is_wall=True))
     history.begin(0, hour + 150, has_step=True)
     history.close()
-    delayed, dated = (one.view(history.time_ns) for one in stories(history.segment()).values())
+    delayed, dated = (story.view(history.time_ns) for story in stories(history.segment()).values())
     assert (delayed.state, delayed.due_ns) == (State.SCHEDULED, history.time_ns + hour // 2)
     assert (dated.state, dated.due_ns) == (State.READY, 0)
 
@@ -97,4 +97,4 @@ def test_each_attempt_is_told_with_its_outcome() -> None:
 
 
 def told(view: JobView) -> list[tuple[int, int, str]]:
-    return [(one.number, one.owner, one.outcome) for one in view.attempts]
+    return [(attempt.number, attempt.owner, attempt.outcome) for attempt in view.attempts]

@@ -91,7 +91,7 @@ class Scene:
             ready=(Op.CLAIM, ClaimRequest(1, wait_until_ns=until_ns)),
             extended=(Op.EXTEND, (self.delivery, SECOND_NS)),
             outcome=(Op.OUTCOME, self.cancelled),
-            stats=(Op.LOOK, (lambda one: one.journal.next_lsn, True)),
+            stats=(Op.LOOK, (lambda process: process.journal.next_lsn, True)),
         )
         self.send(
             acked=(Op.SETTLE, [Settlement(Kind.SUCCEEDED, self.delivery, b"done")]),
@@ -175,13 +175,13 @@ def _check_answers(case: Case) -> None:
 
 def _check_truth(case: Case, *, power_fails: bool) -> None:
     scene = _played(case)
-    told = {name: scene.outcome(name) for name in _WRITES}
+    seen = {name: scene.outcome(name) for name in _WRITES}
     scene.process.kill()
     if power_fails:
         scene.world.lose_power()
     scene.world.process()
     kept = scene.kept()
-    for name, outcome in told.items():
+    for name, outcome in seen.items():
         if outcome == "done":
             assert name in kept, f"{name} was done, and is not kept"
         elif outcome.startswith("refused"):

@@ -110,7 +110,7 @@ def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full
         ended = [Settlement(Kind.SUCCEEDED, delivery, b"42")]
         assert port.settle(ended).result(_SECONDS) == [None]
     port.settle_soon(
-        [Settlement(Kind.SUCCEEDED, one, b"43") for one in deliveries[1::2]], _unexpected
+        [Settlement(Kind.SUCCEEDED, delivery, b"43") for delivery in deliveries[1::2]], _unexpected
     )
     for job in jobs[len(jobs) // 2 :]:
         assert port.cancel(job).result(_SECONDS) == Cancel.WITHDRAWN

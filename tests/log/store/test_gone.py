@@ -149,7 +149,7 @@ async def test_a_log_that_is_opened_anew_after_that_is_another(path: Path) -> No
             await log.put(b"refused")
     async with TaskLog.open(path) as log:
         assert (await log.put(b"new")).partition("-")[0] != job.partition("-")[0]
-        assert [one.payload for one in await log.claim(9)] == [b"new"]
+        assert [delivery.payload for delivery in await log.claim(9)] == [b"new"]
 
 
 @pytest.mark.parametrize("has_lock_file", [False, True])

@@ -132,7 +132,7 @@ class _Story:
                 self._check_answer(what, operand, future.result(0))
         new = process.enqueue()
         assert new not in self.told
-        assert not {one.token for one in process.claim(99)} & self.told
+        assert not {delivery.token for delivery in process.claim(99)} & self.told
 
     def _check_answer(self, what: str, operand: Any, answer: Any) -> None:
         if what in ("job", "large"):
@@ -144,7 +144,7 @@ class _Story:
             for lsn, (_, body, _) in zip(answer, operand, strict=True):
                 self._check_body(lsn, body)
         elif what == "claim":
-            self.told |= {one.token for one in answer}
+            self.told |= {delivery.token for delivery in answer}
         else:
             view = self.world.view(operand[0].delivery.job)
             assert view is not None

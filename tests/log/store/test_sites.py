@@ -56,7 +56,9 @@ class Party:
         for attempt in range(2):
             try:
                 answer = self.wait(send(self.store.thread_port))
-                error = next((one for one in _listed(answer) if isinstance(one, TaskqError)), None)
+                error = next(
+                    (item for item in _listed(answer) if isinstance(item, TaskqError)), None
+                )
             except TaskqError as told:
                 error = told
             if error is None:
@@ -77,12 +79,12 @@ class Party:
     def put(self, name: str, spec: EnqueueSpec = _STAY, size: int = 0, **more: Any) -> int:
         """Enqueue a job of that name, and one of another if the disk refused that."""
         extras = Extras(**more) if more else None
-        told = self.scene.told
+        output = self.scene.told
 
         def send(port: Any) -> Future[Any]:
-            body = f"{name} {len(told)} ".encode()
+            body = f"{name} {len(output)} ".encode()
             future: Future[Any] = port.enqueue(spec, body.ljust(size, b"."), extras)
-            told[body] = future
+            output[body] = future
             return future
 
         answer = self.ask(send)
@@ -94,7 +96,7 @@ class Party:
 
     def settle(self, *deliveries: Any) -> None:
         """End them well."""
-        ends = [Settlement(Kind.SUCCEEDED, one, b"done") for one in deliveries]
+        ends = [Settlement(Kind.SUCCEEDED, delivery, b"done") for delivery in deliveries]
         self.ask(lambda port: port.settle(ends))
 
     def asleep(self) -> None:
@@ -204,8 +206,8 @@ class Scene:
     def _grow(self, first: Party, second: Party) -> None:
         for _ in range(12):
             first.put("grows", _RUN, _PIECE)
-        for one in second.claim(20):
-            second.settle(one)
+        for delivery in second.claim(20):
+            second.settle(delivery)
 
     def _shrink(self, first: Party, second: Party) -> None:
         second.ask(lambda port: port.compact(0.0, dry_run=False))
@@ -268,11 +270,11 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return Sweep(Sites(monkeypatch))
 
 
-def _fault(told: str, site: Site) -> str:
+def _fault(text: str, site: Site) -> str:
     """Return what is wrong with how that ended, if anything is."""
     if site.call == "sync":
         return ""  # nobody knows what is on disk: the log is to be opened again
-    ended = {"LogFailed", "LogClosed"} & set(told.split(", "))
+    ended = {"LogFailed", "LogClosed"} & set(text.split(", "))
     return "the log ended" if ended else ""
 
 
@@ -282,11 +284,11 @@ def test_one_call_that_fails_loses_doubles_and_hangs_nothing(sweep: Sweep) -> No
     bad: list[str] = []
     for site, code in sweep.cases()[7 :: every(60)]:
         try:
-            told = sweep.play(site, code)
-            wrong = _fault(told, site)
+            answer = sweep.play(site, code)
+            wrong = _fault(answer, site)
         except (AssertionError, OSError) as error:
-            told, wrong = "", repr(error)
-        outcome = wrong or told or ("nobody noticed" if sweep.sites.hit else "not reached")
+            answer, wrong = "", repr(error)
+        outcome = wrong or answer or ("nobody noticed" if sweep.sites.hit else "not reached")
         row = f"| {site} | {errno.errorcode[code]} | {outcome} |"
         print(row, flush=True)  # noqa: T201 - the table
         bad += [row] if wrong else []

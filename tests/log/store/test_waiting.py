@@ -122,7 +122,7 @@ def test_what_is_written_at_any_step_wakes_who_waits(
     begin, act = waits(logs)
     owner, _, name = f"_open.{step}".rpartition(".")
     pause = Pause(logs.waiter)
-    told = begin()
+    answer = begin()
     logs.waits.view(logs.job)
     reached = have_act(attrgetter(owner)(logs.waiter), name, act, before=before)
     pause.end()
@@ -131,7 +131,7 @@ def test_what_is_written_at_any_step_wakes_who_waits(
     while not reached.is_set():
         eventually(lambda: reached.is_set() or mailbox.asleep)
         mailbox.poke()
-    assert told.result(SECONDS)
+    assert answer.result(SECONDS)
 
 
 @pytest.mark.parametrize("looks", ["a caller", "upkeep", "rest"])
@@ -141,7 +141,7 @@ def test_a_look_at_the_log_hides_nothing_from_who_waits(
 ) -> None:
     """It learns of what was written just now, for itself alone."""
     begin, act = waits(logs)
-    told = begin()
+    answer = begin()
     logs.waits.view(logs.job).result(SECONDS)
     storage = logs.waiter._open
     look = {
@@ -150,7 +150,7 @@ def test_a_look_at_the_log_hides_nothing_from_who_waits(
         "rest": storage._rest,
     }[looks]
     logs.waiter.between_batches(lambda: (act(), look()))
-    assert told.result(SECONDS)
+    assert answer.result(SECONDS)
 
 
 def test_a_bell_whose_loop_has_closed_gives_its_pipe_back_when_it_goes() -> None:

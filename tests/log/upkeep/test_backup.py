@@ -90,7 +90,7 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
             before = set(acknowledged)
             reports.append(back_up(str(data), str(target)))
             jobs, next_lsn, epoch = stands(target)
-            assert {jobs.get(one) for one in before} == {State.READY}
+            assert {jobs.get(entry) for entry in before} == {State.READY}
             assert next_lsn == reports[-1].next_lsn
         assert len(before) == 3 * 3 * 4 * 8
     finally:
@@ -171,13 +171,13 @@ def test_a_backup_goes_nowhere_but_to_its_place(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "one.txt").write_text("x")
     back_up(str(other), str(tmp_path / "backup"))
-    for target, told in (
+    for target, item in (
         (other, "is a task log and no backup"),
         (tmp_path / "backup", "is the backup of another log"),
         (tmp_path / "thesis", "holds what is no backup"),
         (data / "backup", "lie within each other"),
     ):
-        with pytest.raises(LogError, match=told):
+        with pytest.raises(LogError, match=item):
             back_up(str(data), str(target))
     with pytest.raises(LogError, match="is not empty"):
         restore(str(data), str(other))

@@ -65,7 +65,9 @@ def test_whoever_folds_the_log_knows_from_where_on_it_is_whole() -> None:
     floor = process.committer.facets.need_agenda().floor_lsn
     assert floor > 1
     assert world.fold().need_agenda().floor_lsn == floor
-    assert [one.token for one in world.records() if one.kind == Kind.COMPACTED][-1] == floor
+    assert [record.token for record in world.records() if record.kind == Kind.COMPACTED][
+        -1
+    ] == floor
 
 
 def test_one_old_delayed_job_does_not_pin_the_log() -> None:
@@ -240,7 +242,7 @@ def test_another_process_whose_place_is_gone_folds_anew() -> None:
     tend(process)
     assert idle.catch_up().need_agenda().table.state(job) is State.SCHEDULED
     world.clock.advance(DAY)
-    assert [one.job for one in idle.claim()] == [job]
+    assert [delivery.job for delivery in idle.claim()] == [job]
 
 
 def test_a_job_that_is_gone_is_not_found() -> None:

@@ -174,7 +174,7 @@ def test_attempts_that_no_record_tells_of_any_more_are_written_again_with_the_jo
     process.ask(Op.PAUSE, "default")
     before = world.view(job)
     assert before is not None
-    assert [one.reason for one in before.attempts] == ["why"]
+    assert [attempt.reason for attempt in before.attempts] == ["why"]
     for _ in range(2):
         while len(world.segments()) < 9:
             process.enqueue(FILLER, spec=OTHER)

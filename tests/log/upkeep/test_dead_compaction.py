@@ -62,8 +62,8 @@ def test_a_carried_letter_is_requeued_with_all_that_it_had() -> None:
     view = world.view(job)
     assert view is not None
     assert (view.state, view.result, view.enqueued_ns) == (State.SUCCEEDED, b"done", born_ns)
-    assert [one.outcome for one in view.attempts] == ["retried", "dead", "succeeded"]
-    assert [one.reason for one in view.attempts] == ["first", "second", ""]
+    assert [attempt.outcome for attempt in view.attempts] == ["retried", "dead", "succeeded"]
+    assert [attempt.reason for attempt in view.attempts] == ["first", "second", ""]
 
 
 def test_a_requeued_job_outlives_the_segments_of_its_first_life() -> None:
@@ -109,10 +109,10 @@ def test_a_purged_letter_does_not_come_back(*, before: bool) -> None:
     assert process.ask(Op.PURGE, [job]) == [None]
     compacted(process)
     assert world.view(job) is None
-    for one in (process, world.process()):
-        assert one.catch_up().need_agenda().dead.live == 0
+    for item in (process, world.process()):
+        assert item.catch_up().need_agenda().dead.live == 0
         with pytest.raises(JobNotFound):
-            one.ask(Op.OUTCOME, job)
+            item.ask(Op.OUTCOME, job)
 
 
 def test_a_window_of_a_requeued_job_outlives_its_first_record() -> None:
@@ -174,8 +174,10 @@ class History(Random):
             process.ask(Op.PAUSE if name == "pause" else Op.RESUME, queue)
         elif name == "withdraw":
             process.catch_up()
-            found = waiting_page(process.committer.sight, WaitingFilter(), 0, 2**62, number % 5 + 1)
-            process.ask(Op.WITHDRAW, Withdrawal(found.items))
+            result = waiting_page(
+                process.committer.sight, WaitingFilter(), 0, 2**62, number % 5 + 1
+            )
+            process.ask(Op.WITHDRAW, Withdrawal(result.items))
         else:
             super().act(name, number, key, other)
 

@@ -27,8 +27,10 @@ def dead_letters(process: Process, count: int, queue: str = "mail") -> list[int]
     spec = EnqueueSpec(queue=queue)
     jobs: list[int] = process.ask(Op.ENQUEUE_MANY, [(spec, b"x", None)] * count)
     deliveries = process.claim(count)
-    assert [one.job for one in deliveries] == jobs
-    items = [Settlement(Kind.DEAD, one, b"no", cause=Cause.EXHAUSTED) for one in deliveries]
+    assert [delivery.job for delivery in deliveries] == jobs
+    items = [
+        Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
+    ]
     assert process.ask(Op.SETTLE, items) == [None] * count
     return jobs
 
@@ -140,7 +142,7 @@ def test_a_letter_that_is_requeued_meanwhile_is_left_alone() -> None:
     assert process.ask(Op.REQUEUE, letters(process.committer.sight, jobs[:1]).items) == [None]
     answers = process.ask(Op.PURGE, jobs)
     assert [type(answer) for answer in answers] == [NotDead, type(None), type(None)]
-    assert [one.job for one in process.claim(9)] == jobs[:1]
+    assert [delivery.job for delivery in process.claim(9)] == jobs[:1]
 
 
 @pytest.mark.parametrize("wrong", [-1, -100])

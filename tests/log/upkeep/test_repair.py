@@ -142,15 +142,15 @@ def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave
     world, _ = _written()
     damage(world)
     before = _picture(world)
-    found = verify(world.reader())
-    assert found.damage
+    result = verify(world.reader())
+    assert result.damage
     report = _repair(world)
-    assert report.damage == found.damage
+    assert report.damage == result.damage
     after = verify(world.reader())
     assert not after.damage
     assert not after.torn_bytes
     assert _picture(world) == before
-    assert after.records == found.records + sum(one.salvaged for one in found.damage)
+    assert after.records == result.records + sum(gap.salvaged for gap in result.damage)
     process = world.process()
     assert process.enqueue() > 0
     assert _picture(world) != before
@@ -160,12 +160,12 @@ def test_records_that_are_whole_stand_in_frames_of_their_own_numbers() -> None:
     world, groups = _written()
     frame = _frames(world)[1]
     _flip(world, _in_record(world, frame, 2))
-    assert [one.next_lsn - one.first_lsn - one.salvaged for one in _repair(world).damage] == [1]
+    assert [gap.next_lsn - gap.first_lsn - gap.salvaged for gap in _repair(world).damage] == [1]
     lost = groups[1][2]
     kept = [
-        (one.header.first_lsn, one.header.records, one.header.time_ns, one.header.epoch)
-        for one in _frames(world)
-        if groups[1][0] <= one.header.first_lsn <= groups[1][3]
+        (frame.header.first_lsn, frame.header.records, frame.header.time_ns, frame.header.epoch)
+        for frame in _frames(world)
+        if groups[1][0] <= frame.header.first_lsn <= groups[1][3]
     ]
     head = frame.header
     assert kept == [
@@ -178,7 +178,7 @@ def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
     world, groups = _written()
     world.clock.advance(3_600)
     process = world.process()
-    delivery = next(one for one in process.claim(99) if one.job == groups[1][2])
+    delivery = next(delivery for delivery in process.claim(99) if delivery.job == groups[1][2])
     process.settle(delivery)
     process.close()
     _one_payload(world)
@@ -254,8 +254,8 @@ def test_who_had_folded_the_old_places_folds_anew() -> None:
     _one_payload(world)
     _repair(world)
     claimed = other.claim(99)
-    assert groups[1][2] not in [one.job for one in claimed]
-    assert [one.job for one in claimed if one.job in groups[2]] == groups[2]
+    assert groups[1][2] not in [delivery.job for delivery in claimed]
+    assert [delivery.job for delivery in claimed if delivery.job in groups[2]] == groups[2]
 
 
 def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> None:
@@ -265,8 +265,8 @@ def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> No
         _flip(world, offset, 1)
     process = world.process()
     process.close()
-    found = verify(world.reader()).damage
-    assert {one.segment for one in found} == {world.segments()[1].rpartition("/")[2]}
+    result = verify(world.reader()).damage
+    assert {item.segment for item in result} == {world.segments()[1].rpartition("/")[2]}
     _repair(world)
     assert not verify(world.reader()).damage
     assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
@@ -276,8 +276,8 @@ def test_verify_sees_a_last_segment_that_does_not_open() -> None:
     world, _ = _written()
     for offset in (17, codec.SEGMENT_HEADER.size + 20):
         _flip(world, offset, 1)
-    found = verify(world.reader()).damage
-    assert {one.segment for one in found} == {world.segments()[1].rpartition("/")[2]}
+    result = verify(world.reader()).damage
+    assert {item.segment for item in result} == {world.segments()[1].rpartition("/")[2]}
 
 
 @grows

@@ -35,5 +35,5 @@ async def test_no_removed_file_of_a_compacted_log_stays_open(tmp_path: Path) -> 
         for job in jobs:
             assert (await log.get(job)).state is State.SUCCEEDED
         assert any(name.endswith(".idx") for name in _open_files(tmp_path)), "none is looked into"
-        assert [one for one in (await log.compact(keep=0)).segments if one.removed]
+        assert [segment for segment in (await log.compact(keep=0)).segments if segment.removed]
         assert [name for name in _open_files(tmp_path) if name.endswith("(deleted)")] == []

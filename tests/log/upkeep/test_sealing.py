@@ -130,23 +130,23 @@ def test_a_reader_that_is_behind_is_waited_for_and_no_file_is_begun_meanwhile() 
 def test_who_reads_along_passes_over_a_last_segment_that_was_sealed_and_went_meanwhile() -> None:
     """Between the look at where the log ends and that at its file others may do all of that."""
     world = World(config=keeping(keep_seconds=0))
-    one, other = world.process(), world.process()
-    upkeep = Upkeep(one.committer)
-    settled(one, "succeeded")
+    process, other = world.process(), world.process()
+    upkeep = Upkeep(process.committer)
+    settled(process, "succeeded")
     peek = other.journal.writer.peek
 
     def overtaken() -> TailHint | None:
         other.journal.writer.peek = peek  # type: ignore[method-assign]
         hint = peek()
-        work_on(one, upkeep, 4 * LOOK, LOOK)
+        work_on(process, upkeep, 4 * LOOK, LOOK)
         return hint
 
-    one.journal.seal(one.journal.segment)
-    settled(one, "succeeded")
+    process.journal.seal(process.journal.segment)
+    settled(process, "succeeded")
     other.journal.files.refresh()
     other.journal.writer.peek = overtaken  # type: ignore[method-assign]
     other.journal.refresh()
     assert holders(world) == []
     assert other.claim() == []
     job = other.enqueue(b"after")
-    assert [delivery.job for delivery in one.claim()] == [job]
+    assert [delivery.job for delivery in process.claim()] == [job]

@@ -46,7 +46,7 @@ def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
     busy.enqueue(b"lives")
     world.remove_oldest(count)
     idle.catch_up()
-    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
 
 
 def test_who_looks_is_not_stopped_by_a_segment_that_went_since_it_was_told_of_it(
@@ -64,7 +64,7 @@ def test_who_looks_is_not_stopped_by_a_segment_that_went_since_it_was_told_of_it
     with monkeypatch.context() as patch:
         patch.setattr(idle.journal.writer, "peek", lambda: told_of)
         idle.journal.refresh()
-    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
 
 
 def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
@@ -109,7 +109,7 @@ def test_it_begins_with_a_snapshot_if_there_is_one() -> None:
     world.remove_oldest(2)
     # What the segments knew that are gone, the snapshot knows still.
     assert idle.catch_up().need_agenda().queues.stats()[0].succeeded == 3
-    assert [one.payload for one in idle.claim(9)] == [b"lives"]
+    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
 
 
 @pytest.mark.parametrize("facet", ["agenda", "dedup"])

@@ -49,7 +49,7 @@ def test_one_process_uses_what_another_wrote() -> None:
         before = process.catch_up().caught_up
         assert before < folded(world, trusts_snapshots=False).caught_up / 2
         process.enqueue(b"it goes on from there")
-        assert [one.job for one in process.claim(1)]
+        assert [delivery.job for delivery in process.claim(1)]
     late = world.process().catch_up()
     assert told(late, now_ns) == told(folded(world, trusts_snapshots=False), now_ns)
 
@@ -72,7 +72,11 @@ def test_a_process_whose_segments_are_numbered_otherwise_finds_the_records() -> 
     assert check_same(world).behind == 0
     other = world.process()
     assert other.catch_up().caught_up == 0
-    assert [one.payload[:7] for one in other.claim(6)][3:] == [b"small 0", b"small 1", b"small 2"]
+    assert [delivery.payload[:7] for delivery in other.claim(6)][3:] == [
+        b"small 0",
+        b"small 1",
+        b"small 2",
+    ]
 
 
 def test_a_moment_of_the_past_is_told_without_snapshots() -> None:

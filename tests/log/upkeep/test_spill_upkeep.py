@@ -31,7 +31,7 @@ class Jobs:
 
     def __init__(self, process: Process) -> None:
         stored = [spill_of(process).put(body) for body in BODIES]
-        self.names = [decode_reference(one, "it").name for one in stored]
+        self.names = [decode_reference(record, "it").name for record in stored]
         self.finished = process.enqueue(stored[0], spec=SPEC)
         process.settle(process.claim()[0], body=stored[1], flags=SPILLED)
         self.dead = process.enqueue(stored[2], spec=SPEC)

@@ -52,14 +52,14 @@ class Session:
         """Tell each delivery, once there are any, and how many nanoseconds ago it was enqueued."""
         future: Future[list[Delivery]] = self.port.claim(ClaimRequest(int(count)))
         tell("waiting")
-        for one in future.result():
-            body = one.payload.decode()
+        for delivery in future.result():
+            body = delivery.payload.decode()
             ago = time.monotonic_ns() - int(body) if body.isdecimal() else 0
-            tell(f"claimed {one.job} {one.attempt} {ago} {body}")
-            self.held.append(one)
+            tell(f"claimed {delivery.job} {delivery.attempt} {ago} {body}")
+            self.held.append(delivery)
 
     def settle(self) -> None:
-        done = [Settlement(Kind.SUCCEEDED, one) for one in self.held]
+        done = [Settlement(Kind.SUCCEEDED, job) for job in self.held]
         self.held = []
         tell(f"settled {self.port.settle(done).result()}")
 

@@ -66,7 +66,7 @@ def work(store: Store) -> None:
     while not stop.is_set():
         until = store.steady_ns() + 100_000_000
         taken = port.claim(ClaimRequest(random.randrange(1, 9), wait_until_ns=until)).result()
-        ends = [how_it_ends(one) for one in taken]
+        ends = [how_it_ends(delivery) for delivery in taken]
         for end, error in zip(ends, port.settle(ends).result(), strict=True):
             tell(f"{'stale' if error else end.kind.name.lower()} {end.delivery.job}")
 

@@ -41,7 +41,9 @@ async def work(store: Store, stop: asyncio.Event) -> None:
             claim.cancel()
             break
         deliveries = claim.result()
-        port.settle_soon([Settlement(Kind.SUCCEEDED, one) for one in deliveries], complain)
+        port.settle_soon(
+            [Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries], complain
+        )
         tell(f"done {len(deliveries)}")
 
 

@@ -32,7 +32,7 @@ def put(store: Store) -> int:
     return lsn
 
 
-def live(path: str, step: int, told: int) -> None:
+def live(path: str, step: int, number: int) -> None:
     """A process's life; never returns."""
     left = step
 
@@ -45,11 +45,11 @@ def live(path: str, step: int, told: int) -> None:
 
     sys.addaudithook(count)
     store = open_store(path, CONFIG)
-    os.write(told, f"{put(store)}\n".encode())
+    os.write(number, f"{put(store)}\n".encode())
     port = store.thread_port
     taken = port.claim(ClaimRequest(1)).result(5)
-    port.settle([Settlement(Kind.SUCCEEDED, one) for one in taken]).result(5)
-    os.write(told, f"{put(store)}\n".encode())
+    port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in taken]).result(5)
+    os.write(number, f"{put(store)}\n".encode())
     store.close()
     os._exit(0)
 
@@ -62,19 +62,21 @@ def run(path: str, step: int) -> tuple[int, list[int]]:
         live(path, step, writing)
     os.close(writing)
     with os.fdopen(reading) as file:
-        told = [int(line) for line in file]
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told
+        numbers = [int(line) for line in file]
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), numbers
 
 
-def check(path: str, told: list[int]) -> int:
+def check(path: str, numbers: list[int]) -> int:
     """Open the log at the first try; returns a new job."""
     store = open_store(path, CONFIG)
     fresh = put(store)
     store.close()
     journal = LogReader.open(path)._journal
-    found = [one.lsn for one in records(journal, journal.start()) if one.kind == Kind.ENQUEUED]
-    assert set(told) <= set(found), f"lost {set(told) - set(found)}"
-    assert fresh == max(found)
+    lsns = [
+        record.lsn for record in records(journal, journal.start()) if record.kind == Kind.ENQUEUED
+    ]
+    assert set(numbers) <= set(lsns), f"lost {set(numbers) - set(lsns)}"
+    assert fresh == max(lsns)
     left = os.listdir(f"{path}/owners")  # noqa: PTH208 - names are all that is wanted
     assert left == ["board"], left
     return fresh
@@ -85,12 +87,12 @@ def main() -> None:
     acknowledged: list[int] = []
     for step in range(1, STEPS_MAX):
         path = f"{base}/{step}" if how == "fresh" else base
-        code, told = run(path, step)
+        code, output = run(path, step)
         if code == 0:
             os.write(1, f"killed {step - 1}\n".encode())
             return
         assert code == -signal.SIGKILL, f"at step {step} it ended with {code}"
-        acknowledged = told if how == "fresh" else [*acknowledged, *told]
+        acknowledged = output if how == "fresh" else [*acknowledged, *output]
         acknowledged.append(check(path, acknowledged))
         if how == "fresh":
             shutil.rmtree(path)

@@ -36,16 +36,16 @@ def main() -> None:
     threads = [threading.Thread(target=open_and_close, args=(path, stop)) for path in paths]
     for thread in threads:
         thread.start()
-    found = 0
+    result = 0
     for _ in range(int(sys.argv[2])):
         child = os.fork()
         if not child:
             os._exit(min(inherited(), 100))
-        found += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        result += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     stop.set()
     for thread in threads:
         thread.join()
-    os.write(1, f"inherited {found}\n".encode())
+    os.write(1, f"inherited {result}\n".encode())
 
 
 main()

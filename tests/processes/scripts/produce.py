@@ -51,7 +51,7 @@ def main() -> None:
     names = [f"{name}.{number}" for number in range(int(count))]
     if how == "coroutines":
         asyncio.run(all_async(store, names))
-    threads = [threading.Thread(target=produce, args=(store, one)) for one in names]
+    threads = [threading.Thread(target=produce, args=(store, name)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -21,7 +21,7 @@ from taskq.log.store.store import Store, open_store
 SPEC = EnqueueSpec()
 
 
-def race(store: Store, keys: list[str], conflict: Conflict, told: list[str]) -> None:
+def race(store: Store, keys: list[str], conflict: Conflict, lines: list[str]) -> None:
     port = store.thread_port
     extras = {key: Extras(key=key.encode(), on_conflict=conflict) for key in keys}
     futures = [(key, port.enqueue(SPEC, b"x", extras[key])) for key in keys]
@@ -29,12 +29,12 @@ def race(store: Store, keys: list[str], conflict: Conflict, told: list[str]) -> 
         try:
             answer = future.result()
         except DuplicateKey as error:
-            told.append(f"duplicate {key} {error.job_id.rpartition('-')[2]}")
+            lines.append(f"duplicate {key} {error.job_id.rpartition('-')[2]}")
             continue
         if isinstance(answer, Duplicate):
-            told.append(f"duplicate {key} {answer.lsn}")
+            lines.append(f"duplicate {key} {answer.lsn}")
         else:
-            told.append(f"new {key} {answer}")
+            lines.append(f"new {key} {answer}")
 
 
 def main() -> None:
@@ -42,18 +42,18 @@ def main() -> None:
     conflict = Conflict(sys.argv[5] if len(sys.argv) > 5 else "first")
     store = open_store(path, LogConfig(durability=Durability(durability)))
     keys = [f"key-{number}" for number in range(int(count))]
-    told: list[str] = []
+    lines: list[str] = []
     racers = []
     for _ in range(int(threads)):
         order = random.sample(keys, len(keys))
-        racers.append(threading.Thread(target=race, args=(store, order, conflict, told)))
+        racers.append(threading.Thread(target=race, args=(store, order, conflict, lines)))
     os.write(1, b"open\n")
     sys.stdin.readline()
     for racer in racers:
         racer.start()
     for racer in racers:
         racer.join()
-    sys.stdout.write("\n".join([*told, "finished"]) + "\n")
+    sys.stdout.write("\n".join([*lines, "finished"]) + "\n")
     sys.stdout.flush()
     store.close()
 

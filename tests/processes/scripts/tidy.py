@@ -49,13 +49,13 @@ def work(store: Store, chance: random.Random, number: int) -> None:
     deliveries = port.claim(ClaimRequest(COUNT, wait_until_ns=0)).result(30)
     ends = [Kind.DEAD if chance.random() < 0.02 else Kind.SUCCEEDED for _ in deliveries]
     settlements = [
-        Settlement(kind, one, b"why", cause=Cause.EXHAUSTED)
-        for kind, one in zip(ends, deliveries, strict=True)
+        Settlement(kind, item, b"why", cause=Cause.EXHAUSTED)
+        for kind, item in zip(ends, deliveries, strict=True)
     ]
     answers = port.settle(settlements).result(30)
-    for kind, one, answer in zip(ends, deliveries, answers, strict=True):
+    for kind, item, answer in zip(ends, deliveries, answers, strict=True):
         if answer is None:
-            say("dead" if kind is Kind.DEAD else "succeeded", one.job)
+            say("dead" if kind is Kind.DEAD else "succeeded", item.job)
 
 
 def main() -> None:

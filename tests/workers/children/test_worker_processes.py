@@ -102,7 +102,7 @@ async def test_jobs_enqueued_in_a_child_join_its_success(fails: bool) -> None:
     async with Worker(app, burst=True, on_event=ended.append) as worker:
         await worker.stopped.wait()
     assert await job.result(SECONDS) == "enqueued"
-    children = [one.outcome for one in ended if one.task == afar_jobs.child.name]
+    children = [end.outcome for end in ended if end.task == afar_jobs.child.name]
     assert children == ["succeeded"]
 
 
@@ -135,7 +135,7 @@ async def test_a_child_that_dies_costs_its_job_one_attempt_and_the_others_nothin
             job = await afar_jobs.dies.enqueue(how)
             assert await job.result(SECONDS) == "the second time"
             view = await job.view()
-            assert [one.outcome for one in view.attempts] == ["retried", "succeeded"], how
+            assert [attempt.outcome for attempt in view.attempts] == ["retried", "succeeded"], how
             assert "ChildDied: its child process" in (view.attempts[0].reason or "")
         go.touch()
         assert len({await other.result(SECONDS) for other in others}) == 2
@@ -156,9 +156,11 @@ async def test_a_timeout_kills_the_child_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     async with Worker(app):
         job = await afar_jobs.hangs.enqueue(str(path))
-        told = await failure(job)
+        answer = await failure(job)
         assert not is_there(await pid_in(path))
-    assert "TimeoutError: not done within its timeout of 0.3 s: its child process was kill" in told
+    assert (
+        "TimeoutError: not done within its timeout of 0.3 s: its child process was kill" in answer
+    )
 
 
 async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> None:
@@ -171,14 +173,14 @@ async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> No
 async def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
     async with Worker(app, process_limit=1, max_jobs_per_child=2):
         jobs = [await afar_jobs.where.enqueue("x") for _ in range(5)]
-        found = [(await job.result(SECONDS))[0] for job in jobs]
-    assert found[0] == found[1] != found[2] == found[3] != found[4]
+        seen = [(await job.result(SECONDS))[0] for job in jobs]
+    assert seen[0] == seen[1] != seen[2] == seen[3] != seen[4]
 
 
 async def test_a_child_that_grew_too_large_is_replaced() -> None:
     async with Worker(app, process_limit=1, max_rss_per_child="90MB"):
-        found = [await (await afar_jobs.grows.enqueue()).result(SECONDS) for _ in range(2)]
-    assert found[0] != found[1]
+        results = [await (await afar_jobs.grows.enqueue()).result(SECONDS) for _ in range(2)]
+    assert results[0] != results[1]
 
 
 async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:

@@ -187,8 +187,8 @@ async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
     async with app, Worker(app):
         await (await send.enqueue()).result(timeout=10)
     assert asked.is_set()
-    told = [one.getMessage() for one in caplog.records if "modem" in one.getMessage()]
-    [line] = told
+    seen = [record.getMessage() for record in caplog.records if "modem" in record.getMessage()]
+    [line] = seen
     assert line == (
         "the condition the modem answers counts as not holding, since its probe raised "
         "KeyError: 'modem'"
@@ -223,9 +223,9 @@ async def test_another_process_is_told_which_condition_a_job_waits_for(app: Task
     async with app, Worker(app) as worker:
         job = await unload.enqueue()
         await _held(worker, job)
-        told = await asyncio.to_thread(taskq, "why", job.id, "-d", app.data_dir)
+        output = await asyncio.to_thread(taskq, "why", job.id, "-d", app.data_dir)
     assert (
-        "it waits for the ship is in port, which does not hold (it returned False)" in told.stdout
+        "it waits for the ship is in port, which does not hold (it returned False)" in output.stdout
     )
 
 

@@ -84,16 +84,16 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
 ) -> None:
     """Somebody may have pressed Ctrl-C, and sit before a program that does nothing."""
     app = TaskQ(tmp_path / "data", durability="os")
-    begun, told = asyncio.Event(), asyncio.Event()
+    begun, was_told = asyncio.Event(), asyncio.Event()
 
     @app.task(name="shop.work")
     async def work() -> None:
         begun.set()
-        await told.wait()
+        await was_told.wait()
 
     class Told(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
-            told.set()
+            was_told.set()
 
     monkeypatch.setattr(draining, "SILENCE_SECONDS", 0.0)
     handler = Told()

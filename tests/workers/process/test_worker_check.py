@@ -39,9 +39,11 @@ def check(*words: object) -> tuple[int, dict[str, tuple[bool, str]]]:
     """(exit code, by name whether it is well and what was found)."""
     result = CliRunner().invoke(main, ["check", *map(str, words), "--json"])
     assert result.stdout, result.output
-    told = json.loads(result.stdout)
-    assert told["ok"] is (result.exit_code == 0)
-    return result.exit_code, {one["name"]: (one["ok"], one["detail"]) for one in told["checks"]}
+    answer = json.loads(result.stdout)
+    assert answer["ok"] is (result.exit_code == 0)
+    return result.exit_code, {
+        line["name"]: (line["ok"], line["detail"]) for line in answer["checks"]
+    }
 
 
 def module(text: str) -> str:
@@ -52,12 +54,12 @@ def module(text: str) -> str:
 
 
 def test_all_that_is_well_is_told_and_nothing_is_made(tmp_path: Path) -> None:
-    code, found = check(module(SHOP))
+    code, result = check(module(SHOP))
     assert code == 0
-    assert list(found) == [
+    assert list(result) == [
         *("versions", "app", "tasks", "schedules", "jobs", "settings", "directory", "clock"),
     ]
-    assert found["tasks"] == (True, "1 task")
+    assert result["tasks"] == (True, "1 task")
     assert not (tmp_path / "data").exists()
     text = CliRunner().invoke(main, ["check"])
     assert text.exit_code == 0
@@ -65,11 +67,11 @@ def test_all_that_is_well_is_told_and_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_an_app_that_does_not_import_is_told_with_the_rest() -> None:
-    code, found = check(module("import nowhere_at_all"))
+    code, result = check(module("import nowhere_at_all"))
     assert code == 1
-    assert found["app"][0] is False
-    assert "nowhere_at_all" in found["app"][1]
-    assert found["clock"][0]
+    assert result["app"][0] is False
+    assert "nowhere_at_all" in result["app"][1]
+    assert result["clock"][0]
 
 
 def test_tasks_and_schedules_that_could_not_run_are_told() -> None:
@@ -85,14 +87,14 @@ async def lent(db: Inject[Database] = injected()) -> None: ...
 @app.every("1h")
 async def tick(n: int) -> None: ...
 """
-    code, found = check(module(SHOP + wrong))
+    code, result = check(module(SHOP + wrong))
     assert code == 1
-    ok, detail = found["tasks"]
+    ok, detail = result["tasks"]
     assert not ok
     assert "Nowhere" in detail
     assert "lent takes db from a lifespan, and the app has none" in detail
-    assert found["schedules"][0] is False
-    assert "the schedule" in found["schedules"][1]
+    assert result["schedules"][0] is False
+    assert "the schedule" in result["schedules"][1]
     assert check(module(SHOP.partition("@app")[0]))[1]["tasks"][0] is False
 
 
@@ -101,19 +103,19 @@ def test_jobs_that_nobody_would_take_are_told() -> None:
         app.enqueue_by_name_sync("shop.send", "a@b.c")
         known = check(module(SHOP))
         app.enqueue_by_name_sync("shop.sned", "a@b.c")
-        code, found = check(module(SHOP))
+        code, result = check(module(SHOP))
     assert known[0] == 0
     assert known[1]["jobs"] == (True, "1 wait, all for tasks that are known")
     assert code == 1
-    assert "shop.sned" in found["jobs"][1]
+    assert "shop.sned" in result["jobs"][1]
 
 
 def test_settings_that_are_refused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_DURABILITY", "often")
-    code, found = check()
+    code, result = check()
     assert code == 1
-    assert found["settings"][0] is False
-    assert "TASKQ_DURABILITY" in found["settings"][1]
+    assert result["settings"][0] is False
+    assert "TASKQ_DURABILITY" in result["settings"][1]
 
 
 def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
@@ -127,9 +129,9 @@ def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
     assert check("-d", "data")[0] == 0
     # Whoever runs the tests may be allowed everything.
     monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
-    code, found = check("-d", "data")
+    code, result = check("-d", "data")
     assert code == 1
-    assert found["directory"][0] is False
+    assert result["directory"][0] is False
     assert check("-d", "not/there")[1]["directory"][0] is False
 
 
@@ -139,13 +141,13 @@ def test_a_clock_behind_the_logs_last_record_is_told(
     with TaskQ(tmp_path / "data") as app:
         app.enqueue_by_name_sync("shop.send", "a@b.c")
     now_ns = SystemClock().wall_ns()
-    for moment_ns, told in ((now_ns - 7200 * 10**9, "2h before the log"), (5, "1970-01-01")):
+    for moment_ns, item in ((now_ns - 7200 * 10**9, "2h before the log"), (5, "1970-01-01")):
         monkeypatch.setattr(SystemClock, "wall_ns", lambda _, ns=moment_ns: ns)
         (clock,) = [
-            one for one in check_start(tmp_path / "data", LogConfig()) if one.name == "clock"
+            item for item in check_start(tmp_path / "data", LogConfig()) if item.name == "clock"
         ]
         assert not clock.ok
-        assert told in clock.detail
+        assert item in clock.detail
 
 
 def test_modules_without_an_app_are_a_mistake() -> None:

@@ -40,7 +40,7 @@ def said() -> list[str]:
 def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(guard, "WorkerProcess", Started)
     monkeypatch.setattr(Started, "refuses", False)
-    found = Guard(
+    result = Guard(
         ["worker"],
         2,
         burst=False,
@@ -50,9 +50,9 @@ def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         complain=said.append,
         notifier=Notifier(),
     )
-    yield found
-    found._alarm.close()
-    found._poke.close()
+    yield result
+    result._alarm.close()
+    result._poke.close()
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(

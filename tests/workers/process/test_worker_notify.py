@@ -25,11 +25,11 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
     """Yield the manager's end of the socket."""
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
-        one.bind(str(tmp_path / "notify"))
-        one.settimeout(SECONDS)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
+        first.bind(str(tmp_path / "notify"))
+        first.settimeout(SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        yield one
+        yield first
 
 
 def told(manager: socket.socket, word: str) -> list[str]:
@@ -93,13 +93,13 @@ def test_a_watchdog_that_is_for_another_process_gets_nothing(
 
 
 def test_an_abstract_address_is_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
         name = f"taskq-test-{os.getpid()}"
-        one.bind(f"\0{name}")
-        one.settimeout(SECONDS)
+        first.bind(f"\0{name}")
+        first.settimeout(SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         Notifier().ready("here")
-        assert one.recv(100) == b"READY=1\nSTATUS=here"
+        assert first.recv(100) == b"READY=1\nSTATUS=here"
 
 
 def test_a_manager_that_is_gone_stops_nothing(

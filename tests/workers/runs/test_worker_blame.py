@@ -180,10 +180,13 @@ def test_what_a_worker_is_given_while_its_loop_ends_is_left_to_others(
     with contextlib.suppress(SystemExit, KeyboardInterrupt, TimeoutError, asyncio.CancelledError):
         asyncio.run(main())
     other.close_sync()
-    views = [app.job(one.id).view_sync() for one in (job, *late)]
+    views = [app.job(item.id).view_sync() for item in (job, *late)]
     app.close_sync()
     assert ran == []
-    assert [(one.state, one.attempt) for one in views] == [(State.SCHEDULED, 1), (State.READY, 0)]
+    assert [(view.state, view.attempt) for view in views] == [
+        (State.SCHEDULED, 1),
+        (State.READY, 0),
+    ]
 
 
 def test_a_loop_that_is_closed_under_a_worker_keeps_no_job(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ async def test_a_worker_within_a_program_names_jobs_in_the_programs_own_format(
         for job in jobs:
             await job.result(SECONDS)
         logging.getLogger("shop").warning("outside")
-    told = sorted(lines.getvalue().splitlines())
-    assert told == sorted(
+    answer = sorted(lines.getvalue().splitlines())
+    assert answer == sorted(
         [
             f"{jobs[0].id}|{count.name}|1|counted 1",
             f"{jobs[1].id}|{count_in_thread.name}|1|counted 2",
@@ -100,12 +100,12 @@ async def test_the_lines_of_each_attempt_stay_with_its_outcome(app: TaskQ) -> No
         logging.getLogger("shop").warning("nobody's")
 
     async with app, app.worker():
-        jobs = [await one.enqueue() for one in (fail, succeed, other)]
+        jobs = [await process.enqueue() for process in (fail, succeed, other)]
         await jobs[1].result(SECONDS)
         await jobs[2].result(SECONDS)
         with pytest.raises(JobFailed):
             await jobs[0].result(SECONDS)
-    assert [[_untimed(one) for one in kept(app, job.id)] for job in jobs] == [
+    assert [[_untimed(item) for item in kept(app, job.id)] for job in jobs] == [
         [[f"WARNING shop: try {n}", "ERROR shop: in a thread"] for n in (1, 2)],
         [["WARNING shop: well"]],
         [[]],
@@ -146,8 +146,8 @@ async def test_a_child_that_is_killed_leaves_its_lines(app: TaskQ) -> None:
             await died.result(SECONDS)
         spoke = await joblogs_of_children.speak.enqueue("hello")
         assert await spoke.result(SECONDS) == 5
-    told = [_untimed(line) for job in (died.id, spoke.id) for line in kept(theirs, job)]
-    assert told == [["ERROR shop: alas"], ["ERROR shop: hello"]]
+    seen = [_untimed(line) for job in (died.id, spoke.id) for line in kept(theirs, job)]
+    assert seen == [["ERROR shop: alas"], ["ERROR shop: hello"]]
 
 
 async def test_lines_outlive_the_compaction_of_a_dead_letter(tmp_path: Path) -> None:

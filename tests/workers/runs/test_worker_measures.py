@@ -54,7 +54,7 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
 
 
 def labels(operation: str, **more: Any) -> Labels:
-    found = {
+    seen = {
         "messaging.system": "taskq",
         "messaging.operation.name": operation,
         "messaging.destination.name": "mail",
@@ -62,8 +62,8 @@ def labels(operation: str, **more: Any) -> Labels:
         **{name.replace("_", ".", 1): value for name, value in more.items()},
     }
     if operation == "send":
-        found["messaging.operation.type"] = "send"
-    return tuple(sorted(found.items()))
+        seen["messaging.operation.type"] = "send"
+    return tuple(sorted(seen.items()))
 
 
 async def test_counts_are_those_of_what_happened(app: TaskQ, meters: Meters) -> None:
@@ -78,26 +78,26 @@ async def test_counts_are_those_of_what_happened(app: TaskQ, meters: Meters) -> 
         await work.enqueue(0)
         await work.enqueue_many([(number,) for number in range(1, 5)])
         await app.worker(burst=True, on_event=ended.append).run()
-        told = meters.told()
+        answer = meters.told()
         stats = await app.stats()
-    assert told["messaging.client.sent.messages"] == {labels("send"): 5}
-    assert told["messaging.client.consumed.messages"] == {labels("process"): len(ended)}
-    assert told["messaging.client.operation.duration"][labels("send")][0] == 2
+    assert answer["messaging.client.sent.messages"] == {labels("send"): 5}
+    assert answer["messaging.client.consumed.messages"] == {labels("process"): len(ended)}
+    assert answer["messaging.client.operation.duration"][labels("send")][0] == 2
     for outcome, more in (
         ("succeeded", {}),
         ("retried", {"error_type": "ValueError"}),
         ("dead", {"error_type": "ValueError"}),
     ):
-        count, seconds = told["messaging.process.duration"][
+        count, seconds = answer["messaging.process.duration"][
             labels("process", taskq_outcome=outcome, **more)
         ]
-        found = [one.seconds for one in ended if one.outcome == outcome]
-        assert (count, seconds) == (len(found), pytest.approx(sum(found)))
+        seen = [end.seconds for end in ended if end.outcome == outcome]
+        assert (count, seconds) == (len(seen), pytest.approx(sum(seen)))
     (queue,) = stats.queues
     dead = (("messaging.destination.name", "mail"), ("taskq.state", "dead"))
-    assert told["taskq.queue.jobs"][dead] == queue.dead == 1
+    assert answer["taskq.queue.jobs"][dead] == queue.dead == 1
     assert stats.engine is not None
-    assert told["taskq.engine.records"][()] <= stats.engine.records
+    assert answer["taskq.engine.records"][()] <= stats.engine.records
 
 
 async def test_an_enqueue_that_fails_is_timed_with_its_error_and_not_counted(
@@ -110,10 +110,10 @@ async def test_an_enqueue_that_fails_is_timed_with_its_error_and_not_counted(
         pass
     with pytest.raises(LogClosed):
         await work.enqueue()
-    told = meters.told()
+    answer = meters.told()
     failed = labels("send", error_type=f"{LogClosed.__module__}.LogClosed")
-    assert told["messaging.client.operation.duration"][failed][0] == 1
-    assert "messaging.client.sent.messages" not in told
+    assert answer["messaging.client.operation.duration"][failed][0] == 1
+    assert "messaging.client.sent.messages" not in answer
 
 
 async def test_two_workers_of_a_process_share_the_instruments(app: TaskQ, meters: Meters) -> None:
@@ -124,8 +124,8 @@ async def test_two_workers_of_a_process_share_the_instruments(app: TaskQ, meters
         for _ in range(2):
             await work.enqueue()
             await app.worker(burst=True).run()
-        told = meters.told()
-    assert told["messaging.client.consumed.messages"] == {labels("process"): 2}
+        answer = meters.told()
+    assert answer["messaging.client.consumed.messages"] == {labels("process"): 2}
 
 
 async def test_without_a_provider_nothing_is_loaded_and_no_event_made(app: TaskQ) -> None:

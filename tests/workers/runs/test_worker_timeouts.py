@@ -122,10 +122,10 @@ async def test_a_task_that_its_worker_cancels_sees_no_soft_timeout(fake: FakeApp
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_the_deadline_is_the_moment_of_the_timeout(fake: FakeApp, kind: str) -> None:
-    found: list[datetime | None] = []
+    datetimes: list[datetime | None] = []
 
     def note() -> None:
-        found.append(current_job().deadline)
+        datetimes.append(current_job().deadline)
 
     async def note_async() -> None:
         note()
@@ -135,9 +135,9 @@ async def test_the_deadline_is_the_moment_of_the_timeout(fake: FakeApp, kind: st
         fake.put(fake.task(timeout=timeout, name=f"note {timeout}")(note_in))
     async with Worker(fake, concurrency=1):
         await fake.fake.settlements(2)
-    assert found[0] is None
-    assert found[1] is not None
-    assert timedelta(minutes=59) < found[1] - datetime.now(UTC) <= timedelta(hours=1)
+    assert datetimes[0] is None
+    assert datetimes[1] is not None
+    assert timedelta(minutes=59) < datetimes[1] - datetime.now(UTC) <= timedelta(hours=1)
 
 
 async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_says_so(
@@ -212,7 +212,7 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
         assert fake.fake.settled == []
         go_on.set()
         settled = await fake.fake.settlements(2)
-    assert {one.kind for one in settled} == {Kind.SUCCEEDED}
+    assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
 
 
 async def test_a_soft_timeout_is_raised_in_a_thread_between_two_steps_of_python(
@@ -253,9 +253,13 @@ async def test_a_soft_timeout_never_strikes_the_next_job_of_its_thread(fake: Fak
         fake.put(bystander)
     async with Worker(fake, concurrency=2, thread_limit=1):
         settled = await fake.fake.settlements(2 * jobs)
-    done = [one for one in settled if one.kind is Kind.SUCCEEDED]
-    assert len([one for one in done if one.delivery.task == bystander.name]) == jobs
-    assert all("SoftTimeout" in reason(one) for one in settled if one.kind is not Kind.SUCCEEDED)
+    done = [settlement for settlement in settled if settlement.kind is Kind.SUCCEEDED]
+    assert len([item for item in done if item.delivery.task == bystander.name]) == jobs
+    assert all(
+        "SoftTimeout" in reason(settlement)
+        for settlement in settled
+        if settlement.kind is not Kind.SUCCEEDED
+    )
 
 
 class Told(logging.Handler):
@@ -274,12 +278,12 @@ async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the loop stands still, and again with the whole time when it goes on."""
-    told = Told()
-    logging.getLogger("taskq.worker").addHandler(told)
+    answer = Told()
+    logging.getLogger("taskq.worker").addHandler(answer)
 
     @fake.task(name="mail.send")
     async def block() -> bool:
-        return told.said.wait(SECONDS)  # the line
+        return answer.said.wait(SECONDS)  # the line
 
     delivery = fake.put(block)
     try:
@@ -287,11 +291,11 @@ async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
             settled = (await fake.fake.settlements(1))[0]
             await asyncio.to_thread(wait_for_two_records, caplog)
     finally:
-        logging.getLogger("taskq.worker").removeHandler(told)
+        logging.getLogger("taskq.worker").removeHandler(answer)
     assert settled.body == b"true"
-    first, second = (one.getMessage() for one in caplog.records)
+    first, second = (record.getMessage() for record in caplog.records)
     assert f"job {delivery.job_id} (mail.send) is at" in first
-    assert "return told.said.wait(SECONDS)  # the line, within Condition.wait" in first
+    assert "return answer.said.wait(SECONDS)  # the line, within Condition.wait" in first
     assert "the event loop stood still for" in second
 
 

@@ -124,11 +124,11 @@ async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
             await job.result(timeout=20)
     first, second = traces.named("process default")
     assert parent_of(first) == parent_of(second) == id_of(traces.one("send default"))
-    told = [
-        (one["taskq.attempt"], one["taskq.outcome"], one["error.type"])
-        for one in map(attributes_of, (first, second))
+    output = [
+        (row["taskq.attempt"], row["taskq.outcome"], row["error.type"])
+        for row in map(attributes_of, (first, second))
     ]
-    assert told == [(1, "retried", "OSError"), (2, "dead", "OSError")]
+    assert output == [(1, "retried", "OSError"), (2, "dead", "OSError")]
     for span in (first, second):
         assert span.status.status_code is trace.StatusCode.ERROR
         assert span.status.description == "OSError: down"
@@ -139,10 +139,10 @@ async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
 async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces) -> None:
     @app.task(name="wish")
     async def wish() -> None:
-        raise Discard("no") if told else Snooze(0)
+        raise Discard("no") if lines else Snooze(0)
 
-    told: list[str] = []
-    async with app, app.worker(on_event=lambda event: told.append(event.outcome)):
+    lines: list[str] = []
+    async with app, app.worker(on_event=lambda event: lines.append(event.outcome)):
         job = await wish.enqueue()
         with pytest.raises(JobFailed):
             await job.result(timeout=20)
@@ -151,7 +151,7 @@ async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces)
     assert (first.status.status_code, len(first.events)) == (trace.StatusCode.UNSET, 0)
     assert attributes_of(second)["taskq.outcome"] == "dead"
     assert second.status.status_code is trace.StatusCode.ERROR
-    assert told[0] == "released"  # the user's own hook is called, too
+    assert lines[0] == "released"  # the user's own hook is called, too
 
 
 async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
@@ -299,7 +299,9 @@ async def test_a_duplicate_is_told_and_headers_of_the_caller_go_first(
         crowded = await work.options(key="three", headers=full).enqueue()
         assert (await named.view()).headers["traceparent"] == own
         assert (await crowded.view()).headers == full
-    assert [attributes_of(one).get("taskq.duplicates") for one in traces.named("send default")] == [
+    assert [
+        attributes_of(item).get("taskq.duplicates") for item in traces.named("send default")
+    ] == [
         None,
         1,
         None,

@@ -45,7 +45,7 @@ async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
         assert cleaned.is_set()
         assert await job.status() is State.CANCELLED
         assert await job.cancel() is False
-    assert [one.outcome for one in ends] == ["cancelled"]
+    assert [end.outcome for end in ends] == ["cancelled"]
     assert "cancelled" in job_line(ends[0], 0, Style(colours=False))
 
 
@@ -73,8 +73,8 @@ async def test_a_job_that_is_cancelled_in_another_process_is_stopped(
             str(tmp_path / "data"),
             stdout=asyncio.subprocess.PIPE,
         )
-        told, _ = await process.communicate()
-        assert told == b"cancelled 1 job\n"
+        output, _ = await process.communicate()
+        assert output == b"cancelled 1 job\n"
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
 

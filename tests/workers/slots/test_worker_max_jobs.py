@@ -32,7 +32,7 @@ async def test_a_worker_ends_by_itself_after_so_many_attempts(fake: FakeApp) -> 
     for _ in range(5):
         fake.put(work)
     await ended(Worker(fake, max_jobs=3))
-    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED] * 3
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED] * 3
     assert len(fake.fake.ready) == 2
 
 
@@ -61,7 +61,7 @@ async def test_what_a_gate_claims_beside_the_common_claim_counts_as_well(
         await fake.fake.until(lambda: len(fake.fake.settled) == 1)
         crew.feed.add(gates)
     await running
-    kinds = Counter(one.kind for one in fake.fake.settled)
+    kinds = Counter(settlement.kind for settlement in fake.fake.settled)
     assert kinds == {Kind.SUCCEEDED: 2, Kind.RELEASED: 1}
 
 
@@ -93,4 +93,4 @@ async def test_what_a_gate_sends_back_as_it_shuts_counts_for_nothing(fake: FakeA
     await fake.fake.until(lambda: not gate.shuts)
     fake.put(work)
     await running
-    assert [one.kind for one in fake.fake.settled] == [Kind.SUCCEEDED]
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]

@@ -115,10 +115,10 @@ async def test_a_decide_that_fails_is_logged_and_the_policy_goes_on_without_it(
         async with app, app.worker():
             job = await send.enqueue()
             view = await settled(job)
-    assert [one.outcome for one in view.attempts] == ["retried", "dead"]
+    assert [attempt.outcome for attempt in view.attempts] == ["retried", "dead"]
     assert view.reason.startswith("OSError: down")
     expected = f"decide of send failed on job {job.id}: as without it"
-    assert [one.getMessage() for one in caplog.records] == [expected, expected]
+    assert [record.getMessage() for record in caplog.records] == [expected, expected]
 
 
 async def test_a_retry_waits_at_most_delay_max_and_so_does_a_snooze(app: TaskQ) -> None:
@@ -145,7 +145,7 @@ async def test_a_job_over_its_longest_age_is_dead_as_too_old_whatever_attempts_a
             await until_waiting(job)
             clock.advance("1h")
         view = await settled(job)
-    assert [one.outcome for one in view.attempts] == ["retried", "retried", "dead"]
+    assert [attempt.outcome for attempt in view.attempts] == ["retried", "retried", "dead"]
     first = view.reason.partition("\n")[0]
     assert first == "OSError: down [too old: enqueued 2h ago, and max_age is 3h]"
 
@@ -202,14 +202,17 @@ async def test_a_job_that_succeeds_may_be_as_old_as_it_likes(
 
 
 async def test_on_dead_of_a_task_is_told_of_its_own_jobs_alone(app: TaskQ) -> None:
-    told: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
 
     async def later(letter: DeadLetter) -> None:
         await asyncio.sleep(0)
-        told.append(("async", letter.job_id))
+        pairs.append(("async", letter.job_id))
 
     @app.task(
-        name="one", aliases=["uno"], retry=1, on_dead=lambda one: told.append(("sync", one.job_id))
+        name="one",
+        aliases=["uno"],
+        retry=1,
+        on_dead=lambda item: pairs.append(("sync", item.job_id)),
     )
     async def one() -> None:
         raise ValueError("one")
@@ -231,7 +234,7 @@ async def test_on_dead_of_a_task_is_told_of_its_own_jobs_alone(app: TaskQ) -> No
             for job in jobs:
                 await settled(job)
     ids = [job.id for job in jobs]
-    assert sorted(told) == sorted([("sync", ids[0]), ("sync", ids[1]), ("async", ids[2])])
+    assert sorted(pairs) == sorted([("sync", ids[0]), ("sync", ids[1]), ("async", ids[2])])
     # An alias is written as the name that the task has now.
     assert sorted(everything) == ["one", "one", "three", "two"]
 
@@ -257,7 +260,7 @@ def test_a_name_is_no_on_dead_hook(app: TaskQ) -> None:
 
 
 def test_policies_of_two_apps_do_not_meet(tmp_path: Path) -> None:
-    one, other = TaskQ(tmp_path / "one"), TaskQ(tmp_path / "other")
-    task = one.task(name="t", retry=retry.fixed(max_age="1d"))(print)
+    app, other = TaskQ(tmp_path / "one"), TaskQ(tmp_path / "other")
+    task = app.task(name="t", retry=retry.fixed(max_age="1d"))(print)
     assert task.retry.max_age_seconds == 24 * HOUR_SECONDS
     assert other.task(name="t")(print).retry.max_age_seconds is None

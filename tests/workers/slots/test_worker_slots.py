@@ -63,7 +63,7 @@ async def test_jobs_that_wait_run_side_by_side_as_many_as_there_are_slots(fake: 
         fake.put(meet)
     async with Worker(fake, concurrency=8):
         settled = await fake.fake.settlements(16)
-    assert {one.kind for one in settled} == {Kind.SUCCEEDED}
+    assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
 
 
 async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
@@ -144,7 +144,7 @@ async def test_an_idle_worker_keeps_nothing_of_the_jobs_it_ran(fake: FakeApp) ->
         fake.fake.settled.clear()
         await checkpoint()
         gc.collect()
-        assert [one() for one in arguments] == [None] * 3
+        assert [argument() for argument in arguments] == [None] * 3
 
 
 async def test_fast_jobs_are_claimed_in_growing_batches(fake: FakeApp) -> None:
@@ -195,8 +195,12 @@ async def test_what_no_slot_takes_in_time_is_given_back_unburnt(fake: FakeApp) -
         await fake.fake.settlements(500)
         for _ in range(100):
             fake.put(step, True)
-        given_back = [one for one in await fake.fake.settlements(501) if one.cause is Cause.DRAIN]
-        assert {one.kind for one in given_back} == {Kind.RELEASED}
+        given_back = [
+            settlement
+            for settlement in await fake.fake.settlements(501)
+            if settlement.cause is Cause.DRAIN
+        ]
+        assert {delivery.kind for delivery in given_back} == {Kind.RELEASED}
         assert worker.running == 2
         release.set()
 
@@ -437,8 +441,8 @@ async def test_hooks_hear_of_each_job_and_a_raising_one_stops_nothing(fake: Fake
     deliveries = [fake.put(odd, n) for n in range(2)]
     async with Worker(fake, on_event=hook):
         await fake.fake.settlements(2)
-    assert [one.job_id for one in events] == [one.job_id for one in deliveries]
-    assert [one.outcome for one in events] == ["succeeded", "retried"]
+    assert [event.job_id for event in events] == [delivery.job_id for delivery in deliveries]
+    assert [event.outcome for event in events] == ["succeeded", "retried"]
     assert (events[1].attempt, events[1].attempts_max, events[1].delay_seconds) == (1, 3, 1.0)
     assert events[1].reason.startswith("ValueError: one")
     assert events[0].seconds >= 0
@@ -458,6 +462,6 @@ async def test_a_policy_that_raises_ends_its_job_and_not_the_worker(fake: FakeAp
     fake.put(fail)
     async with Worker(fake, concurrency=1):
         first, second = await fake.fake.settlements(2)
-    for one in (first, second):
-        assert (one.kind, one.cause) == (Kind.DEAD, Cause.REJECTED)
-        assert body(one).startswith(b"ZeroDivisionError: policy")
+    for record in (first, second):
+        assert (record.kind, record.cause) == (Kind.DEAD, Cause.REJECTED)
+        assert body(record).startswith(b"ZeroDivisionError: policy")

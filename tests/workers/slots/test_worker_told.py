@@ -50,9 +50,11 @@ async def test_an_end_that_the_log_did_not_keep_is_told_with_the_reason(
     fake.fake.refuse = refuse
     async with Worker(fake) as worker:
         await fake.fake.settlements(1)
-    (told,) = [one.getMessage() for one in caplog.records if "was not kept" in one.getMessage()]
-    assert told == (
+    (seen,) = [
+        record.getMessage() for record in caplog.records if "was not kept" in record.getMessage()
+    ]
+    assert seen == (
         f"job {late.job_id}: its outcome (succeeded) was not kept: taken back meanwhile"
     )
-    assert [one.delivery for one in fake.fake.settled] == [kept]
+    assert [settlement.delivery for settlement in fake.fake.settled] == [kept]
     assert sum(worker.ended.values()) == 1
