@@ -98,7 +98,7 @@ def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
     """
     import duckdb  # noqa: PLC0415 - an extra that help need not load
 
-    from taskq_plugins.spark.lake.query import closed_duckdb  # noqa: PLC0415 - as above
+    from taskq_plugins.spark.closed import closed_duckdb  # noqa: PLC0415 - as above
 
     with closed_duckdb(tables) as connection:
         kinds = [statement.type for statement in connection.extract_statements(query)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 
 from taskq.errors import UsageError
+from taskq_plugins.spark.closed import closed_duckdb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -36,17 +36,6 @@ _ORDERS: Final = {
     "device_lag": "device, log_id",
     "breaks": "device, log_id, lsn",
 }
-
-
-#: Set once all tables are there; the last one lets nothing be set again.
-_CLOSED: Final = (
-    "SET TimeZone='UTC'",
-    "SET autoinstall_known_extensions=false",
-    "SET autoload_known_extensions=false",
-    "SET python_enable_replacements=false",
-    "SET enable_external_access=false",
-    "SET lock_configuration=true",
-)
 
 
 class Query(NamedTuple):
@@ -114,18 +103,6 @@ def chosen(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBP
             f"--where {where!r:.200}: {reason}. The columns of {table} are: "
             f"{', '.join(lake.schema(table).names)}"
         ) from error
-
-
-@contextmanager
-def closed_duckdb(tables: Mapping[str, Any]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield DuckDB with these tables, which reads nothing else of this machine."""
-    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
-        for name, table in tables.items():
-            connection.register(name, table)
-        connection.execute("SET temp_directory = ?", [spill])
-        for setting in _CLOSED:
-            connection.execute(setting)
-        yield connection
 
 
 def _default(table: str) -> list[str]:
