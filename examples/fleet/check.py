@@ -146,5 +146,5 @@ def _same(value: object, wanted: object) -> bool:
     if isinstance(value, list) and isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(_same, value, wanted))
     if isinstance(value, dict) and isinstance(wanted, dict):
-        return all(_same(value.get(name), value) for name, value in wanted.items())
+        return all(_same(value.get(name), other) for name, other in wanted.items())
     return value == wanted
