@@ -9,10 +9,17 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import DuplicateKey, JobCancelled, JobNotFound, KeyHeld, StaleDelivery
+from taskq.core.errors import (
+    DuplicateKey,
+    JobCancelled,
+    JobNotFound,
+    KeyHeld,
+    NotWaiting,
+    StaleDelivery,
+)
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.read.selection import letters
@@ -169,8 +176,13 @@ class Mix:
 
     def edit(self, process: Process) -> None:
         wish = some_edit(process, self.random, (b"default", b"other", b"third"))
-        if wish is not None:
+        if wish is None:
+            return
+        try:
             process.ask(Op.EDIT, wish)
+        except NotWaiting:  # it expired at the beginning of the batch
+            view = self.world.view(wish.item.job)
+            assert view is None or view.state not in WAITING_STATES
 
     def fill(self, process: Process) -> None:
         segment = process.journal.segment
