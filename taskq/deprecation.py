@@ -1,4 +1,4 @@
-"""How a public name goes: for a minor version it works on, and says what to write instead."""
+"""Let a public name go: for a minor version it works on, and says what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else is installed: the package of the workers, and how a message tells what is missing."""
+"""Find what else is installed, and say in a message what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log tells its readers: frozen values, made of one look each, and the same as JSON."""
+"""Name what a log tells its readers: frozen values, made of one look each, and the same as JSON."""
 
 from __future__ import annotations
 

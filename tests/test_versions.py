@@ -1,4 +1,4 @@
-"""One version, and names that go only after they were deprecated for a minor version."""
+"""Keep one version, and let names go only after a minor version of deprecation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an app declares for those who run its jobs: its tasks, and what stands around them."""
+"""Hold what an app declares for those who run its jobs: its tasks, and what stands around them."""
 
 from __future__ import annotations
 

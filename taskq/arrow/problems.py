@@ -1,4 +1,4 @@
-"""What is wrong with a segment that was to be decoded.
+"""Name what is wrong with a segment that was to be decoded.
 
 ::
 

@@ -66,7 +66,7 @@ _OPTIONS_BYTES: Final = 64
 
 
 class JobOptions(TypedDict, total=False):
-    """What all say of their jobs: a task, a call, and ``put``."""
+    """Hold what a task, a call and ``put`` alike say of their jobs."""
 
     #: name of the queue
     queue: str
@@ -93,7 +93,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class OptionChanges(JobOptions, total=False):
-    """What ``.options(...)`` takes; each stands for this call instead of the task's own."""
+    """Hold what ``.options(...)`` takes; each stands for this call instead of the task's own."""
 
     #: how often the job may run; 0 for no limit
     attempts: int

@@ -1,4 +1,4 @@
-"""How far a call goes through the house: a batch does what its requests ask, and nothing else."""
+"""Hold how far a call goes through the house: a batch does what its requests ask, nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST: Final = {
 
 @pytest.mark.parametrize("way", MOST)
 def test_a_route_stays_short(way: str) -> None:
-    """Who adds a step to it says so here."""
+    """Make whoever adds a step say so here."""
     command = [sys.executable, str(ROUTE), way, "--shortest", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     for title, most in MOST[way].items():

@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, scratch directories, child processes, figures and tables."""
+"""Share what all benchmarks need: options, scratch directories, children, figures and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``taskq pipeline run`` and a read through Spark take: time and memory.
+"""Measure what ``taskq pipeline run`` and a read through Spark take: time and memory.
 
 ``python -m tests.bench.pipeline growth`` enqueues jobs in bulk into four logs, runs the pipeline
 over them through Spark, and looks at what its processes take. ``waiting`` asks what one batch of
@@ -62,7 +62,7 @@ _TAIL: Final = encode_tail(EnqueueSpec("mail", "mail.send"))
 
 
 class Taken(NamedTuple):
-    """What a run took, and how many batches it had."""
+    """Hold what a run took, and how many batches it had."""
 
     seconds: float
     watch: Watch
@@ -196,7 +196,7 @@ def waiting(given: Any) -> None:
 
 
 class Increment(NamedTuple):
-    """One increment as the pipeline took it."""
+    """Hold an increment as the pipeline took it."""
 
     records: int
     seconds: float

@@ -1,4 +1,4 @@
-"""How far one enqueue and its like go through the house: rooms, files, functions of ours.
+"""Count how far an enqueue and its like go through the house: rooms, files, functions of ours.
 
     python -m tests.bench.route
     PYTHONPATH=THERE:THERE/workers:THERE/plugins python tests/bench/route.py    of another checkout
@@ -78,7 +78,7 @@ def room_of(module: str) -> str:
 
 
 class Route:
-    """What was called while somebody looked: functions of ours, in the order of their first."""
+    """Note what was called while somebody looked: functions of ours, in order of their first."""
 
     def __init__(self) -> None:
         self.codes: dict[CodeType, None] = {}
@@ -169,7 +169,7 @@ async def jobs(path: Path) -> None:
 
 
 def show(arguments: list[str]) -> None:
-    """What ``taskq show`` does; it raises what went wrong."""
+    """Do what ``taskq show`` does; raise what went wrong."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
         shown, sys.stdout = sys.stdout, nowhere
         try:
@@ -250,7 +250,7 @@ def increment(path: Path) -> None:
     run = getattr(module, "run_here", None) or module.run
 
     class Nobody:
-        """Who is told of it."""
+        """Take what is told, and do nothing."""
 
         def __getattr__(self, _name: str) -> Any:
             return lambda *_: None

@@ -1,4 +1,4 @@
-"""What most tests of the log begin with."""
+"""Give most tests of the log what they begin with."""
 
 from __future__ import annotations
 

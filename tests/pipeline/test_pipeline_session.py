@@ -170,7 +170,7 @@ def signal_of_its_end(pidfd: int) -> None:
 
 
 def test_a_master_that_does_not_answer_is_told_at_once() -> None:
-    """One of several is enough: the others stand by."""
+    """Take one of several as enough: the others stand by."""
     from taskq_plugins.spark.session import _check_answers  # noqa: PLC0415 - 1 s to import
 
     with socket.create_server(("127.0.0.1", 0)) as server:

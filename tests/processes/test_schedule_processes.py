@@ -93,7 +93,7 @@ def make_app(path: Path, clock: FastClock) -> TaskQ:
 
 
 async def work(path: Path, clock: FastClock) -> None:
-    """One worker process, until SIGTERM."""
+    """Run a worker process until SIGTERM."""
     # By such a clock every fsync takes minutes.
     logging.getLogger("taskq").setLevel(logging.ERROR)
     app = make_app(path, clock)
@@ -178,7 +178,7 @@ def drive(path: Path, clock: FastClock) -> tuple[datetime, datetime]:
 
 @dataclass
 class Week:
-    """What the log says: by schedule its ticks and when it was first known; successes by job."""
+    """Hold what the log says: ticks by schedule, when each was first known; successes by job."""
 
     ticks: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     starts: dict[str, datetime] = field(default_factory=dict)

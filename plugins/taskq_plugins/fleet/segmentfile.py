@@ -1,4 +1,4 @@
-"""One segment's file, read by its frames' headers: no body, unless somebody asks for it."""
+"""Read one segment's file by its frames' headers: no body, unless somebody asks for it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Action(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One kind of failure, and what is new about it.
+    """Describe a kind of failure, and what is new about it.
 
     Attributes:
         row: of the table ``failures``.

@@ -1,4 +1,4 @@
-"""What the engine of one process did, in plain numbers.
+"""Count what the engine of one process did, in plain numbers.
 
 Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``,
 which only notes the number. They are counted when somebody asks, and once a second.

@@ -21,7 +21,7 @@ _HEAD = codec.FRAME_HEADER_SIZE
 
 
 class Border(NamedTuple):
-    """Where one may go on, and what stands before it.
+    """Mark a place to go on from, and what stands before it.
 
     Attributes:
         segment: first lsn of the segment; 0: nowhere.

@@ -439,7 +439,7 @@ class StorageThread:
             self._do_due()
 
     def _has_news(self) -> bool:
-        """Whether the log holds what those who wait here have not seen.
+        """Return whether the log holds what those who wait here have not seen.
 
         Not where the disk does not tell, or nobody would rest.
         """

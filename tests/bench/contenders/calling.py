@@ -1,4 +1,4 @@
-"""How a sample asks a contender for jobs."""
+"""Let a sample ask a contender for jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is woken and told by what ends jobs, and who is not."""
+"""Tell and wake by what ends jobs those who wait for it, and nobody else."""
 
 from __future__ import annotations
 

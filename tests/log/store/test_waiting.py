@@ -1,4 +1,4 @@
-"""Whoever waits is woken by what others write, at whichever step of its thread they write it."""
+"""Wake whoever waits by what others write, at whichever step of its thread they write it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Wait: TypeAlias = "tuple[Callable[[], Future[Any]], Callable[[], object]]"
 
 
 class Logs:
-    """One log, open twice: by who waits, and by who writes meanwhile."""
+    """Open a log twice: for who waits, and for who writes meanwhile."""
 
     def __init__(self, path: Path) -> None:
         config = LogConfig(durability=Durability.OS)

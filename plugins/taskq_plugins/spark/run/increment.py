@@ -1,4 +1,4 @@
-"""What is new in the logs, folded into the tables batch by batch; in this process, or by Spark."""
+"""Fold what is new in the logs into the tables, batch by batch; in this process, or by Spark."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _VACUUM_SECONDS: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is read, and how."""
+    """Say what is read, and how."""
 
     journals: Path
     max_bytes: int
@@ -93,7 +93,7 @@ class RunOptions:
 
 
 class Summary(NamedTuple):
-    """What a run did."""
+    """Tell what a run did."""
 
     batches: int
     records: int

@@ -1,4 +1,4 @@
-"""How far the logs were read: it stands in the tables, with the batch that brought it there.
+"""Keep how far the logs were read in the tables, with the batch that brought it there.
 
 A batch commits one table after the other. So ``records``, the first, may be one batch ahead of
 ``jobs``, the last: then that batch is made once more, of the very same records.
@@ -34,7 +34,7 @@ _HEAD: Final = "v1\n{}\n"
 
 
 class Reached(NamedTuple):
-    """What the tables say.
+    """Hold what the tables say of a run's place.
 
     Attributes:
         stream: what their batches are of.

@@ -1,4 +1,4 @@
-"""What is read of logs next: from how far they were read, as stretches and pieces. No Spark."""
+"""Plan what is read of logs next, as stretches and pieces from where they were left. No Spark."""
 
 from __future__ import annotations
 
