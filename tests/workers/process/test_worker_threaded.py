@@ -135,7 +135,7 @@ def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
 
 @pytest.mark.parametrize("kind", ["deaf", "executor"])
 def test_a_job_that_does_not_end_when_cancelled_does_not_keep_the_workers_thread(
-    app: TaskQ, kind: str
+    app: TaskQ, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -159,6 +159,10 @@ def test_a_job_that_does_not_end_when_cancelled_does_not_keep_the_workers_thread
     go_on.set()
     assert is_stopped
     assert job.status_sync().name == "READY"
+    stopping.join(10)
+    del thread, stopping
+    gc.collect()  # else asyncio's complaint would stand among the lines of another test's job
+    assert ("Task was destroyed but it is pending" in caplog.text) == (kind == "deaf")
 
 
 PROGRAM = """

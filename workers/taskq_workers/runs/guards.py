@@ -103,6 +103,8 @@ def end_children_of(
         loop: on whose thread this is called.
         abandon: called in such a child, so that no slot goes on to its next job.
     """
+    for closed in [item for item in _workers if item.is_closed()]:
+        del _workers[closed]  # its worker never ended: nobody else lets go of either
     _, abandons = _workers.setdefault(loop, (threading.get_ident(), []))
     abandons.append(abandon)
 

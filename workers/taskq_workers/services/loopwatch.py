@@ -94,6 +94,8 @@ class LoopWatch:
             self._surrender()
             while not self._answered.wait(_ASK_SECONDS):
                 self._surrender()
+                if self._loop.is_closed():  # nobody will answer any more
+                    return
             if what and not self._over.is_set():
                 _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
 
