@@ -134,7 +134,7 @@ def run(journals: Path, lake: Path, *words: str) -> Taken:
 def check(lake: Path, jobs: int, over: int = 0) -> None:
     """Assert that every job is in the tables once, in the state that it is in."""
     rows = Lake.open(lake).dataset("jobs").to_table(columns=["log_id", "job", "state"])
-    states = {one["values"]: one["counts"] for one in rows["state"].value_counts().to_pylist()}
+    states = {row["values"]: row["counts"] for row in rows["state"].value_counts().to_pylist()}
     wanted = {"ready": jobs, "succeeded": over}
     assert states == {state: count for state, count in wanted.items() if count}, states
     assert rows.group_by(["log_id", "job"]).aggregate([]).num_rows == jobs + over

@@ -74,7 +74,7 @@ def module_of(code: CodeType) -> str | None:
 
 def room_of(module: str) -> str:
     """Return the innermost room that a module is in."""
-    return next((one for one in ROOMS if module == one or module.startswith(f"{one}.")), module)
+    return next((room for room in ROOMS if module == room or module.startswith(f"{room}.")), module)
 
 
 class Route:

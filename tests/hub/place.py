@@ -35,8 +35,8 @@ class Direct(Http):
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
         """Send a request."""
         async with httpx.AsyncClient(transport=self._transport, base_url="http://hub") as client:
-            told = await client.request(method, path, headers=headers, content=body)
-        return Told(told.status_code, told.content)
+            answer = await client.request(method, path, headers=headers, content=body)
+        return Told(answer.status_code, answer.content)
 
 
 class Place:

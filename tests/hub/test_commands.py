@@ -30,18 +30,18 @@ def _run(*words: object) -> Result:
 async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
     assert _run("hub", "status", place.hub).exit_code == 0
     _run("hub", "enrol", place.hub, _DEVICE).output.strip()
-    told = _run("hub", "status", place.hub)
-    assert (told.exit_code, "edge-7: heard of never, LATE" in told.output) == (1, True)
+    result = _run("hub", "status", place.hub)
+    assert (result.exit_code, "edge-7: heard of never, LATE" in result.output) == (1, True)
     await place.write()
     await place.sync()
-    told = _run("hub", "status", place.hub)
-    assert (told.exit_code, "behind" in told.output) == (0, False)
-    told = _run("hub", "status", place.hub, _DEVICE, "--late", "0s", "--json")
-    (row,) = json.loads(told.output)
-    assert (told.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)
+    result = _run("hub", "status", place.hub)
+    assert (result.exit_code, "behind" in result.output) == (0, False)
+    result = _run("hub", "status", place.hub, _DEVICE, "--late", "0s", "--json")
+    (row,) = json.loads(result.output)
+    assert (result.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)
     assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
-    told = _run("hub", "status", place.hub, "--late", "0s")
-    assert (told.exit_code, "retired" in told.output) == (0, True)
+    result = _run("hub", "status", place.hub, "--late", "0s")
+    assert (result.exit_code, "retired" in result.output) == (0, True)
     for words in (("move", "edge-9"), ("retire", "edge-9"), ("status", "edge-9")):
         assert _run("hub", words[0], place.hub, words[1]).exit_code == 2
 
@@ -57,9 +57,9 @@ async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: 
     assert _run("restore", backup, place.path / _DEVICE).exit_code == 0
     await place.write(4, 20)
     await place.sync()
-    told = _run("hub", "breaks", place.hub)
-    assert "edge-7: fork from lsn" in told.output
-    assert "/old/1" in told.output
+    result = _run("hub", "breaks", place.hub)
+    assert "edge-7: fork from lsn" in result.output
+    assert "/old/1" in result.output
     assert _run("hub", "check", place.hub, "--deep").exit_code == 0
     assert _run("hub", "keep", place.hub).output == ""
     assert "files" in _run("hub", "keep", place.hub, "--keep", "0s", "--dry-run").output
@@ -77,21 +77,21 @@ def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) ->
         ("ls",), ("ls", "--at", "0s"), ("show", job), ("why", job), ("timeline", job), ("stats",),
         ("workers",), ("verify",), ("export",), ("tail",), ("dead", "ls"), ("schedules", "ls"),
     ):  # fmt: skip
-        told = _run(*words, "-d", copy)
-        assert told.exit_code == 0, (words, told.output)
-        assert "copy of edge-7, as of 2" in told.stderr, words
+        result = _run(*words, "-d", copy)
+        assert result.exit_code == 0, (words, result.output)
+        assert "copy of edge-7, as of 2" in result.stderr, words
     for words in (("put", "x"), ("cancel", job), ("compact",), ("pause", "default")):
-        told = _run(*words, "-d", copy)
-        assert told.exit_code == 1, words
-        assert "run workers on edge-7" in told.stderr, words
+        result = _run(*words, "-d", copy)
+        assert result.exit_code == 1, words
+        assert "run workers on edge-7" in result.stderr, words
     assert place.tree() == before
 
 
 def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
     asyncio.run(place.write())
     log, stick = place.path / _DEVICE, place.path / "stick"
-    told = _run("sync", log, "--status")
-    assert (told.exit_code, "never in sync" in told.output) == (1, True)
+    result = _run("sync", log, "--status")
+    assert (result.exit_code, "never in sync" in result.output) == (1, True)
     assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
     assert _run("sync", log, "--to", stick).exit_code == 0
     assert list(stick.rglob("*.log"))
@@ -103,9 +103,9 @@ def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
     hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))
     (copy,) = (place.hub / "devices" / _DEVICE).iterdir()
     for words in (("ls",), ("stats",), ("verify",), ("export",), ("tail",)):
-        told = _run(*words, "-d", copy)
-        assert told.exit_code == 0, (words, told.output)
-        assert "copy of edge-7, of which nothing came yet" in told.stderr, words
+        result = _run(*words, "-d", copy)
+        assert result.exit_code == 0, (words, result.output)
+        assert "copy of edge-7, of which nothing came yet" in result.stderr, words
     assert _run("hub", "check", place.hub, "--deep").exit_code == 0
 
 
@@ -113,14 +113,14 @@ def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> N
     asyncio.run(place.write())
     asyncio.run(place.sync())
     job = _run("hub", "put", place.hub, _DEVICE, "update").output.strip()
-    told = _run("why", "-d", place.hub / "outbox", job)
-    assert told.exit_code == 0, told.output
-    assert "edge-7 has not taken it yet; edge-7 was last heard of" in told.output
-    assert "ago" in told.output
+    result = _run("why", "-d", place.hub / "outbox", job)
+    assert result.exit_code == 0, result.output
+    assert "edge-7 has not taken it yet; edge-7 was last heard of" in result.output
+    assert "ago" in result.output
 
 
 def test_what_a_shell_finds_in_the_directory_of_a_device_is_its_log(place: Place) -> None:
     asyncio.run(place.write())
     asyncio.run(place.sync())
-    found = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
-    assert _run("ls", "-d", *found).exit_code == 0
+    logs = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
+    assert _run("ls", "-d", *logs).exit_code == 0

@@ -49,7 +49,7 @@ async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> Non
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
         with pytest.raises(HubError, match="401"):
             await line.redeem(wrong)
-    kept = "".join(one.read_text() for one in place.hub.rglob(".device.json"))
+    kept = "".join(path.read_text() for path in place.hub.rglob(".device.json"))
     assert code.partition(".")[2] not in kept
 
 
@@ -74,7 +74,7 @@ async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_d
     assert await place.sync(machine="") == [Verdict.BEHIND]
     devices.move(place.hub, _DEVICE)
     assert await place.sync(machine="second") == [Verdict.BEHIND]
-    assert "second" not in "".join(one.read_text() for one in place.hub.rglob("*.json"))
+    assert "second" not in "".join(path.read_text() for path in place.hub.rglob("*.json"))
 
 
 async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Place) -> None:
@@ -90,8 +90,10 @@ async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Plac
 
 
 async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(place: Place) -> None:
-    told = [(await place.ask("GET", "/v1/logs", f"tq1.x.{n:043}")).status_code for n in range(12)]
-    assert told == [401] * 10 + [429] * 2
+    statuses = [
+        (await place.ask("GET", "/v1/logs", f"tq1.x.{n:043}")).status_code for n in range(12)
+    ]
+    assert statuses == [401] * 10 + [429] * 2
     assert (await place.ask("GET", "/v1/logs")).status_code == 200
 
 
@@ -116,10 +118,10 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
     headers = {"Content-Type": PACKED, "Taskq-Session": "1", "Upload-Offset": "0"}
     path = f"/v1/logs/{_log_id(place)}/segments/{1:020}"
     for body in (bomb, b"no stream"):
-        told = await place.ask(
+        refused = await place.ask(
             "PATCH", path, content=body, headers=headers | {"Taskq-Stem": "none"}
         )
-        assert told.status_code == 409
+        assert refused.status_code == 409
     assert place.tree() == before
 
 
@@ -177,11 +179,11 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
     secret.symlink_to(place.hub / "devices" / _DEVICE / ".device.json")
     logs = (await place.ask("GET", "/v1/logs")).json()["logs"]
     log = f"/v1/logs/{logs[0]['log_id']}"
-    told = await place.ask("GET", f"{log}/segments/{1:020}")
-    assert told.content == place.copies()[f"{1:020}.log"]
+    whole = await place.ask("GET", f"{log}/segments/{1:020}")
+    assert whole.content == place.copies()[f"{1:020}.log"]
     part = {"Range": "bytes=100-199"}
     piece = await place.ask("GET", f"{log}/segments/{1:020}", headers=part)
-    assert (piece.status_code, piece.content) == (206, told.content[100:200])
+    assert (piece.status_code, piece.content) == (206, whole.content[100:200])
     paths = [log, f"{log}/segments", f"{log}/identity", f"{log}/segments/{1:020}"]
     foreign = [(path, other) for path in paths]
     names = ("...", "..%2f", "%00", "é", "a" * 300, f"segments/{9:020}", "spill/" + "0" * 64)
@@ -204,14 +206,14 @@ async def test_no_route_reaches_another_devices_log(place: Place, route: str) ->
     }  # fmt: skip
     headers = {"Taskq-Session": "1", "Upload-Offset": "0", "Taskq-Stem": "none"}
     is_frames = route.startswith("segments")
-    told = await place.ask(
+    refused = await place.ask(
         "PATCH" if is_frames else "POST",
         f"/v1/logs/{_log_id(place)}/{route}",
         other,
         content=json.dumps(values),
         headers=headers | {"Content-Type": FRAMES} if is_frames else {},
     )
-    assert (told.status_code, told.json()["type"]) == (409, "superseded")
+    assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
     assert place.tree() == before
 
 
@@ -224,13 +226,13 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place
         jobs.append(await log.put(os.urandom(_LARGE)))
     await place.sync()
     shutil.rmtree(place.path / _DEVICE)
-    line, told = place.line(), list[tuple[int, int]]()
-    line.tell = lambda gone, whole: told.append((gone, whole))
+    line, heard = place.line(), list[tuple[int, int]]()
+    line.tell = lambda gone, whole: heard.append((gone, whole))
     await fetched(line, place.path / _DEVICE)
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] > _LARGE
+    assert heard == sorted(heard)
+    assert heard[-1][0] == heard[-1][1] > _LARGE
     async with TaskLog.open(place.path / _DEVICE) as log:
-        assert {(await log.get(one)).state for one in jobs} == {State.READY}
+        assert {(await log.get(job)).state for job in jobs} == {State.READY}
         assert await log.put(b"more") not in jobs
     assert await place.sync() == [Verdict.BEHIND]
     given_back(place.hub, _DEVICE, place.path / "again")

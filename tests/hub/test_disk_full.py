@@ -35,9 +35,9 @@ def resize(place: Place) -> Iterator[Callable[[int], object]]:
     place.hub.mkdir()
     if shutil.which("mount") is None:
         pytest.skip("there is no mount")
-    told = _mounted(place, f"size={66 * _MIB}")
-    if told.returncode:
-        pytest.skip(f"nothing may be mounted here: {told.stderr.strip()}")
+    mounting = _mounted(place, f"size={66 * _MIB}")
+    if mounting.returncode:
+        pytest.skip(f"nothing may be mounted here: {mounting.stderr.strip()}")
     yield lambda size: _mounted(place, f"remount,size={size}")
     subprocess.run(["umount", "--lazy", place.hub], check=True)
 
@@ -46,9 +46,9 @@ def _torn_bytes(place: Place) -> int:
     """Return what stands behind the last whole frame of the copy, which is a log without damage."""
     (path,) = (place.hub / "devices" / _DEVICE).glob("*-*")
     with LogReader.open(str(path)) as reader:
-        told = verify(reader.journal)
-    assert not told.damage
-    return told.torn_bytes
+        report = verify(reader.journal)
+    assert not report.damage
+    return report.torn_bytes
 
 
 async def _all_is_there(place: Place) -> None:
@@ -70,8 +70,8 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
     with pytest.raises(HubError, match="507"):
         await place.sync()
     assert place.tree() == before
-    told = await place.ask("GET", "/v1/logs")
-    assert told.json()["logs"]
+    listing = await place.ask("GET", "/v1/logs")
+    assert listing.json()["logs"]
     await place.write()  # the device works on
     resize(200 * _MIB)
     await _all_is_there(place)

@@ -51,8 +51,8 @@ def _pin(place: Place) -> int:
 def _arrived(place: Place, seconds: float) -> None:
     """Let all that the hub has be there for so long."""
     then = time.time() - seconds
-    for one in place.hub.rglob("*.log"):
-        os.utime(one, (then, then))
+    for path in place.hub.rglob("*.log"):
+        os.utime(path, (then, then))
 
 
 async def test_nothing_goes_from_a_device_before_the_hub_has_had_it_for_the_grace(
@@ -88,8 +88,8 @@ async def test_what_goes_by_the_limit_of_a_lagging_reader_is_declared_with_its_c
     await _work(place, 200, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     await _work(place, 30, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     assert await place.sync() == [Verdict.GAP, Verdict.BEHIND]
-    (one,) = _copy(place).breaks.all
-    assert (one.is_fork, one.cause) == (
+    (only,) = _copy(place).breaks.all
+    assert (only.is_fork, only.cause) == (
         False, "a limit of the device's log took it before it was sent",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(place:
     _arrived(place, 3 * _DAY)
     await place.sync()
     assert _pin(place) > 1
-    (log_id,) = [one.name for one in (place.hub / "devices" / _DEVICE).glob("*-*")]
+    (log_id,) = [folder.name for folder in (place.hub / "devices" / _DEVICE).glob("*-*")]
     place.lose(log_id)
     assert await place.sync() == [Verdict.NEW]
     assert place.copies().keys() == place.segments().keys()
@@ -122,9 +122,9 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(pla
     await place.sync()
     assert not hub.keep(_DEVICE, log_id, 0)  # nothing is old
     _arrived(place, 40 * _DAY)
-    told = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    planned = hub.keep(_DEVICE, log_id, soon, dry_run=True)
     assert place.copies().keys() >= before.keys()
-    assert hub.keep(_DEVICE, log_id, soon) == told != []
+    assert hub.keep(_DEVICE, log_id, soon) == planned != []
     gone = before.keys() - place.copies().keys()
     assert gone
     assert max(gone) < _first(place)
@@ -154,17 +154,17 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Pl
     assert (report.damage, report.files, report.records) == ((), (), 4)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
     assert not hub.keep(_DEVICE, log_id, soon)
-    for one in [*(copy / "old" / "1" / "log").iterdir()][:1]:
-        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    for path in [*(copy / "old" / "1" / "log").iterdir()][:1]:
+        os.utime(path, (time.time() - 40 * _DAY,) * 2)
     assert not hub.keep(_DEVICE, log_id, soon)  # a part of it is young
-    for one in (copy / "old").rglob("?" * 24):
-        os.utime(one, (time.time() - 40 * _DAY,) * 2)
-    for one in (copy / "old").rglob("spill/*"):
-        os.utime(one, (time.time() - 40 * _DAY,) * 2)
-    told = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    for path in (copy / "old").rglob("?" * 24):
+        os.utime(path, (time.time() - 40 * _DAY,) * 2)
+    for path in (copy / "old").rglob("spill/*"):
+        os.utime(path, (time.time() - 40 * _DAY,) * 2)
+    planned = hub.keep(_DEVICE, log_id, soon, dry_run=True)
     assert (copy / "old" / "1" / "taskq.json").exists()
-    assert hub.keep(_DEVICE, log_id, soon) == told != []
-    assert not [one for one in (copy / "old").rglob("*") if one.is_file()]
+    assert hub.keep(_DEVICE, log_id, soon) == planned != []
+    assert not [path for path in (copy / "old").rglob("*") if path.is_file()]
     assert not hub.keep(_DEVICE, log_id, soon)
     with LogReader.open(str(copy)) as reader:
         report = verify(reader.journal)
@@ -188,12 +188,12 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Plac
     await place.sync()
     _arrived(place, 40 * _DAY)
     (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
-    for one in spill.iterdir():
-        os.utime(one, (time.time() - 40 * _DAY,) * 2)
+    for body in spill.iterdir():
+        os.utime(body, (time.time() - 40 * _DAY,) * 2)
     hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
     gone = hub.keep(_DEVICE, log_id, time.time_ns())
-    assert any(one.name.startswith("log/") for one in gone)
-    assert [one.stat().st_size for one in spill.iterdir()] == [2 * _MIB]
+    assert any(file.name.startswith("log/") for file in gone)
+    assert [path.stat().st_size for path in spill.iterdir()] == [2 * _MIB]
     with LogReader.open(str(spill.parent)) as reader:
         report = verify(reader.journal)
     assert (report.damage, report.files) == ((), ())

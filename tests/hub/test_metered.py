@@ -140,10 +140,10 @@ async def test_who_waits_goes_on_when_the_line_is_another(
     following = asyncio.create_task(follow(device.path, device.line, once=True))
     await to_thread.run_sync(eventually, lambda: "used up" in caplog.text)
     assert not following.done()
-    told = await to_thread.run_sync(
+    result = await to_thread.run_sync(
         CliRunner().invoke, main, ["sync", "-d", device.path, "--status"]
     )
-    assert "(wwan0): 0.125 MiB a day used up; goes on at 1972-" in told.output
+    assert "(wwan0): 0.125 MiB a day used up; goes on at 1972-" in result.output
     network.is_metered(False)
     await following
     assert place.copies().keys() == place.segments().keys()

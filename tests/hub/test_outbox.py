@@ -420,7 +420,7 @@ async def test_an_answer_that_is_cut_short_counts_for_nothing(
     await place.put("7.3")
     await place.sync()
     whole = seen[0]
-    assert [one.headers["hub-job"] for one in decode_given(whole).jobs]
+    assert [given.headers["hub-job"] for given in decode_given(whole).jobs]
     for size in (*range(0, len(whole), 37), len(whole) - 2):
         with pytest.raises((ValueError, KeyError, TypeError)):
             decode_given(whole[:size])
@@ -507,7 +507,7 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
 
     told("group", "add", hub, "eu", "edge-7")
     assert told("group", "ls", hub) == "eu: edge-7\n"
-    one = await asyncio.to_thread(
+    job = await asyncio.to_thread(
         told, "put", hub, "edge-7", "update", '{"version": "7.2"}', "--expires", "1h"
     )
     (both,) = (
@@ -517,7 +517,7 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
     assert await place.hub.job(both).cancel()
     await place.work()
     await place.sync()
-    assert "edge-7 has 7.2" in told("show", hub, one.strip())
+    assert "edge-7 has 7.2" in told("show", hub, job.strip())
     shown = json.loads(told("show", hub, both, "--json"))
     assert (shown["state"], shown["there"]["state"]) == ("cancelled", "succeeded")
     told("group", "rm", hub, "eu", "edge-7")
@@ -611,10 +611,10 @@ async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_a
     left = await place.put()
     own = await place.hub.device("edge-8").enqueue(update("update", "8"))
     words = ["hub", "retire", str(place.path / "hub"), "edge-7", "--jobs-to"]
-    told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-9"])
-    assert (told.exit_code, "not enrolled" in told.stderr) == (2, True)
-    told = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-8"])
-    assert told.output == "2 jobs for edge-7 given to edge-8\n"
+    result = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-9"])
+    assert (result.exit_code, "not enrolled" in result.stderr) == (2, True)
+    result = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-8"])
+    assert result.output == "2 jobs for edge-7 given to edge-8\n"
     assert (await place.sync(device="edge-8")).taken.jobs == 3
     await place.work("edge-8")
     await place.sync(device="edge-8")

@@ -70,11 +70,11 @@ async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
     enrol(place.hub, "edge-7")
     before = place.tree()
     headers = {"Authorization": f"Bearer {token}".encode()}
-    told = {
+    bodies = {
         (await place.ask(method, path, "", headers=headers)).content
         for method, path in (("POST", "/v1/sync"), ("GET", "/"), ("PATCH", f"/v1/logs/{_LOG_ID}"))
     }
-    assert told == {b'{"type": "about:blank", "title": "the token is not known here"}'}
+    assert bodies == {b'{"type": "about:blank", "title": "the token is not known here"}'}
     assert place.tree() == before
 
 
@@ -98,15 +98,15 @@ async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None
     assert place.token
     before = place.tree()
     for method in ("POST", "PATCH"):
-        told = await place.ask(method, path, content=b"{}", headers={"Content-Type": FRAMES})
-        assert (told.status_code, told.content) == (NOT_THERE[0], NOT_THERE[2])
+        answer = await place.ask(method, path, content=b"{}", headers={"Content-Type": FRAMES})
+        assert (answer.status_code, answer.content) == (NOT_THERE[0], NOT_THERE[2])
     assert place.tree() == before
 
 
 async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place) -> None:
     values = '{"session": 1, "places": []}'
-    told = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", content=values)
-    assert (told.status_code, told.json()["type"]) == (409, "superseded")
+    answer = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", content=values)
+    assert (answer.status_code, answer.json()["type"]) == (409, "superseded")
 
 
 async def test_a_device_of_another_version_is_told_so_and_what_helps(
@@ -116,8 +116,8 @@ async def test_a_device_of_another_version_is_told_so_and_what_helps(
     monkeypatch.setattr(wire, "PROTOCOL", 2)
     asked = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
     monkeypatch.undo()
-    told = await place.ask("POST", "/v1/sync", content=asked.body)
-    assert (told.status_code, told.json()["title"]) == (426, "this hub speaks protocol 1")
+    answer = await place.ask("POST", "/v1/sync", content=asked.body)
+    assert (answer.status_code, answer.json()["title"]) == (426, "this hub speaks protocol 1")
     assert isinstance(wire.refusal(426), HubStops)
     assert "bring the older one up to date" in str(wire.refusal(426))
 
@@ -158,11 +158,11 @@ async def test_a_full_disk_is_told_before_anything_is_written(
 
 async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
     tokens = [enrol(place.hub, "edge-7") for _ in range(3)]
-    assert [device_of(place.hub, one) for one in tokens] == [None, "edge-7", "edge-7"]
+    assert [device_of(place.hub, token) for token in tokens] == [None, "edge-7", "edge-7"]
     await place.write()
     with pytest.raises(HubError, match=r"401.*enrol"):
         await place.sync(tokens[0])
-    kept = "".join(one.read_text() for one in place.hub.rglob(".device.json"))
+    kept = "".join(file.read_text() for file in place.hub.rglob(".device.json"))
     assert not any(token.rpartition(".")[2] in kept for token in tokens)
 
 
@@ -187,9 +187,9 @@ async def test_a_directory_that_was_set_back_goes_on_above_what_the_hub_has_seen
     await place.write()
     backup = place.segments()
     files = {
-        one: one.read_bytes()
-        for one in (place.path / "edge-7").rglob("*")
-        if one.is_file() and one.parent.name in ("edge-7", "log")
+        kept: kept.read_bytes()
+        for kept in (place.path / "edge-7").rglob("*")
+        if kept.is_file() and kept.parent.name in ("edge-7", "log")
     }
     await place.write(5)
     await place.sync()
@@ -303,7 +303,7 @@ def test_hub_and_device_are_killed_again_and_again_and_the_copy_is_whole(tmp_pat
         sync_process = subprocess.Popen(send, env=environment, stderr=subprocess.DEVNULL)
         enough = sum(map(len, place.copies().values())) + chance.randrange(4_000_000)
         while sync_process.poll() is None:
-            if sum(one.stat().st_size for one in place.hub.rglob("*.log")) > enough:
+            if sum(file.stat().st_size for file in place.hub.rglob("*.log")) > enough:
                 kills += 1
                 if kills % 2:
                     sync_process.kill()

@@ -23,7 +23,7 @@ _DEVICE: Final = "edge-7"
 def _kinds(place: Place) -> list[str]:
     (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
     return [
-        one["kind"] for one in noted(PatientDisk(), str(copy), BREAKS) if one["step"] == "begun"
+        note["kind"] for note in noted(PatientDisk(), str(copy), BREAKS) if note["step"] == "begun"
     ]
 
 
@@ -56,7 +56,7 @@ async def test_a_device_of_yesterday_ends_its_next_sync_well(place: Place, works
     async with TaskLog.open(device) as log:
         number = await log.put(b"new")
     await place.sync()
-    old = b"".join(one.read_bytes() for one in place.hub.rglob("*.log"))
+    old = b"".join(file.read_bytes() for file in place.hub.rglob("*.log"))
     assert int(number.rpartition("-")[2], 36) > 2**20  # above all that the hub has seen
     assert old.count(b"new") == 1
     assert not list(faults(place.hub, deep=True))
@@ -79,8 +79,8 @@ async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_break(
         place.restart()
         assert await place.sync() == [Verdict.BEHIND]
         assert _is_equal(place)
-        for one in (place.hub / "devices" / _DEVICE).glob("*-*"):
-            shutil.rmtree(one)
+        for copy in (place.hub / "devices" / _DEVICE).glob("*-*"):
+            shutil.rmtree(copy)
         place.restart()
         assert await place.sync() == [Verdict.NEW]
         assert _is_equal(place)

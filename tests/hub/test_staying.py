@@ -80,8 +80,8 @@ async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is
             await follow(str(place.path / "edge-7"), failing, once=True)
     assert "cannot be reached" in last_note(str(place.path / "edge-7"))["error"]
     await follow(str(place.path / "edge-7"), line, once=True)
-    for one in (line, failing):
-        await one.close()
+    for each in (line, failing):
+        await each.close()
 
 
 async def test_headers_and_bodies_that_do_not_come_end_their_lines(
@@ -94,8 +94,8 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(data.encode())
         with fail_after(30):
-            told = await reader.read(100)
-        assert told == b"" or told.startswith(b"HTTP/1.1 400")
+            reply = await reader.read(100)
+        assert reply == b"" or reply.startswith(b"HTTP/1.1 400")
         writer.close()
     monkeypatch.undo()
     await place.write()
@@ -108,12 +108,12 @@ async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And waits as long as it was told where the way was there all the time."""
-    told = iter([False, False, True])
-    monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: next(told))
+    routes = iter([False, False, True])
+    monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: next(routes))
     monkeypatch.setattr("taskq_plugins.hub.sync._LOOK_SECONDS", 0.01)
     with fail_after(30):
         await _pause(600, "https://hub.example")
-    assert next(told, None) is None
+    assert next(routes, None) is None
     monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: True)
     began = asyncio.get_running_loop().time()
     await _pause(0.05, "https://hub.example")
@@ -136,8 +136,8 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     os.close(end)
     assert "1.9/1.9 MiB" in shown
     await place.write(4, 500_000)
-    told = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
-    assert "MiB" not in told.stderr
+    result = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
+    assert "MiB" not in result.stderr
 
 
 async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
@@ -151,10 +151,10 @@ async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_wa
                 async with asyncio.timeout(0.1):
                     await silence.request("GET", "/healthz", {})
         accepted = [silent.accept()[0] for _ in range(3)]
-        assert [one.recv(4)[:3] for one in accepted] == [b"GET"] * 3
-        assert all(one.recv(2_000) and not one.recv(1) for one in accepted)  # it hung up
-        for one in accepted:
-            one.close()
+        assert [peer.recv(4)[:3] for peer in accepted] == [b"GET"] * 3
+        assert all(peer.recv(2_000) and not peer.recv(1) for peer in accepted)  # it hung up
+        for peer in accepted:
+            peer.close()
     for status in (200, 200):
         assert (await line.request("GET", "/healthz", {})).status == status
     assert line._carrier._connection is not None

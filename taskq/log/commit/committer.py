@@ -278,8 +278,8 @@ class Committer:
             if op == _ENQUEUE and operand[2] is None:
                 rest.append(request)
                 continue
-            one = BatchNeeds.of([request])
-            if not self.facets.lacks(agenda=self._wants_agenda(one), keys=one.keyed):
+            needs = BatchNeeds.of([request])
+            if not self.facets.lacks(agenda=self._wants_agenda(needs), keys=needs.keyed):
                 rest.append(request)
             elif future is None or not future.done():
                 held.append(request)
@@ -485,15 +485,19 @@ class Committer:
             self.answers.now += tell_all(waiters.take_listeners(), error)
         requests = self._not_watched(requests)
         if not isinstance(error, LogError):
-            patient = [one for one in requests if one[0] == Op.CLAIM]
+            patient = [request for request in requests if request[0] == Op.CLAIM]
             waiters.claims += [(operand, port, future) for _, port, future, operand in patient]
-            requests = [one for one in requests if one[0] != Op.CLAIM]
+            requests = [request for request in requests if request[0] != Op.CLAIM]
         self.answers.now += refusals(requests, error)
 
     def _not_watched(self, requests: list[Request]) -> list[Request]:
         """Return the same without those that wait for an outcome already."""
         has = self.waiters.outcomes.has
-        return [one for one in requests if one[0] != Op.OUTCOME or not has(one[3], one[2])]
+        return [
+            request
+            for request in requests
+            if request[0] != Op.OUTCOME or not has(request[3], request[2])
+        ]
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: callers are told, and what can wait is tried again.
@@ -501,8 +505,8 @@ class Committer:
         For room claims and watchers wait as long as they may; nothing else gets better by itself.
         """
         failed = AppendFailed(self.journal.path, error)
-        known = {id(one[2]) for one in self.waiters.claims}
-        requests = [one for one in self._not_watched(requests) if id(one[2]) not in known]
+        known = {id(claim[2]) for claim in self.waiters.claims}
+        requests = [asked for asked in self._not_watched(requests) if id(asked[2]) not in known]
         waiting = [*self.waiters.take_claims(), *requests]
         steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
         for request in waiting:

@@ -100,7 +100,7 @@ def parted(requests: list[Request]) -> list[Request]:
             items, on_error = operand
             parts += [(op, port, future, ([item], on_error)) for item in items]
         elif op == Op.ENQUEUE_RUN:
-            parts += [(op, port, one, one) for one in operand.singles()]
+            parts += [(op, port, single, single) for single in operand.singles()]
         else:
             parts.append(request)
     return parts

@@ -44,7 +44,7 @@ class Growth:
 
     def __bool__(self) -> bool:
         if self.waiting:
-            self.waiting = [one for one in self.waiting if not one[2].done()]
+            self.waiting = [waiting for waiting in self.waiting if not waiting[2].done()]
         return bool(self.waiting)
 
     def add(self, lsn: int | None, port: Any, future: Any) -> None:
@@ -62,12 +62,12 @@ class Growth:
         extent = Extent(journal.segment, journal.offset, self._limit)
         left: list[tuple[int, Any, Any]] = []
         answers: list[Answer] = []
-        for one in self.waiting:
-            lsn, port, future = one
+        for waiting in self.waiting:
+            lsn, port, future = waiting
             if lsn < extent.lsn:
                 answers.append((port, future, extent))
             else:
-                left.append(one)
+                left.append(waiting)
         self.waiting = left
         if left and self._has_failed():
             error = LogFailed(journal.path, "an fsync failed in one of its processes")
@@ -189,7 +189,7 @@ class Outcomes:
 
     def has(self, job: int, future: Any) -> bool:
         """Return whether this future waits for the job."""
-        return any(one is future for _, one in self.waiting.get(job, ()))
+        return any(waiter is future for _, waiter in self.waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
         """(port, future, outcome or error) of everyone whose job was settled since the last call.
@@ -203,8 +203,10 @@ class Outcomes:
         for job, location in self._facets.watch.take():
             outcome: Outcome | TaskqError
             try:
-                found = location != NO_JOB
-                outcome = read_outcome(self._journal, location) if found else self._not_found(job)
+                is_settled = location != NO_JOB
+                outcome = (
+                    read_outcome(self._journal, location) if is_settled else self._not_found(job)
+                )
             except SegmentGone:
                 outcome = self._look_again(job)
             except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
@@ -248,4 +250,4 @@ class Outcomes:
 
     def all(self) -> list[tuple[Any, Any]]:
         """Everyone who waits."""
-        return [one for waiting in self.waiting.values() for one in waiting]
+        return [waiter for waiting in self.waiting.values() for waiter in waiting]

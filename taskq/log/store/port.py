@@ -215,7 +215,7 @@ class _Port(Generic[F]):
     @_request
     def peek(self, count: int, queue: str | None = None) -> Sent[list[JobView]]:
         """Return the next ready jobs, in the order in which they would be claimed."""
-        return self._send(Op.LOOK, (lambda one: _peek(one, count, queue), True))
+        return self._send(Op.LOOK, (lambda store: _peek(store, count, queue), True))
 
     def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
@@ -326,7 +326,7 @@ class _Port(Generic[F]):
         """An answer for somebody who gave up: deliveries must not be lost with it."""
         if self._mailbox.usable and _are_deliveries(value):
             self.late += 1
-            given_back = [Settlement(RELEASE, one, None, 0, Cause.DRAIN) for one in value]
+            given_back = [Settlement(RELEASE, delivery, None, 0, Cause.DRAIN) for delivery in value]
             self.settle_soon(given_back, _ignore)
 
 
@@ -520,11 +520,11 @@ class ThreadPort(_Port[futures.Future[Any]]):
 
     def deliver(self, answers: list[Answer]) -> None:
         """Futures of threads are resolved right here."""
-        for one in answers:
+        for reply in answers:
             try:
-                self._resolve([one])
+                self._resolve([reply])
             except futures.InvalidStateError:  # cancelled at this very moment
-                self._late(one[2])
+                self._late(reply[2])
 
 
 def _wake(future: _Future[None]) -> None:

@@ -403,8 +403,8 @@ class StorageThread:
         by_port: dict[Any, list[Answer]] = {}
         for answer in answers:
             by_port.setdefault(answer[0], []).append(answer)
-        for one, part in by_port.items():
-            one.deliver(part)
+        for port, part in by_port.items():
+            port.deliver(part)
 
     # -- sleeping ---------------------------------------------------------------------------------
 
@@ -454,7 +454,7 @@ class StorageThread:
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        limits += [one.seconds_until_look() for one in (self.upkeep, self.adopter) if one]
+        limits += [chore.seconds_until_look() for chore in (self.upkeep, self.adopter) if chore]
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -485,9 +485,9 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
-        for one in (self.upkeep, self.adopter):
-            if one is not None:
-                run_chore(one.close)
+        for chore in (self.upkeep, self.adopter):
+            if chore is not None:
+                run_chore(chore.close)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters
@@ -513,8 +513,8 @@ class StorageThread:
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         waiters, undecided = self.committer.waiters, self.committer.undecided
         held = undecided.take_held()
-        undecided.hold([one for one in held if one[0] in SOON])
-        held = [one for one in held if one[0] not in SOON]
+        undecided.hold([request for request in held if request[0] in SOON])
+        held = [request for request in held if request[0] not in SOON]
         left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
         answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
         if answers:
@@ -535,10 +535,10 @@ class StorageThread:
                 request = self._mailbox.next(BATCH_BYTES_MAX)
                 requests += [request] if request else []
         now = self.journal.clock.steady_ns()
-        undecided.hold([one for one in requests if _is_patient(one, now)])
-        late = [one for one in requests if not _is_patient(one, now)]
+        undecided.hold([asked for asked in requests if _is_patient(asked, now)])
+        late = [asked for asked in requests if not _is_patient(asked, now)]
         waiting = self.committer.waiters.claim_requests()
-        late += [one for one in waiting if not _is_patient(one, now) and not one[2].done()]
+        late += [asked for asked in waiting if not _is_patient(asked, now) and not asked[2].done()]
         if late:
             self._deliver(refusals(late, error))
 
