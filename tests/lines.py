@@ -28,7 +28,7 @@ FEATURES: Final[dict[str, str]] = {
     "pipeline: decode and tables": r"spark/(decode|tables|lake|source|run)|pipeline_(decode|lake"
     r"|run|source|sql|jobs|stream|restored|rollups|erase|live|branches|breaks|independent)",
     "pipeline: sink, bulk, backlog": r"spark/(sink|bulk|backlog)|pipeline_(sink|enqueue|backlog"
-    r"|replay|pushing)",
+    r"|replay)",
     "pipeline: the rest": r"plugins/taskq_plugins/spark|tests/pipeline|pyspark_taskq",
     "fleet of directories": r"/fleet",
     "web page": r"/web/",

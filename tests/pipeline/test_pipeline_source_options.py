@@ -17,7 +17,6 @@ def test_only_the_path_must_be_given() -> None:
     assert options.include_payload
     assert options.include_headers
     assert not options.include_details
-    assert not options.pushdown
     assert options.corrupt_mode == "fail"
     assert options.max_bytes_per_trigger is options.max_files_per_trigger is None
     assert options.queues is options.devices is None
@@ -83,7 +82,6 @@ def test_offsets_are_words_or_json() -> None:
         ("includePayload", "1", "true or false"),
         ("includeHeaders", "", "true or false"),
         ("includeDetails", "yes", "true or false"),
-        ("pushdown", "on", "true or false"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, allowed: str) -> None:
@@ -101,6 +99,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, al
     [
         ({}, "option path is missing: it is the directory"),
         ({"path": "x", "queue": "a"}, "option queue is unknown: did you mean queues?"),
+        ({"path": "x", "pushDown": "true"}, "option pushDown is gone: Spark gave the filters"),
         ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, queues, devices,"),
         (
             {"path": "x", "startingTimestamp": "1", "startingOffsets": "latest"},

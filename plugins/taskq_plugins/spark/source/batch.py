@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.planning import beginning, bound_of, check_found, pack, patiently
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
-from taskq_plugins.spark.source.rows import Reading, Sieve, read_pieces
+from taskq_plugins.spark.source.rows import Reading, read_pieces
 from taskq_plugins.spark.source.standing import Standing, look
 
 if TYPE_CHECKING:
@@ -36,12 +36,10 @@ class Pieces(InputPartition):
         return f"Pieces({self.pieces!r})"
 
 
-def read_partition(
-    partition: InputPartition, reading: Reading, sieve: Sieve | None = None
-) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition, reading: Reading) -> Iterator[pa.RecordBatch]:
     """Return the rows of one partition; Spark gives one of its own making when there is none."""
     pieces = partition.pieces if isinstance(partition, Pieces) else []
-    return read_pieces(pieces, reading, sieve)
+    return read_pieces(pieces, reading)
 
 
 class BatchReader(DataSourceReader):

@@ -44,7 +44,10 @@ _ALLOWED: Final = {
     "includeHeaders": "true or false",
     "includeDetails": "true or false",
     "binary": "true or false",
-    "pushdown": "true or false",
+}
+_GONE: Final = {
+    "pushdown": " is gone: Spark gave the filters of a frame's first query to all its later ones; "
+    "use devices, queues and startingOffsets",
 }
 
 
@@ -126,7 +129,6 @@ class ReadOptions(BaseModel):
     include_headers: Flag = True
     include_details: Flag = False
     binary: Flag = False
-    pushdown: Flag = False
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -140,7 +142,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     for name, value in given.items():
         option = spelled.get(name.lower())
         if option is None:
-            raise OptionError(name, f" is unknown{_suggestion(name)}")
+            gone = _GONE.get(name.lower())
+            raise OptionError(name, gone or f" is unknown{_suggestion(name)}")
         values[option] = value
     if "path" not in values:
         raise OptionError("path", f" is missing: it is {_ALLOWED['path']}")

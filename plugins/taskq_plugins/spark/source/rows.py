@@ -31,7 +31,7 @@ from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.standing import Standing, at_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 #: Columns that the choice is made by.
@@ -175,13 +175,7 @@ class Reading(NamedTuple):
     queues: frozenset[str] | None = None
 
 
-#: Cuts a piece into those that are wanted, and drops rows; for filters that Spark hands down.
-Sieve = tuple["Callable[[Piece], Iterator[Piece]]", "Callable[[pa.RecordBatch], pa.RecordBatch]"]
-
-
-def read_pieces(
-    pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None = None
-) -> Iterator[pa.RecordBatch]:
+def read_pieces(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some pieces; small batches are joined, as each costs what a large one does.
 
     Raises:
@@ -189,25 +183,21 @@ def read_pieces(
         Unreadable: one cannot be read, and corruptMode is fail.
         SegmentDamaged: likewise for some of its bytes.
     """
-    return _joined(_all_rows(pieces, reading, sieve), reading.schema)
+    return _joined(_all_rows(pieces, reading), reading.schema)
 
 
-def _all_rows(
-    pieces: Sequence[Piece], reading: Reading, sieve: Sieve | None
-) -> Iterator[pa.RecordBatch]:
+def _all_rows(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
     queues = QueueFilter(reading.queues) if reading.queues is not None else None
     missing = () if queues is None else set(NEEDED) - set(reading.schema.names)
     schema = pa.schema([*reading.schema, *map(DETAILS.field, sorted(missing))])
     for piece in pieces:
-        parts: Iterable[Piece] = (piece,) if piece.start < piece.end else ()
-        if sieve is not None and parts:
-            parts = sieve[0](piece)
         rows = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
-        for batch in chain(rows, *(_decoded(part, schema, reading) for part in parts)):
-            kept = batch if queues is None else queues.keep(piece, batch)
-            if sieve is not None:
-                kept = sieve[1](kept)
-            yield kept if queues is None else kept.select(reading.schema.names)
+        decoded = _decoded(piece, schema, reading) if piece.start < piece.end else ()
+        for batch in chain(rows, decoded):
+            if queues is None:
+                yield batch
+            else:
+                yield queues.keep(piece, batch).select(reading.schema.names)
     if queues is not None:
         queues.close()
 

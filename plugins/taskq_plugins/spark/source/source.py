@@ -38,11 +38,8 @@ class TaskqSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch."""
         from taskq_plugins.spark.source.batch import BatchReader  # noqa: PLC0415
-        from taskq_plugins.spark.source.pushing import PushingReader  # noqa: PLC0415
 
-        options, reading = self._read(schema)
-        # Spark refuses any reader that could take filters while it is not set up to hand them down.
-        return (PushingReader if options.pushdown else BatchReader)(options, reading)
+        return BatchReader(*self._read(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return what reads a stream."""
