@@ -62,7 +62,9 @@ class Place:
         return Line(_URL, own, Direct(self.server), HubSettings(**settings))
 
     async def sync(self, token: str | None = None, **settings: Any) -> list[Verdict]:
-        line = self.line(token, **settings)
+        return await self.sync_over(self.line(token, **settings))
+
+    async def sync_over(self, line: Line) -> list[Verdict]:
         try:
             return (await sync(str(self.path / DEVICE), line)).verdicts
         finally:

@@ -201,4 +201,5 @@ def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
                 yield path, f"{file.name} is not what was sealed"
         if deep:
             with LogReader.open(str(path)) as reader:
-                yield from ((path, str(damage)) for damage in reader.verify().damage)
+                report = reader.verify()
+                yield from ((path, str(damage)) for damage in (*report.damage, *report.files))

@@ -93,13 +93,15 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         log = DurableLog(disk, SystemClock(), path)
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
         log.sends_bodies = line.hub.spill and not allowance.metered
+        if not log.sends_bodies and line.pins and not is_dry:
+            allowance.owe_bodies(True)  # before any record goes: the line may drop at any time
         if known is None and log.segments and line.pins and not is_dry:
             _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
         done, session = await _session(path, log, line, hold, is_dry=is_dry)
         if line.pins and not is_dry:
             taken = await take(disk, path, log, line, session, held)
             done = done._replace(taken=taken)
-            allowance.owe_bodies(line.hub.spill and bool(allowance.metered))
+            allowance.owe_bodies(not log.sends_bodies)
         if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
     except LogError as error:

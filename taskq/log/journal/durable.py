@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogFailed
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.codec import NO_LINK
-from taskq.log.format.frames import segment_name
+from taskq.log.format.frames import Gap, segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import is_marked_failed
-from taskq.log.journal.replica import border_behind, stands
+from taskq.log.journal.replica import bodies_of, border_behind, stands
 from taskq.log.segments.borders import Border
 from taskq.log.segments.segments import hop
 from taskq.log.segments.spill import DIRECTORY
@@ -26,8 +27,6 @@ _START: Final = codec.SEGMENT_HEADER.size
 
 _HASHED_BYTES: Final = 1024 * 1024
 _NAME_CHARACTERS: Final = 64
-#: Log time may be as far from that of the files.
-_TOUCHED_BEFORE_NS: Final = 3_600 * 10**9
 #: Whatever the log is opened with elsewhere: here it is only read.
 _CONFIG: Final = LogConfig()
 #: What a frame begins with: its magic, and the size of its body.
@@ -55,8 +54,8 @@ class DurableLog:
 
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self._disk = disk
-        self._clock = clock
         self.pin, self.sends_bodies, self.owes_bodies = 0, True, False
+        self._bodies: set[str] | None = None
         self._journal = journal = Journal(disk, clock, path, _CONFIG, None)
         self._files = journal.files
         try:
@@ -192,15 +191,24 @@ class DurableLog:
             return self._read(segment, behind.offset, position.offset), position
         return data[: position.offset - behind.offset], position
 
-    def bodies(self, since_ns: int) -> list[str]:
-        """Return the files beside the log that records since then may name; 0: all.
+    def bodies(self) -> list[str]:
+        """Return all files beside the log."""
+        names = self._disk.names(f"{self._journal.path}/{DIRECTORY}")
+        return [name for name in names if len(name) == _NAME_CHARACTERS]
 
-        Whoever writes a record touches its file before that.
+    def bodies_named(self, behind: Border, end: Border) -> list[str]:
+        """Return the files that records between two borders of a segment name.
+
+        By the records and by no file's time, since clocks are set. Where no file is, none is read.
         """
-        disk, folder = self._disk, f"{self._journal.path}/{DIRECTORY}"
-        least_ns = 0 if since_ns > self._clock.wall_ns() else since_ns - _TOUCHED_BEFORE_NS
-        names = (name for name in disk.names(folder) if len(name) == _NAME_CHARACTERS)
-        return [one for one in names if (disk.modified_ns(f"{folder}/{one}") or 0) >= least_ns]
+        if self._bodies is None:
+            self._bodies = {*self.bodies()}
+        if not self._bodies:
+            return []
+        scanner = self._files.scanner(end.segment, end.offset, 0, sealed=True)
+        frames = scanner.frames(max(behind.offset, _START))
+        named = (bodies_of(frame) for frame in frames if not isinstance(frame, Gap))
+        return [*self._bodies.intersection(chain.from_iterable(named))]
 
     def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
         """Return bytes of such a file, and whether it ends with them; None if it is gone."""

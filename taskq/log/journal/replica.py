@@ -125,7 +125,7 @@ class Replica(SegmentFiles):
 
     def bodies_of(self, segment: int) -> set[str]:
         """Return the names of the files beside the log that records of a segment name."""
-        return {name for frame in self.frames_of(segment) for name in _bodies(frame)}
+        return {name for frame in self.frames_of(segment) for name in bodies_of(frame)}
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> 
     return Border(segment, frame + header.size, frame, stem)
 
 
-def _bodies(frame: Frame) -> Iterator[str]:
+def bodies_of(frame: Frame) -> Iterator[str]:
     """Yield the names of the files that records of a frame name."""
     data = frame.data
     for lsn, at, length in places(frame):

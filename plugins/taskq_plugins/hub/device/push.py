@@ -87,9 +87,7 @@ def push(
         elif verdict is Verdict.FORKED:
             at = yield from _parting(log, synced)
             yield _declared(log, synced, synced.at, Kind.FORK, at, "the log was set back")
-        elif (yield from _send_bodies(log, synced, verdict, part_bytes)) and (
-            yield from _send(log, synced, verdict, part_bytes)
-        ):
+        elif (yield from _send(log, synced, verdict, part_bytes)):
             return verdicts
     raise Unsettled(
         f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the device"
@@ -121,7 +119,9 @@ def _send(
     log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
-    behind = synced.at
+    behind, owed = synced.at, log.bodies() if log.sends_bodies and log.owes_bodies else []
+    if not (yield from _send_bodies(log, synced, owed, part_bytes)):
+        return False
     if verdict is Verdict.MOVED:
         # What is left of the segment is a prefix of the hub's.
         behind = log.end_of(behind.segment)
@@ -136,12 +136,9 @@ def _send(
 
 
 def _send_bodies(
-    log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
+    log: DurableLog, synced: Synced, names: list[str], part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
-    """Send the files that the hub lacks, before the records that name them; as ``_send``."""
-    header = synced.at.header if verdict is Verdict.BEHIND else None
-    since_ns = 0 if header is None or log.owes_bodies else header.time_ns
-    names = log.bodies(since_ns) if log.sends_bodies else []
+    """Send those of these files that the hub lacks; as ``_send``."""
     for at in range(0, len(names), SPILL_MAX):
         ids = synced.session, log.identity.log_id
         answer = yield SpillAsk(*ids, tuple(names[at : at + SPILL_MAX]))
@@ -169,6 +166,10 @@ def _send_segment(
     hashing = None if behind.offset else _Hashing()
     while behind.offset < end.offset:
         data, following = log.part(behind, part_bytes())
+        # Before the records that name them, so that none is ever there without its body.
+        names = log.bodies_named(behind, following) if log.sends_bodies else []
+        if not (yield from _send_bodies(log, synced, names, part_bytes)):
+            return False
         if hashing is not None:
             hashing.add(data)
         answer = yield Append(session, log_id, behind, data)
