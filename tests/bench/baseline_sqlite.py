@@ -255,6 +255,7 @@ class SqliteContender:
     def __init__(self, directory: Path, *, full: bool, tuned: bool, shared: bool) -> None:
         self.tally = Tally()
         self.tasks = {"noop": self.tally.noop}
+        self.directory = directory
         self.path = directory / "queue.db"
         self.statements = Tuned if tuned else Plain
         self.full = full

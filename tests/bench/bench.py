@@ -1,26 +1,31 @@
 """taskq beside a hand-written SQLite queue and the bare disk, in turn, in one run.
 
-Run: ``python -m tests.bench.bench [--quick]``. Every sample is a fresh process (``one.py``) that
-checks by the store's own counts that each job succeeded. See README.md for the columns.
+Run: ``python -m tests.bench.bench [--quick]``. Each contender has a process of its own for each
+scenario (``one.py``), which is warm before the clock runs and checks by the store's own counts that
+each job succeeded. See README.md for the columns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.bench.harness import (
+    Others,
     Table,
-    answer,
     median,
     microseconds,
     options,
     percentile,
+    say,
     scratch,
     start,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 #: Scenario -> jobs of a sample in fsync mode and in os mode.
@@ -42,18 +47,42 @@ CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned", "disk")
 Samples = dict[str, list[dict[str, Any]]]
 
 
-def sample(
-    scenario: str, contender: str, mode: str, jobs: int, parent: Path | None
-) -> dict[str, Any]:
-    """Return one run in a fresh process and a fresh directory of the real disk."""
-    with scratch(parent) as directory:
-        process = start("tests.bench.one", scenario, contender, mode, jobs, directory)
-        return answer(process, SAMPLE_SECONDS_MAX)
+def take(process: subprocess.Popen[str], jobs: int) -> dict[str, Any]:
+    """Let a warm process take one sample."""
+    assert process.stdout is not None
+    late = threading.Timer(SAMPLE_SECONDS_MAX, process.kill)
+    late.start()
+    say(process, str(jobs))
+    line = process.stdout.readline()
+    late.cancel()
+    assert line, f"{process.args!r} ended with {process.wait()}"
+    sample: dict[str, Any] = json.loads(line)
+    return sample
 
 
-def rate(samples: list[dict[str, Any]]) -> float:
-    """Return the median of jobs per second."""
-    return median([run["jobs"] / run["seconds"] for run in samples])
+def samples_of(
+    scenario: str, names: list[str], mode: str, jobs: int, rounds: int, place: Path
+) -> Samples:
+    """Take so many samples of each, in turn (A B C A B C …), after one to warm up."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(scratch(place))
+        contenders = {}
+        for name in names:
+            process = start("tests.bench.one", scenario, name, mode, directory)
+            stack.callback(process.communicate)
+            contenders[name] = process
+            take(process, max(jobs // 10, 1))
+        samples: Samples = {name: [] for name in names}
+        for _ in range(rounds):
+            for name, process in contenders.items():
+                samples[name].append(take(process, jobs))
+    return samples
+
+
+def rate(run: dict[str, Any]) -> float:
+    """Return jobs per second."""
+    jobs: float = run["jobs"] / run["seconds"]
+    return jobs
 
 
 def latency(samples: list[dict[str, Any]], percent: float) -> float | None:
@@ -63,64 +92,71 @@ def latency(samples: list[dict[str, Any]], percent: float) -> float | None:
     return median([percentile(run["latencies"], percent) for run in samples])
 
 
-def ratio(value: float | None, base: float | None) -> str:
-    """Return ``value / base`` as text, "-" when there is no base."""
-    return f"{value / base:.2f}" if value and base else "-"
+def beside(taken: list[dict[str, Any]], base: list[dict[str, Any]] | None) -> str:
+    """Return the median over the rounds of how many times as fast it is, "-" without a base."""
+    if not base:
+        return "-"
+    return f"{median([rate(a) / rate(b) for a, b in zip(taken, base, strict=True)]):.2f}"
 
 
 def summary(samples: Samples) -> dict[str, dict[str, Any]]:
-    """Return medians and ratios of each contender."""
-    rates = {name: rate(taken) for name, taken in samples.items()}
+    """Return medians, spread and ratios of each contender."""
     disk = latency(samples.get("disk", []), 50)
     rows: dict[str, dict[str, Any]] = {}
     for name, taken in samples.items():
-        p50, p99 = latency(taken, 50), latency(taken, 99)
+        p50, p99, rates = latency(taken, 50), latency(taken, 99), list(map(rate, taken))
         rows[name] = {
-            "jobs/s": f"{rates[name]:,.0f}",
-            "best": f"{max(run['jobs'] / run['seconds'] for run in taken):,.0f}",
-            "µs/job": microseconds(1 / rates[name]),
+            "jobs/s": f"{median(rates):,.0f}",
+            "min": f"{min(rates):,.0f}",
+            "max": f"{max(rates):,.0f}",
+            "CPU µs/job": microseconds(median([run["cpu_seconds"] / run["jobs"] for run in taken])),
             "batches/s": f"{median([run['batches'] / run['seconds'] for run in taken]):,.0f}",
             "p50 µs": microseconds(p50) if p50 else "-",
             "p99 µs": microseconds(p99) if p99 else "-",
-            "/ sqlite": ratio(rates[name], rates.get("sqlite")),
-            "/ tuned": ratio(rates[name], rates.get("sqlite-tuned")),
-            "/ disk p50": ratio(p50, disk),
+            "/ sqlite": beside(taken, samples.get("sqlite")),
+            "/ tuned": beside(taken, samples.get("sqlite-tuned")),
+            "/ disk p50": f"{p50 / disk:.2f}" if p50 and disk else "-",
         }
     return rows
 
 
 def main() -> None:
-    """Measure in turn (A B C A B C …), print a table a scenario."""
+    """Print a table a scenario, and at the end one of all ratios."""
     given = options(
         __doc__,
         quick=False,
         jobs=int,
-        rounds=3,
+        rounds=5,
         mode=("fsync", "os"),
         only=tuple(JOBS),
         contender=CONTENDERS,
         json=False,
     )
-    for mode in given.mode or ("fsync", "os"):
-        for scenario in given.only or JOBS:
+    rounds = 1 if given.quick else given.rounds
+    modes = given.mode or ("fsync", "os")
+    heads = (f"{mode}, {base}" for mode in modes for base in ("/ sqlite", "/ tuned"))
+    whole = Table("taskq beside SQLite", "", *heads)
+    for scenario in given.only or JOBS:
+        cells = []
+        for mode in modes:
             jobs = given.jobs or JOBS[scenario][mode == "os"] // (10 if given.quick else 1)
-            names = [
-                name
-                for name in given.contender or CONTENDERS
-                if name != "disk" or scenario == "one_by_one"
-            ]
-            samples: Samples = {name: [] for name in names}
-            for _ in range(1 if given.quick else given.rounds):
-                for name in names:
-                    samples[name].append(sample(scenario, name, mode, jobs, given.dir))
-            rows = summary(samples)
+            chosen = given.contender or CONTENDERS
+            names = [name for name in chosen if name != "disk" or scenario == "one_by_one"]
+            others = Others()
+            rows = summary(samples_of(scenario, names, mode, jobs, rounds, given.dir))
             if given.json:
-                print(json.dumps({"scenario": scenario, "mode": mode, "jobs": jobs, "rows": rows}))
+                head = {"scenario": scenario, "mode": mode, "jobs": jobs, "others": str(others)}
+                print(json.dumps(head | {"rows": rows}), flush=True)
                 continue
-            table = Table(f"{scenario}, {mode}, {jobs:,} jobs", "", *rows[names[0]])
+            table = Table(f"{scenario}, {mode}, {jobs:,} jobs; {others}", "", *rows[names[0]])
             for name, row in rows.items():
                 table.row(name, *row.values())
             table.print()
+            cells += [rows.get("taskq", {}).get(key, "-") for key in ("/ sqlite", "/ tuned")]
+        if not given.json:
+            whole.row(scenario, *cells)
+    if not given.json:
+        whole.print()
 
 
 if __name__ == "__main__":

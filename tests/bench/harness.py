@@ -1,15 +1,20 @@
-"""Share what all benchmarks need: options, scratch directories, children, figures and tables."""
+"""Share what all benchmarks need: interpreters, options, directories, children, figures, tables."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import datetime as dt
 import json
 import os
+import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -25,10 +30,12 @@ def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
     """Read the command line: ``--name VALUE`` of the default's type, ``--name`` where it is False.
 
     A tuple stands for choices that can be repeated, and a type for a value without a default.
-    There is always ``--dir``, a directory of the disk that is to be measured.
+    There is always ``--dir``, a directory of the disk that is to be measured, and ``--python``, an
+    interpreter that goes on in place of this one. What this machine is is printed, and at the end
+    how busy others kept it.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
-    for name, default in {"dir": Path.cwd(), **defaults}.items():
+    for name, default in {"dir": Path.cwd(), "python": Path, **defaults}.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
             parser.add_argument(flag, action="store_true")
@@ -40,7 +47,123 @@ def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
             parser.add_argument(
                 flag, type=type(default), default=default, help="(default: %(default)s)"
             )
-    return parser.parse_args()
+    given = parser.parse_args()
+    # As an installed package has it, whatever the caller's environment says.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if given.python is not None:
+        _go_on(str(given.python))
+    if not getattr(given, "json", False):
+        print(machine(given.dir))
+        others = Others()
+        atexit.register(lambda: print(f"\n{others}"))
+    return given
+
+
+def _go_on(python: str) -> None:
+    """Let another interpreter run the same command, with this tree installed for it."""
+    at = sys.argv.index("--python")
+    words = (*sys.argv[1:at], *sys.argv[at + 2 :])
+    python, _ = installed(python, "taskq-local", "-e", str(ROOT), directory=kept_for(python))
+    program = sys.modules["__main__"].__spec__
+    assert program is not None
+    module = program.name.removesuffix(".__main__")
+    os.execv(python, (python, "-m", module, *words))  # noqa: S606 - no shell is wanted
+
+
+INSTALL_SECONDS_MAX: Final = 600
+_VERSION: Final = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+
+
+def kept_for(python: str) -> Path:
+    """Return where virtual environments of that interpreter are kept."""
+    name = str(Path(python).resolve()).strip("/").replace("/", "-")
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "taskq-bench", name)
+
+
+def installed(base: str, package: str, *words: str, directory: Path) -> tuple[str, str]:
+    """The interpreter that has the package, and the package's version.
+
+    It is ``base`` itself, or a virtual environment of it that is made at first use and then kept:
+    remove it to have a newer one.
+
+    Raises:
+        subprocess.CalledProcessError: pip could not install it; ``stderr`` says why.
+    """
+    if version := _version(base, package):
+        return base, version
+    place = directory / package
+    python = str(place / "bin" / "python")
+    if not _version(python, package):
+        print(f"installing {package} into {place}", file=sys.stderr)
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        for command in ((base, "-m", "venv", "--clear", place), (*pip, *(words or (package,)))):
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX
+            )
+    return python, _version(python, package)
+
+
+def _version(python: str, package: str) -> str:
+    try:
+        output = subprocess.run(
+            (python, "-c", _VERSION, package),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return output.stdout.strip()
+
+
+def build() -> str:
+    """Return how the interpreter was built: optimized by a profile, linked as a whole, or not."""
+    words = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    if "--enable-optimizations" in words:
+        return "PGO and LTO" if "--with-lto" in words else "PGO"
+    if sysconfig.get_config_var("PGO_PROF_USE_FLAG") == "":
+        # Debian optimizes by rules of its own, and takes the flags out of what is told here.
+        return "PGO by its distributor"
+    return "no PGO"
+
+
+def machine(directory: Path) -> str:
+    """Return where this is measured, and by which interpreter."""
+    cpu = next(
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    )
+    disk = subprocess.run(
+        ("df", "--output=fstype", directory), check=True, capture_output=True, text=True
+    )
+    return (
+        f"{dt.datetime.now(dt.UTC).date()}, {os.cpu_count()} cores of {cpu}, "
+        f"{disk.stdout.split()[-1]}, Linux {platform.release()}, "
+        f"Python {platform.python_version()} ({build()})"
+    )
+
+
+class Others:
+    """Tells how busy the machine is with what is none of ours."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic(), self._seconds()
+
+    @staticmethod
+    def _seconds() -> float:
+        """Processor seconds of everybody, less those of this process and of its ended children."""
+        words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
+        user, nice, system, _, _, *others = map(int, words)
+        busy = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+        return busy - sum(os.times()[:4])
+
+    def __str__(self) -> str:
+        took = time.monotonic() - self._began
+        share = max(self._seconds() - self._before, 0) / took
+        load = " ".join(f"{load:.1f}" for load in os.getloadavg())
+        return f"in {took:,.0f} s others took {share:.2f} of {os.cpu_count()} cores; load {load}"
 
 
 @contextlib.contextmanager
@@ -204,12 +327,12 @@ class Table:
         self.row(what, f"{value:,.3f}", unit, kept)
 
     def print(self) -> None:
-        """Print the whole; the first column left, the figures right."""
+        """Print the whole as Markdown; the first column left, the figures right."""
         widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        print(f"\n{self.title}")
+        print(f"\n{self.title}\n")
         for index, cells in enumerate(self.rows):
             first = cells[0].ljust(widths[0])
             rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-            print("  ".join((first, *rest)))
+            print("|", " | ".join((first, *rest)), "|")
             if index == 0:
-                print("  ".join("-" * width for width in widths))
+                print("|" + "|".join("-" * (width + 2) for width in widths) + "|")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
 #: With the number beside it, the arguments of a call are about 100 bytes of JSON.
 SUBJECT: Final = "x" * 84
@@ -19,33 +21,56 @@ WORKER_CONCURRENCY: Final = 1_000
 Enqueue = Callable[[int, str], Awaitable[object]]
 
 
-class Tally:
-    """Counts the calls of its no-op, and tells when all have run. One event loop only."""
+class Clock:
+    """Runs from its making: wall time, and the processor time of all threads of this process."""
 
     def __init__(self) -> None:
-        self.seen = 0
-        self.target = 0
-        self.reached = asyncio.Event()
+        self._began, self._cpu = time.perf_counter(), time.process_time()
+
+    def taken(self) -> tuple[float, float]:
+        """Return wall and processor seconds so far."""
+        return time.perf_counter() - self._began, time.process_time() - self._cpu
+
+
+class Tally:
+    """Counts the calls of its no-op, and tells when all have run. One event loop only.
+
+    Attributes:
+        clock: made at the first call.
+        reached: set at the last.
+    """
+
+    def __init__(self) -> None:
+        self.expect(0)
 
         async def noop(i: int, subject: str) -> None:
-            self.seen += 1
-            if self.seen == self.target:
-                self.reached.set()
+            self._seen += 1
+            if self._seen == self._target:
+                self._reach()
 
         #: the job: it counts itself
         self.noop = noop
 
     def expect(self, count: int) -> None:
         """Start again from zero, for ``count`` calls."""
-        self.seen = 0
-        self.target = count
+        self._seen, self._count = 0, count
+        #: the call that does more than count: the first, then the last
+        self._target = 1
+        self.clock: Clock | None = None
         self.reached = asyncio.Event()
+
+    def _reach(self) -> None:
+        if self.clock is None:
+            self.clock, self._target = Clock(), self._count
+        if self._seen == self._count:
+            self.reached.set()
 
 
 class Contender(Protocol):
     """One queue under test, in a directory of its own. ``enqueue`` returns once durable."""
 
     tally: Tally
+    directory: Path
     enqueue: Enqueue
 
     async def open(self) -> None:

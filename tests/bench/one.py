@@ -1,25 +1,42 @@
-"""One sample of one scenario, in a process of its own; the result is a line of JSON.
+"""Samples of one scenario for one contender, in a process of its own; each is a line of JSON.
 
-``bench.py`` starts these in turn, so that no contender inherits another's heap or settings:
-``python -m tests.bench.one SCENARIO CONTENDER MODE JOBS DIRECTORY``.
+``bench.py`` starts one of these for each contender and lets them go in turn, so that none inherits
+another's heap or settings, and all are warm: ``python -m tests.bench.one SCENARIO CONTENDER MODE
+DIRECTORY`` takes a sample of so many jobs for each number that it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench.baseline_disk import RECORD_BYTES, write_seconds
 from tests.bench.baseline_sqlite import SqliteContender
-from tests.bench.load import SUBJECT, Contender, fill, produce
+from tests.bench.disk import RECORD_BYTES, write_seconds
+from tests.bench.harness import scratch
+from tests.bench.load import (
+    SUBJECT,
+    WORKER_CONCURRENCY,
+    Clock,
+    Contender,
+    Tally,
+    fill,
+    produce,
+    spin,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.bench.load import Enqueue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,110 +45,169 @@ class Sample:
 
     jobs: int
     seconds: float
+    cpu_seconds: float
     batches: int = 0
     latencies: list[float] = field(default_factory=list)
 
 
-def make(name: str, mode: str, directory: Path, *, shared: bool = False) -> Contender:
-    """The contender of that name; ``mode`` is fsync or os, ``shared`` if others write too."""
-    if name == "taskq":
-        # Imported here so that the baselines can be measured alone.
-        from tests.bench.taskq_contender import TaskqContender  # noqa: PLC0415
+class TaskqContender:
+    """The full public API, validation included: an app with the no-op and a CPU-bound sync task."""
 
-        return TaskqContender(directory, mode)
-    tuned = name == "sqlite-tuned"
-    return SqliteContender(directory, full=mode == "fsync", tuned=tuned, shared=shared)
+    def __init__(self, directory: Path, durability: str) -> None:
+        # Imported here so that the baselines can be measured alone.
+        from taskq import TaskQ  # noqa: PLC0415
+
+        self.tally = Tally()
+        self.directory = directory
+        self.app = TaskQ(directory / "data", durability=durability)
+        self.task = self.app.task(name="noop")(self.tally.noop)
+        #: the task's own method: nothing of the benchmark lies between
+        self.enqueue: Enqueue = self.task.enqueue
+        self.spinning = asyncio.Event()
+        self.stop = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        @self.app.task(name="spin", queue="cpu")
+        def spin_until_stopped() -> None:
+            loop.call_soon_threadsafe(self.spinning.set)
+            spin(self.stop.is_set)
+
+        self.spin = spin_until_stopped
+
+    async def open(self) -> None:
+        """Open the log."""
+        await self.app.open()
+
+    async def close(self) -> None:
+        """Close it."""
+        await self.app.close()
+
+    async def enqueue_many(self, numbers: range) -> None:
+        """One transaction."""
+        await self.task.enqueue_many([(i, SUBJECT) for i in numbers])
+
+    def worker(self) -> AbstractAsyncContextManager[object]:
+        """Return a worker of this process."""
+        return self.app.worker(concurrency=WORKER_CONCURRENCY)
+
+    @contextlib.asynccontextmanager
+    async def busy_thread(self) -> AsyncIterator[None]:
+        """The sync task as a job like any other, in the worker's threads."""
+        job = await self.spin.enqueue()
+        await self.spinning.wait()
+        try:
+            yield
+        finally:
+            # Also when a sample fails: the worker could not drain otherwise.
+            self.stop.set()
+        await job.result()
+
+    async def counts(self) -> tuple[int, int]:
+        """From the log's statistics; the sync task's queue is its own and not counted."""
+        stats = await self.app.store().port().stats()
+        for queue in stats.queues:
+            assert queue.dead + queue.cancelled + queue.expired == 0, queue
+        mine = [queue for queue in stats.queues if queue.queue == "default"]
+        assert len(mine) == 1, stats.queues
+        assert mine[0].running == 0, mine
+        return mine[0].succeeded, mine[0].ready + mine[0].scheduled
+
+    def batches(self) -> int:
+        """Frames that this process wrote so far."""
+        return self.app.store().batches
 
 
 async def one_by_one(contender: Contender, jobs: int) -> Sample:
     """Return one caller, each enqueue awaited before the next."""
     latencies = []
-    begin = time.perf_counter()
+    clock = Clock()
     for number in range(jobs):
         start = time.perf_counter()
         await contender.enqueue(number, SUBJECT)
         latencies.append(time.perf_counter() - start)
-    seconds = time.perf_counter() - begin
+    sample = taken(contender, clock, jobs)
+    sample.latencies = latencies
     assert await contender.counts() == (0, jobs)
-    return Sample(jobs=jobs, seconds=seconds, latencies=latencies)
+    return sample
 
 
 async def enqueue_concurrently(contender: Contender, jobs: int, producers: int) -> Sample:
     """Many callers, no worker."""
-    start = time.perf_counter()
+    clock = Clock()
     await produce(contender.enqueue, jobs, producers)
-    seconds = time.perf_counter() - start
+    sample = taken(contender, clock, jobs)
     assert await contender.counts() == (0, jobs)
-    return Sample(jobs=jobs, seconds=seconds, batches=contender.batches())
+    return sample
 
 
 async def enqueue_many(contender: Contender, jobs: int) -> Sample:
     """Return one caller, transactions of 1 000."""
-    start = time.perf_counter()
+    clock = Clock()
     await fill(contender, jobs)
-    seconds = time.perf_counter() - start
+    sample = taken(contender, clock, jobs)
     assert await contender.counts() == (0, jobs)
-    return Sample(jobs=jobs, seconds=seconds, batches=contender.batches())
+    return sample
 
 
 async def drain(contender: Contender, jobs: int) -> Sample:
-    """Claim, run and settle a backlog."""
+    """Claim, run and settle a backlog: from the start of its first job, with the worker's end."""
     await fill(contender, jobs)
     before = contender.batches()
     contender.tally.expect(jobs)
-    start = time.perf_counter()
     async with contender.worker():
         await contender.tally.reached.wait()
-    seconds = time.perf_counter() - start
+    assert contender.tally.clock is not None
+    sample = taken(contender, contender.tally.clock, jobs, before)
     assert await contender.counts() == (jobs, 0)
-    return Sample(jobs=jobs, seconds=seconds, batches=contender.batches() - before)
+    return sample
 
 
 async def full_cycle(contender: Contender, jobs: int, producers: int) -> Sample:
     """Enqueue, claim, run and settle, all at the same time in this process."""
     contender.tally.expect(jobs)
-    start = time.perf_counter()
     async with contender.worker():
+        before, clock = contender.batches(), Clock()
         await produce(contender.enqueue, jobs, producers)
         await contender.tally.reached.wait()
-    seconds = time.perf_counter() - start
+    sample = taken(contender, clock, jobs, before)
     assert await contender.counts() == (jobs, 0)
-    return Sample(jobs=jobs, seconds=seconds, batches=contender.batches())
+    return sample
 
 
 async def full_cycle_beside_cpu(contender: Contender, jobs: int, producers: int) -> Sample:
     """As ``full_cycle``, while one CPU-bound sync task runs in a thread."""
     async with contender.worker(), contender.busy_thread():
-        before = contender.batches()
         contender.tally.expect(jobs)
-        start = time.perf_counter()
+        before, clock = contender.batches(), Clock()
         await produce(contender.enqueue, jobs, producers)
         await contender.tally.reached.wait()
-        seconds = time.perf_counter() - start
-        batches = contender.batches() - before
+        sample = taken(contender, clock, jobs, before)
     assert await contender.counts() == (jobs, 0)
-    return Sample(jobs=jobs, seconds=seconds, batches=batches)
+    return sample
 
 
 async def two_processes(contender: Contender, jobs: int, producers: int) -> Sample:
     """Producers here, the worker in a process of its own; ends when the worker settled all."""
+    _, name, mode, _ = sys.argv[1:]
     worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.one", "worker", *sys.argv[2:]),
+        *(sys.executable, "-m", "tests.bench.one", "worker", name, mode),
+        *(str(jobs), str(contender.directory)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert worker.stdout is not None
     assert await worker.stdout.readline() == b"ready\n"
-    start = time.perf_counter()
+    clock = Clock()
     await produce(contender.enqueue, jobs, producers)
     assert await worker.stdout.readline() == b"done\n"
-    seconds = time.perf_counter() - start
+    sample = taken(contender, clock, jobs)
     assert await worker.wait() == 0
     assert await contender.counts() == (jobs, 0)
-    return Sample(jobs=jobs, seconds=seconds, batches=contender.batches())
+    return sample
 
 
-async def work(contender: Contender, jobs: int) -> None:
-    """The worker process of ``two_processes``."""
+async def work(name: str, mode: str, jobs: int, directory: Path) -> None:
+    """Be the worker process of ``two_processes``."""
+    contender = make(name, mode, directory, shared=True)
     await contender.open()
     contender.tally.expect(jobs)
     async with contender.worker():
@@ -139,6 +215,14 @@ async def work(contender: Contender, jobs: int) -> None:
         await contender.tally.reached.wait()
     print("done", flush=True)
     await contender.close()
+
+
+def taken(contender: Contender, clock: Clock, jobs: int, batches: int = 0) -> Sample:
+    """Stop the clock; ``batches`` are those that were written before it began."""
+    seconds, cpu = clock.taken()
+    return Sample(
+        jobs=jobs, seconds=seconds, cpu_seconds=cpu, batches=contender.batches() - batches
+    )
 
 
 SCENARIOS: dict[str, Callable[[Contender, int], Awaitable[Sample]]] = {
@@ -155,17 +239,23 @@ SCENARIOS: dict[str, Callable[[Contender, int], Awaitable[Sample]]] = {
 }
 
 
-async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -> Sample | None:
-    """Return the sample, or None from a worker process."""
+def make(name: str, mode: str, directory: Path, *, shared: bool) -> Contender:
+    """The contender of that name; ``mode`` is fsync or os, ``shared`` if others write too."""
+    if name == "taskq":
+        return TaskqContender(directory, mode)
+    tuned = name == "sqlite-tuned"
+    return SqliteContender(directory, full=mode == "fsync", tuned=tuned, shared=shared)
+
+
+async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -> Sample:
+    """Take one sample in an empty directory; fails loudly if the end state is wrong."""
     if name == "disk":
-        durable = mode == "fsync"
-        latencies = write_seconds(directory / "raw", RECORD_BYTES, jobs, durable=durable)
-        return Sample(jobs=jobs, seconds=sum(latencies), latencies=latencies)
-    shared = scenario == "worker" or scenario.startswith("two_processes")
-    contender = make(name, mode, directory, shared=shared)
-    if scenario == "worker":
-        await work(contender, jobs)
-        return None
+        clock = Clock()
+        latencies = write_seconds(directory / "raw", RECORD_BYTES, jobs, durable=mode == "fsync")
+        return Sample(
+            jobs=jobs, seconds=sum(latencies), cpu_seconds=clock.taken()[1], latencies=latencies
+        )
+    contender = make(name, mode, directory, shared=scenario.startswith("two_processes"))
     await contender.open()
     sample = await SCENARIOS[scenario](contender, jobs)
     await contender.close()
@@ -173,11 +263,16 @@ async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -
 
 
 def main() -> None:
-    """Run what the arguments say; fails loudly if the end state is wrong."""
-    scenario, name, mode, jobs, directory = sys.argv[1:]
-    sample = asyncio.run(run(scenario, name, mode, int(jobs), Path(directory)))
-    if sample is not None:
-        print(json.dumps(asdict(sample)))
+    """Take a sample for each line read, or be the worker of one."""
+    scenario, name, mode, *rest = sys.argv[1:]
+    if scenario == "worker":
+        asyncio.run(work(name, mode, int(rest[0]), Path(rest[1])))
+        return
+    for line in sys.stdin:
+        with scratch(Path(rest[0])) as directory:
+            gc.collect()
+            sample = asyncio.run(run(scenario, name, mode, int(line), directory))
+        print(json.dumps(asdict(sample)), flush=True)
 
 
 if __name__ == "__main__":

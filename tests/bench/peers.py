@@ -10,25 +10,31 @@ the rows.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import platformdirs
-
 import taskq
-from tests.bench.contenders.environments import installed
-from tests.bench.harness import MIB, ROOT, Table, median, options, percentile, scratch
+from tests.bench.harness import (
+    MIB,
+    ROOT,
+    Table,
+    installed,
+    kept_for,
+    machine,
+    median,
+    options,
+    percentile,
+    scratch,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 Sample = dict[str, Any]
 
@@ -140,8 +146,7 @@ class Bench(NamedTuple):
 
     def _environment(self) -> dict[str, str]:
         """Return one with byte code as an installed package has it, whatever the sources have."""
-        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        return {**kept, "PYTHONPYCACHEPREFIX": str(self.place / "pyc")}
+        return {**os.environ, "PYTHONPYCACHEPREFIX": str(self.place / "pyc")}
 
     def _syncs(self, name: str, jobs: int) -> int:
         """The calls that wait for the disk, in all threads of a process that enqueues so many."""
@@ -260,23 +265,6 @@ def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
         print(f"({number}) {note}")
 
 
-def machine(directory: Path) -> str:
-    """Return where this was measured."""
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    )
-    disk = subprocess.run(
-        ("df", "--output=fstype", directory), check=True, capture_output=True, text=True
-    )
-    today = dt.datetime.now(dt.UTC).date()
-    return (
-        f"{today}, {os.cpu_count()} cores of {cpu}, {disk.stdout.split()[-1]}, "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
-    )
-
-
 def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
     """Install what is missing, and leave out with its message whatever does not run one job.
 
@@ -287,7 +275,9 @@ def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
         package = CONTENDERS[name].package
         try:
             python, version = (
-                installed(given.venvs, package) if package else (sys.executable, taskq.__version__)
+                installed(sys.executable, package, directory=given.venvs)
+                if package
+                else (sys.executable, taskq.__version__)
             )
             bench.pythons[name] = python
             bench.take("start", name)
@@ -300,16 +290,17 @@ def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
 
 def main() -> None:
     """Measure in turn (A B C A B C …), print a table a scenario, and one of all medians."""
-    venvs = platformdirs.user_cache_path("taskq-bench")
     given = options(
-        __doc__, jobs=int, rounds=5, takeover=90.0, venvs=venvs, json=False,
+        __doc__, jobs=int, rounds=5, takeover=90.0, venvs=kept_for(sys.executable), json=False,
         only=tuple(SCENARIOS), contender=tuple(CONTENDERS),
     )  # fmt: skip
     everything: dict[str, Row] = {}
     with scratch(given.dir) as directory:
         bench, versions = prepare(given, directory)
-        head = {"machine": machine(given.dir), "versions": versions}
-        print(json.dumps(head) if given.json else f"{head['machine']}\n{versions}")
+        if given.json:
+            print(json.dumps({"machine": machine(given.dir), "versions": versions}))
+        else:
+            print(versions)
         for scenario in given.only or SCENARIOS:
             result = rows(bench, scenario)
             everything |= result
