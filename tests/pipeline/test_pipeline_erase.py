@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pyarrow.parquet import ParquetFile
 from taskq import Put, TaskLog
 from taskq_plugins.spark.lake import Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
+from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import last_lsns, rows_of
 from tests.pipeline.tablerows import HOUR
@@ -167,6 +169,25 @@ def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
     assert lake.dataset("rollup_hour").count_rows() == 1
     for wrong in ("1h", "yore", "failures=90d"):
         assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
+
+
+def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
+    """And so do files that no version names: the clock decides, not what is in the logs."""
+    edge = MadeLog(tmp_path / "hub" / "edge")  # of the year 2023
+    edge.enqueue(2)
+    edge.frame(claimed(1), succeeded(1, 3, 4))
+    words = ("run", "--journals", tmp_path / "hub", "--lake", tmp_path / "lake")
+    assert taskq("pipeline", *words).exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    left = lake.path / "records" / "left.parquet"
+    left.write_bytes(b"")
+    os.utime(left, (0, 0))
+    assert lake.dataset("records").count_rows() == 4
+    shown = taskq("pipeline", *words, "--keep", "30d")
+    assert "nothing new" in shown.stdout
+    assert not left.exists()
+    counts = [lake.dataset(table).count_rows() for table in ("records", "jobs", "attempts")]
+    assert counts == [0, 1, 0], "what waits may still change"
 
 
 def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Path) -> None:

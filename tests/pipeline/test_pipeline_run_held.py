@@ -8,11 +8,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from taskq.cli.main import main
-from taskq_plugins.spark.lake import LakeWriter
+from taskq.log.format.carried import encode_compacted
+from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.run.reached import held, unread_bytes
+from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.positions import offsets_from_json
-from tests.fleet.made_logs import MadeLog
+from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.source_tools import Stream
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class Reader:
         return [row["lsn"] for row in self.stream.drain()]
 
     def unread(self) -> int:
-        return unread_bytes(self.offsets, self.logs, "fail")
+        options = {"path": str(self.logs), "failOnDataLoss": "hold"}
+        return unread_bytes(self.offsets, read_options(options))
 
 
 @pytest.fixture
@@ -107,9 +110,9 @@ def test_a_log_that_vanished_is_told_once(reader: Reader) -> None:
     assert not reader.unread()
 
 
-def pipeline(tmp_path: Path) -> Result:
+def pipeline(tmp_path: Path, *words: str) -> Result:
     where = ["--journals", str(tmp_path / "logs"), "--lake", str(tmp_path / "lake")]
-    return CliRunner().invoke(main, ["pipeline", "run", *where])
+    return CliRunner().invoke(main, ["pipeline", "run", *where, *words])
 
 
 def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
@@ -191,3 +194,54 @@ def test_a_segment_that_vanishes_between_plan_and_read_holds_its_log_alone(
         return
     assert "3 records in 1 batch" in result.stdout
     assert "1 log held back, all others were read:" in result.stderr
+
+
+def cut_off(root: Path) -> MadeLog:
+    """Return a log that was read once and then lost its second segment."""
+    edge = MadeLog(root / "edge")
+    edge.enqueue(3)
+    assert pipeline(root.parent).exit_code == 0
+    edge.rotate()
+    lost = edge.frame(succeeded(1, 4, 4), succeeded(2, 5, 5))
+    edge.rotate()
+    lost.path.unlink()
+    return edge
+
+
+def states(tmp_path: Path) -> dict[int, str]:
+    rows = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
+    return {row["job"]: row["state"] for row in rows}
+
+
+def test_a_single_held_log_goes_on_when_it_may(tmp_path: Path) -> None:
+    """The remedy that the message names works, whatever the other logs do; and once is enough."""
+    edge = cut_off(tmp_path / "logs")
+    edge.enqueue(1)
+    for _ in range(2):
+        assert "--ignore-data-loss" in pipeline(tmp_path).stderr
+    for shown in ("2 records in 1 batch", "nothing new"):
+        result = pipeline(tmp_path, "--ignore-data-loss")
+        assert (result.exit_code, shown in result.stdout) == (0, True), result.output
+    assert "nothing new" in pipeline(tmp_path).stdout
+    assert states(tmp_path) == {1: "ready", 2: "ready", 3: "ready", 6: "ready"}
+
+
+def test_a_vanished_log_alone_is_passed_over_when_it_may_be(tmp_path: Path) -> None:
+    edge = MadeLog(tmp_path / "logs" / "edge")
+    edge.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0
+    edge.path.rename(tmp_path / "away")
+    assert pipeline(tmp_path).exit_code == 1
+    for _ in range(2):
+        assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
+
+
+@pytest.mark.parametrize(("floor", "gone"), [(6, "lost"), (4, "ready")])
+def test_jobs_that_compaction_took_unread_are_lost_and_no_others_are(
+    tmp_path: Path, floor: int, gone: str
+) -> None:
+    """What a COMPACTED record covers was written again if needed; what was cut off was not."""
+    edge = cut_off(tmp_path / "logs")
+    edge.frame(claimed(3), encode_compacted(floor, 7))
+    assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
+    assert states(tmp_path) == {1: gone, 2: gone, 3: "running"}

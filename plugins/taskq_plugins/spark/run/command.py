@@ -15,7 +15,7 @@ from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED
-from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions
+from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
@@ -182,8 +182,10 @@ def run(
 def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
     """Read what is new; False if nothing is."""
     before = reached(writer.lake)
-    left_bytes = unread_bytes(before.offsets, options.journals, options.corrupt)
+    left_bytes = unread_bytes(before.offsets, options.of_source())
     if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
+        if time.monotonic() >= writer.vacuum_due:  # days grow old whatever is new
+            keep_in_order(writer, options)
         return False
     started = time.monotonic()
 

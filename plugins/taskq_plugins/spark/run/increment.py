@@ -222,6 +222,12 @@ def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list
     # What the rollups were made of may be gone: they stay as they are.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table, since)
+    keep_in_order(writer, options)
+    return refreshed
+
+
+def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
+    """Let old days go, write small files together, and remove what nobody needs any more."""
     for table in options.keep_days:
         if writer.lake.has(table):
             writer.drop_days(table, options.kept_from(table))
@@ -235,7 +241,6 @@ def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list
         if is_due:
             writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
     _give_back_memory()
-    return refreshed
 
 
 def _give_back_memory() -> None:

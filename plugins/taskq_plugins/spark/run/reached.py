@@ -16,15 +16,13 @@ from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS
 from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.going_on import go_on, whole_until
-from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import Offsets, offsets_from_json, offsets_to_json
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import Standing, look
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Position
 
 #: In the order in which a batch commits them.
@@ -89,32 +87,35 @@ def held(offsets: Offsets) -> list[str]:
     return sorted(position.held for position in offsets.values() if position.held)
 
 
-def unread_bytes(offsets: Offsets, journals: Path, corrupt: str) -> int:
-    """Return how much there is to read; 1 stands for a log that is to be held and is not yet.
+def unread_bytes(offsets: Offsets, options: ReadOptions) -> int:
+    """Return how much there is to read; 1 stands for a log to be held, or to be held no more.
 
     Raises:
-        Unreadable: a log cannot be read, and ``corrupt`` is "fail".
+        Unreadable: a log cannot be read, and the options say to fail then.
         FleetError: nor can the directory.
     """
-    sight = look(read_options({"path": str(journals), "corruptMode": corrupt}))
+    sight = look(options)
+    holds = options.fail_on_data_loss == "hold"
     there = {standing.log.log_id for standing in sight.standings}
     devices = {standing.log.device for standing in sight.standings}
     gone = sum(
-        log_id not in there and at.device not in devices and not at.held
+        log_id not in there and at.device not in devices and bool(at.held) is not holds
         for log_id, at in offsets.items()
     )
-    return gone + sum(_unread(log, offsets.get(log.log.log_id)) for log in sight.standings)
+    logs = ((log, offsets.get(log.log.log_id)) for log in sight.standings)
+    return gone + sum(_unread(log, position, holds=holds) for log, position in logs)
 
 
-def _unread(standing: Standing, position: Position | None) -> int:
+def _unread(standing: Standing, position: Position | None, *, holds: bool) -> int:
     if position is None:
         return left(standing, standing.earliest).size_bytes if standing.end.mark.segment else 0
     try:
-        here = go_on(standing, position, loss_handler("hold"))
+        here = go_on(standing, position, loss_handler("hold" if holds else "false"))
     except (DataLoss, FileNotFoundError):
         return 0 if position.held else 1
     if here is None:
         return 0
-    if position.held and whole_until(standing, here, standing.latest).place == here.place:
+    is_held = holds and position.held
+    if is_held and whole_until(standing, here, standing.latest).place == here.place:
         return 0
     return left(standing, here).size_bytes

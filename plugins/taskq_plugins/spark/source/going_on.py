@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.arrow import Break
-from taskq.engine import segment_name
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.arrow import DETAILS, Break, Corrupt, Piece, decode
+from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.inventory import Edges, edges, follows
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet.breaks import Break as Declared
     from taskq_plugins.fleet.places import LogPlace
     from taskq_plugins.spark.source.standing import Standing
+
+#: What is said of a gap that the log itself made, where it had written again what it needed.
+COMPACTION: Final = "compaction took it"
+COMPACTED: Final = kinds.name_of(Kind.COMPACTED)
 
 
 class Stretch(NamedTuple):
@@ -164,9 +172,27 @@ def break_before(standing: Standing, was: Position, here: Position) -> Break | N
 
 def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
     declared = _gap_before(standing, place.first_lsn)
-    return Break(
-        "gap", lsn, place.first_lsn, declared and declared.end_lsn, declared and declared.cause
-    )
+    if declared is not None:
+        return Break("gap", lsn, place.first_lsn, declared.end_lsn, declared.cause)
+    end_lsn = _compacted(standing, place.first_lsn)
+    return Break("gap", lsn, place.first_lsn, end_lsn, COMPACTION if end_lsn else None)
+
+
+def _compacted(standing: Standing, first_lsn: int) -> int | None:
+    """Return where the log had written again all that it needed from before a segment."""
+    log = standing.log
+    columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "token")])
+    says = (pc.field("kind") == COMPACTED) & (pc.field("token") >= first_lsn)
+    for place in standing.places:
+        end = standing.size(place)
+        if place.first_lsn < first_lsn or end <= START:
+            continue
+        piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, START, end)
+        with suppress(LogError):
+            for rows in decode(piece, columns, corrupt=Corrupt.SKIP):
+                if lsns := rows.filter(says)["lsn"]:
+                    return int(lsns[0].as_py()) + 1
+    return None
 
 
 def _shared(standing: Standing, here: Position) -> int:

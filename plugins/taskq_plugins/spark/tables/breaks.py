@@ -12,8 +12,9 @@ branch                  int     of the records behind it; null: none was read, o
 lsn                     long    the first that is missing; of a fork the first that both branches
                                 have otherwise
 goes_on_lsn             long    the first lsn behind a gap
-end_lsn                 long    behind the last record that the device had when it declared it
-cause                   string  in the device's words
+end_lsn                 long    behind the last record that the device had when it declared it, or
+                                that compaction wrote before it took what is missing
+cause                   string  in the device's words, or that compaction took it
 ======================  ======  ====================================================================
 
 Jobs that were not over, and that no record tells of from ``goes_on_lsn`` to ``end_lsn``, have the
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from taskq_plugins.fleet import breaks as declared_breaks
+from taskq_plugins.spark.source.going_on import COMPACTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +91,7 @@ def _found(row: dict[str, Any]) -> dict[str, Any]:
         "device": row["device"],
         "log_id": row["log_id"],
         "kind": declared["what"],
-        "is_declared": "end_lsn" in declared,
+        "is_declared": "end_lsn" in declared and declared.get("cause") != COMPACTION,
         "branch": row["branch"],
         "lsn": row["lsn"],
         "goes_on_lsn": declared.get("goes_on"),
