@@ -229,7 +229,7 @@ class LogConfig:
     def is_plain(self) -> bool:
         """Whether bodies are stored as they are where neither job nor task says otherwise."""
         here: tuple[LogConfig | QueuePolicy, ...] = (self, *self.queues.values())
-        return not any(one.spill or one.compress not in {None, "none"} for one in here)
+        return not any(config.spill or config.compress not in {None, "none"} for config in here)
 
     def packing(
         self, queue: str, compress: Compression | None = None, spill: bool | None = None

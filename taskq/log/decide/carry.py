@@ -96,9 +96,9 @@ class Rewrites:
         if floor.uploads:
             seen.catch_up()
         for upload in floor.uploads:
-            found = seen.progress(upload)
-            if found is not None and found[0] < floor.lsn:
-                batch.adopted.setdefault(upload, found[1])
+            latest = seen.progress(upload)
+            if latest is not None and latest[0] < floor.lsn:
+                batch.adopted.setdefault(upload, latest[1])
         batch.add(encode_compacted(floor.lsn, batch.lsn))
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
@@ -165,13 +165,13 @@ class Edits:
         agenda, dedup, job = context.agenda, context.dedup, wish.item.job
         state = agenda.table.state(job)
         if state not in WAITING_STATES:
-            told = state.name.lower() if state else "settled"
-            raise NotWaiting(f"{context.tag}-{job}", told, context.facets.path)
-        found = carried_live(agenda, dedup, wish.item)
-        if found is None:
+            name = state.name.lower() if state else "settled"
+            raise NotWaiting(f"{context.tag}-{job}", name, context.facets.path)
+        before = carried_live(agenda, dedup, wish.item)
+        if before is None:
             return None
-        edited = self._moved(self._timed(found, wish, batch.time_ns), wish, batch.time_ns)
-        if edited == found:
+        edited = self._moved(self._timed(before, wish, batch.time_ns), wish, batch.time_ns)
+        if edited == before:
             return False
         location = batch.where + batch.size
         batch.add(encode_carried(EDIT, edited, batch.lsn))
@@ -182,35 +182,35 @@ class Edits:
         batch.interest |= INTEREST_READY
         return True
 
-    def _timed(self, found: Carried, wish: Edit, now_ns: int) -> Carried:
+    def _timed(self, carried: Carried, wish: Edit, now_ns: int) -> Carried:
         if wish.due is None:
-            return found
-        if found.needs is not None:
+            return carried
+        if carried.needs is not None:
             raise UsageError(
-                f"job {self._context.tag}-{found.job} waits for other jobs, not for a moment: it "
+                f"job {self._context.tag}-{carried.job} waits for other jobs, not for a moment: it "
                 f"is ready once these are done. Its priority and queue can be changed"
             )
         due_ns, is_wall = wish.due
         due_ns += 0 if is_wall else now_ns
         if due_ns > now_ns:
-            return found._replace(state=_SCHEDULED, due_ns=due_ns, due_is_wall=is_wall)
-        if found.state is _READY:
-            return found
-        return found._replace(state=_READY, due_ns=now_ns, due_is_wall=False)
+            return carried._replace(state=_SCHEDULED, due_ns=due_ns, due_is_wall=is_wall)
+        if carried.state is _READY:
+            return carried
+        return carried._replace(state=_READY, due_ns=now_ns, due_is_wall=False)
 
-    def _moved(self, found: Carried, wish: Edit, now_ns: int) -> Carried:
-        born = rerouted(found.born, found.job, wish.priority, wish.queue)
-        if wish.queue in (None, queue_of(found.born)):
-            return found._replace(born=born)
-        left_key, key = key_hash_of(found.born), enqueue_extras(born).key
-        if key is None or not self._context.dedup.until_ns(left_key, found.job):
-            return found._replace(born=born)
+    def _moved(self, carried: Carried, wish: Edit, now_ns: int) -> Carried:
+        born = rerouted(carried.born, carried.job, wish.priority, wish.queue)
+        if wish.queue in (None, queue_of(carried.born)):
+            return carried._replace(born=born)
+        left_key, key = key_hash_of(carried.born), enqueue_extras(born).key
+        if key is None or not self._context.dedup.until_ns(left_key, carried.job):
+            return carried._replace(born=born)
         queue = queue_of(born)
-        holder = self._keys.holder(queue, key, key_hash_of(born), now_ns, itself=found.job)
+        holder = self._keys.holder(queue, key, key_hash_of(born), now_ns, itself=carried.job)
         if holder is not None:
             tag = self._context.tag
-            raise KeyHeld(f"{tag}-{found.job}", f"{tag}-{holder}", f"moved to {queue.decode()!r}")
-        return found._replace(born=born, left_key=left_key)
+            raise KeyHeld(f"{tag}-{carried.job}", f"{tag}-{holder}", f"moved to {queue.decode()!r}")
+        return carried._replace(born=born, left_key=left_key)
 
 
 def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:

@@ -103,14 +103,14 @@ class Claims:
         lease_size = len(lease)
         size = _PLAIN_JOB + lease_size
         damaged: list[tuple[Taken, int]] = []
-        for one in taken:
-            job, location, attempt, lane, meta = one
+        for claim in taken:
+            job, location, attempt, lane, meta = claim
             record = recent.pop(job, None)
             if record is None:
                 try:
                     record = self._files.record(location, job)
                 except LogDamaged:
-                    damaged.append((one, lsn))
+                    damaged.append((claim, lsn))
                     record = b""
             parts.append(pack(size, claimed, 0, lease_size, 0, attempt, job, owner))
             running[job] = (lsn, epoch, owner)
@@ -134,14 +134,14 @@ class Claims:
     def _records(self, taken: list[Taken]) -> list[bytes] | None:
         """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
         recent = self._recent.records
-        records = list(map(recent.pop, [one[0] for one in taken], repeat(b"")))
+        records = list(map(recent.pop, [entry[0] for entry in taken], repeat(b"")))
         if all(records):
             return records
         pairs = list(zip(taken, records, strict=True))
         try:
-            read = self._files.records([(one[1], one[0]) for one, near in pairs if not near])
+            read = self._files.records([(entry[1], entry[0]) for entry, near in pairs if not near])
         except LogDamaged:
-            recent.update((one[0], near) for one, near in pairs if near)
+            recent.update((entry[0], near) for entry, near in pairs if near)
             return None
         if len(read) == len(taken):
             return read

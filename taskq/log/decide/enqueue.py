@@ -75,17 +75,17 @@ class Keys:
             DuplicateKey: a key is held, and its job asked to be refused then.
         """
         places: dict[tuple[bytes, bytes], Wanted] = {}
-        for one in wanted:
-            place = one.queue, one.key
-            if one.conflict is Conflict.RAISE:
-                holder = self._holder(batch, one, ending)
+        for wish in wanted:
+            place = wish.queue, wish.key
+            if wish.conflict is Conflict.RAISE:
+                holder = self._holder(batch, wish, ending)
                 if holder is not None or place in places:
-                    raise self._error(one, holder)
-            places[place] = one
+                    raise self._error(wish, holder)
+            places[place] = wish
         count = len(places)
         if self._context.dedup.size + count > self._keys_max:
             # Only now it matters which of them are in the table, and bring no key more.
-            count = sum(self._holder(batch, one) is None for one in places.values())
+            count = sum(self._holder(batch, wish) is None for wish in places.values())
         if count:
             self.check_room(batch, count)
 
@@ -250,13 +250,13 @@ class Enqueues:
             if item[0].flags & PACKED:
                 self._check_job(item)
         now_ns = batch.time_ns
-        found = [
+        checked = [
             None if extras is None else Prepared(spec, extras, now_ns) for spec, _, extras in items
         ]
-        wanted = [one.wanted for one in found if one is not None and one.wanted is not None]
+        wanted = [job.wanted for job in checked if job is not None and job.wanted is not None]
         if wanted:
             self._keys.check(batch, wanted, ending)
-        return found
+        return checked
 
     def check_packed(self, flags: int, body: bytes, what: str) -> None:
         """Check a body that is stored otherwise than it was given, before its record is added.
@@ -426,9 +426,9 @@ class Uploads:
             return begun
         seen = self._facets.uploads
         seen.catch_up()
-        found = seen.progress(piece.upload)
-        if found is not None:
-            return found[1]
+        latest = seen.progress(piece.upload)
+        if latest is not None:
+            return latest[1]
         return UploadProgress(piece.upload, 0, piece.total, 0, batch.first_lsn)
 
     def _note(

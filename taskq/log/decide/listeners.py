@@ -78,7 +78,7 @@ class _Listeners(Generic[T]):
         self.now = [*self.now, listener]
 
         def leave() -> None:
-            self.now = [one for one in self.now if one is not listener]
+            self.now = [other for other in self.now if other is not listener]
 
         return leave
 

@@ -84,14 +84,14 @@ class Ticks:
         Raises:
             UsageError: they are too many for one log.
         """
-        new = [one for one in enrolments if self._is_news(one)]
+        new = [enrolment for enrolment in enrolments if self._is_news(enrolment)]
         self._check_room(new)
-        for one in new:
-            state = self._schedules.get(one.name, ScheduleState())
-            if state.rule != one.rule:
+        for enrolment in new:
+            state = self._schedules.get(enrolment.name, ScheduleState())
+            if state.rule != enrolment.rule:
                 state = state._replace(done_ns=max(batch.time_ns, state.done_ns))
-            state = state._replace(rule=one.rule, details=one.details)
-            self._write(batch, Ticked(one.name, state))
+            state = state._replace(rule=enrolment.rule, details=enrolment.details)
+            self._write(batch, Ticked(enrolment.name, state))
 
     def steer(self, batch: Batch, wish: Steer) -> bool:
         """Pause, resume, reset or forget a schedule; False if it is so already.
@@ -120,15 +120,15 @@ class Ticks:
         self._write(batch, Ticked(wish.name, state, has_rule=False))
         return True
 
-    def _is_news(self, one: Enrolment) -> bool:
-        state = self._schedules.get(one.name)
-        return state is None or (state.rule, state.details) != (one.rule, one.details)
+    def _is_news(self, enrolment: Enrolment) -> bool:
+        state = self._schedules.get(enrolment.name)
+        return state is None or (state.rule, state.details) != (enrolment.rule, enrolment.details)
 
     def _check_room(self, new: list[Enrolment]) -> None:
         if not new:
             return
         after = {name: (state.rule, state.details) for name, state in self._schedules.items()}
-        after |= {one.name: (one.rule, one.details) for one in new}
+        after |= {enrolment.name: (enrolment.rule, enrolment.details) for enrolment in new}
         size = sum(len(name) + len(rule) + len(other) for name, (rule, other) in after.items())
         if len(after) > SCHEDULES_MAX or size > SCHEDULES_BYTES_MAX:
             raise UsageError(

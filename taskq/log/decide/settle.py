@@ -54,7 +54,7 @@ class Settles:
     ) -> list[tuple[Settlement, TaskqError]]:
         """End deliveries that nobody waits for; returns those that were refused."""
         if op == Op.SUCCEED_SOON:
-            items = [Settlement(SUCCESS, one) for one in self._succeed(batch, items)]
+            items = [Settlement(SUCCESS, delivery) for delivery in self._succeed(batch, items)]
         refused: list[tuple[Settlement, TaskqError]] = []
         for item in items:
             try:
@@ -72,8 +72,8 @@ class Settles:
         _, jobs, tokens, epochs, attempts, _, _ = zip(*deliveries, strict=True)
         claims = list(map(running.pop, jobs, repeat(None)))
         if claims != list(zip(tokens, epochs, repeat(self._context.owner))):
-            found = zip(jobs, claims, strict=True)
-            running.update((job, claim) for job, claim in found if claim is not None)
+            claimed = zip(jobs, claims, strict=True)
+            running.update((job, claim) for job, claim in claimed if claim is not None)
             return deliveries
         location = batch.where + batch.size
         batch.parts.append(plain_records(SUCCESS, attempts, jobs, tokens))

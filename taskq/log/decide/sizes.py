@@ -65,7 +65,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
     Op.ADOPT: lambda piece: piece.size,
     Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
-    Op.ENROL: lambda many: sum(len(one.rule) + len(one.details) + _TICKED_BYTES for one in many),
+    Op.ENROL: lambda many: sum(len(rule.rule) + len(rule.details) + _TICKED_BYTES for rule in many),
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),

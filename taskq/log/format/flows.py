@@ -133,22 +133,22 @@ def takes_of(record: bytes) -> Takes:
         return Takes()
     options = codec.decode_born(record).options
     inputs: list[int] = []
-    found = Takes()
+    takes = Takes()
     for tag, value in each_option(options, 0, len(options)):
         if tag == Option.UNLOCKS:
-            found = found._replace(unlocks=decode_unlocks(value))
+            takes = takes._replace(unlocks=decode_unlocks(value))
         elif tag == Option.NEEDS:
             policy = decode_needs(value) >> 32 & 0x7F
             known = policy in Policy._value2member_map_
-            found = found._replace(policy=Policy(policy) if known else Policy.CANCEL)
+            takes = takes._replace(policy=Policy(policy) if known else Policy.CANCEL)
         elif tag == Option.INPUTS:
             for first, count in _RUN.iter_unpack(value[: len(value) // _RUN.size * _RUN.size]):
                 if len(inputs) + count > _JOBS_MAX:
                     raise FormatError("a job has more inputs than a transaction has jobs")
                 inputs += range(first, first + count)
         elif tag == Option.SHAPE:
-            found = found._replace(shape=value)
+            takes = takes._replace(shape=value)
         elif tag == Option.FLOW and len(value) >= _FLOW.size:
             jobs, ends = _FLOW.unpack_from(value)
-            found = found._replace(root=Root(jobs, ends, value[_FLOW.size :]))
-    return found._replace(inputs=tuple(inputs))
+            takes = takes._replace(root=Root(jobs, ends, value[_FLOW.size :]))
+    return takes._replace(inputs=tuple(inputs))

@@ -210,9 +210,9 @@ class Scanner:
         """(offset, header) of the first frame that starts from ``offset`` to before ``end``."""
         width, end = _NEAR_BYTES, min(end, offset + _SEARCH_BYTES)
         while offset < end:
-            found = next(self._headers(offset, min(end, offset + width)), None)
-            if found is not None:
-                return found
+            header = next(self._headers(offset, min(end, offset + width)), None)
+            if header is not None:
+                return header
             offset, width = offset + width, min(width * 4, _WINDOW_BYTES)
         return None
 
@@ -255,14 +255,14 @@ class Scanner:
         first_lsn = self._next_lsn
         resume, next_lsn = (offset + own.size, own.next_lsn) if own is not None else (0, 0)
         is_damage = offset < self._whole_until
-        for found, header in () if resume and is_damage else self._candidates(offset + 1):
+        for at, header in () if resume and is_damage else self._candidates(offset + 1):
             if not resume:
-                resume, next_lsn = found, header.first_lsn
+                resume, next_lsn = at, header.first_lsn
             if not is_damage and (self._in_order or header.synced_through > first_lsn):
-                body = self._read(header.body_size, found + codec.FRAME_HEADER_SIZE)
-                is_damage = codec.body_is_whole(body, header, self._seed, found)
+                body = self._read(header.body_size, at + codec.FRAME_HEADER_SIZE)
+                is_damage = codec.body_is_whole(body, header, self._seed, at)
                 # Not looked for again from each of many bad frames.
-                self._whole_until = found if is_damage else 0
+                self._whole_until = at if is_damage else 0
             if is_damage:
                 break
         if not is_damage:

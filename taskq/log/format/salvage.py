@@ -56,13 +56,13 @@ def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
             yield lsn, at, data[at : at + size]
             at, lsn = at + size, lsn + 1
             continue
-        found = _hop(data, at, lsn)
-        if found is None:
+        place = _hop(data, at, lsn)
+        if place is None:
             seeds = seeds or _Seeds(data)
-            found = seeds.next_whole(at, lsn)
-        if found is None:
+            place = seeds.next_whole(at, lsn)
+        if place is None:
             return
-        at, lsn = found
+        at, lsn = place
 
 
 def _size_at(data: bytes, at: int) -> int:
@@ -169,8 +169,11 @@ def _steps_back() -> list[list[list[int]]]:
     for _ in range(_POWERS):
         low, second, third, high = steps[-1]
         columns = [
-            low[one & 0xFF] ^ second[one >> 8 & 0xFF] ^ third[one >> 16 & 0xFF] ^ high[one >> 24]
-            for one in columns
+            low[column & 0xFF]
+            ^ second[column >> 8 & 0xFF]
+            ^ third[column >> 16 & 0xFF]
+            ^ high[column >> 24]
+            for column in columns
         ]
         steps.append(_by_byte(columns))
     return steps
@@ -182,6 +185,6 @@ def _by_byte(columns: list[int]) -> list[list[int]]:
     for first in range(0, 32, 8):
         chosen = [0]
         for column in columns[first : first + 8]:
-            chosen += [one ^ column for one in chosen]
+            chosen += [number ^ column for number in chosen]
         sums.append(chosen)
     return sums

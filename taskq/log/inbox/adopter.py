@@ -133,7 +133,7 @@ class Adopter(Chore):
             if self._lock < 0 and not (yield from self._wait_for_turn()):
                 break
             waiting = yield from self._holding(self._inbox.published)
-            self._committer.facets.uploads.keep_only(one.id for one in waiting.uploads)
+            self._committer.facets.uploads.keep_only(each.id for each in waiting.uploads)
             for name, problem in waiting.damaged.items():
                 yield from self._refuse(name, None, UploadDamaged(problem))
             for upload in waiting.uploads:
@@ -217,20 +217,20 @@ class Adopter(Chore):
                 self._jobs += done - piece.start - (adopted.duplicates - before[1])
 
     def _done(self, upload: Upload) -> int:
-        found = self._committer.facets.uploads.progress(upload.id)
-        return found[1].done if found is not None else 0
+        latest = self._committer.facets.uploads.progress(upload.id)
+        return latest[1].done if latest is not None else 0
 
     def _duplicates(self, upload: Upload) -> int:
-        found = self._committer.facets.uploads.progress(upload.id)
-        return found[1].duplicates if found is not None else 0
+        latest = self._committer.facets.uploads.progress(upload.id)
+        return latest[1].duplicates if latest is not None else 0
 
     def _make_durable(self, upload: Upload) -> None:
         """What the files are removed for must be on disk, whoever wrote it."""
-        found = self._committer.facets.uploads.progress(upload.id)
-        if found is None or found[0] < self._journal.durable_lsn:
+        latest = self._committer.facets.uploads.progress(upload.id)
+        if latest is None or latest[0] < self._journal.durable_lsn:
             return
         self._committer.sync()
-        if found[0] >= self._journal.durable_lsn:
+        if latest[0] >= self._journal.durable_lsn:
             raise LogError(f"{self._journal.path}: what was adopted could not be made durable")
 
     def _age_ns(self, upload: Upload) -> int:
@@ -255,8 +255,8 @@ class Adopter(Chore):
             ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
             parts: tuple[Part, ...] = ()
         else:
-            found = self._committer.facets.uploads.progress(upload.id)
-            lsn, latest = found or (0, _nothing(upload))
+            known = self._committer.facets.uploads.progress(upload.id)
+            lsn, latest = known or (0, _nothing(upload))
             problem = f"{error}; {latest.done} of its {upload.jobs} jobs were adopted"
             ended = self._ended(upload, lsn, latest, problem)
             parts = upload.parts

@@ -213,20 +213,20 @@ class Inbox:
 
     def waiting(self) -> Waiting:
         """Return all manifests, whether they are adopted in part or not at all."""
-        found = Waiting([], {})
+        waiting = Waiting([], {})
         for name in waiting_uploads(self.disk, self._log_path):
             try:
                 data = self._read(f"{name}{MANIFEST}")
                 if data is None:  # it was adopted just now
                     continue
                 file = f"{self.path}/{name}{MANIFEST}"
-                found.uploads.append(decode_upload(data, name, file))
+                waiting.uploads.append(decode_upload(data, name, file))
             except NotAFile as error:
-                found.damaged[name] = f"{self.path}/{name}{MANIFEST}: {error.strerror}"
+                waiting.damaged[name] = f"{self.path}/{name}{MANIFEST}: {error.strerror}"
             except UploadDamaged as error:
-                found.damaged[name] = str(error)
-        found.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
-        return found
+                waiting.damaged[name] = str(error)
+        waiting.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
+        return waiting
 
     def published(self) -> Waiting:
         """Do as ``waiting``, with what stands for good only: its jobs may be enqueued.
@@ -330,12 +330,12 @@ class Inbox:
         if place is not None:
             batches = sorted(batch for stream, batch in self._done_batches() if stream == place[0])
             gone = [f"{place[0]}@{batch}" for batch in batches[:-STREAM_DONE_MAX]]
-        names = [one for one in self._done_names() if stream_batch(one) is None]
+        names = [done for done in self._done_names() if stream_batch(done) is None]
         if len(names) > DONE_MAX + _DONE_SLACK:
-            ages = {one: self._modified(f"{DONE}/{one}{MANIFEST}") for one in names}
+            ages = {done: self._modified(f"{DONE}/{done}{MANIFEST}") for done in names}
             gone += sorted(names, key=ages.__getitem__)[:-DONE_MAX]
-        for one in gone:
-            self.disk.remove(f"{self.path}/{DONE}/{one}{MANIFEST}")
+        for done in gone:
+            self.disk.remove(f"{self.path}/{DONE}/{done}{MANIFEST}")
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -394,8 +394,10 @@ class Inbox:
         return {part.name for upload in waiting.uploads for part in upload.parts}
 
     def _last_sequence(self, lock: int) -> int:
-        found = int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
-        return found if found <= TIME_NS_MAX else 0  # else nobody wrote it: they begin at the time
+        sequence = int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
+        return (
+            sequence if sequence <= TIME_NS_MAX else 0
+        )  # else nobody wrote it: they begin at the time
 
     def _last_segment(self) -> int:
         """First lsn of the segment that is written to, 0 if there is none yet."""

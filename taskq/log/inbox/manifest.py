@@ -126,14 +126,14 @@ def check_publication_name(name: str) -> str:
 
 def upload_of(file: str) -> str | None:
     """The upload that a part's file belongs to, also one that is being written; None: no part."""
-    found = _PART_NAME.fullmatch(file.removesuffix(TEMPORARY))
-    return found["upload"] if found is not None else None
+    match = _PART_NAME.fullmatch(file.removesuffix(TEMPORARY))
+    return match["upload"] if match is not None else None
 
 
 def stream_batch(name: str) -> tuple[str, int] | None:
     """(stream, batch) of a name like ``stream@12``; None for any other."""
-    found = _STREAM.fullmatch(name)
-    return (found["stream"], int(found["batch"])) if found is not None else None
+    match = _STREAM.fullmatch(name)
+    return (match["stream"], int(match["batch"])) if match is not None else None
 
 
 def check_part(part: Part) -> Part:
@@ -166,7 +166,7 @@ def encode_upload(upload: Upload) -> bytes:
     Raises:
         UsageError: it would be too large.
     """
-    values = upload._asdict() | {"version": VERSION, "parts": [list(one) for one in upload.parts]}
+    values = upload._asdict() | {"version": VERSION, "parts": [list(part) for part in upload.parts]}
     data = _seal(values)
     if len(data) > MANIFEST_BYTES_MAX:
         raise UsageError(
@@ -184,7 +184,7 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
     """
     values = _open(data, what)
     try:
-        parts = tuple(check_part(Part(*one)) for one in values["parts"])
+        parts = tuple(check_part(Part(*fields)) for fields in values["parts"])
         numbers = (_number(values[field]) for field in Upload._fields[2:-1])
         upload = Upload._make((values["name"], values["token"], *numbers, parts))
         if not _is_hex(upload.token, _ID_DIGITS) or len(parts) > PARTS_MAX:

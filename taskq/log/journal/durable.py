@@ -74,9 +74,9 @@ class DurableLog:
         if is_marked_failed(self._disk, journal.path):
             raise LogFailed(journal.path, "an fsync failed in one of its processes")
         older = [
-            one
-            for one in files.lsns
-            if one < journal.segment and files.size(one) > _START and files.header(one) is not None
+            lsn
+            for lsn in files.lsns
+            if lsn < journal.segment and files.size(lsn) > _START and files.header(lsn) is not None
         ]
         end = self._last_record(journal.segment, journal.last_frame)
         if end.segment:
@@ -118,7 +118,7 @@ class DurableLog:
         wanted = at.header
         if wanted is None or at.segment not in self.segments:
             return False
-        later = [one for one in self.segments if at.segment < one <= wanted.first_lsn]
+        later = [lsn for lsn in self.segments if at.segment < lsn <= wanted.first_lsn]
         for segment in reversed(later):
             size = self._files.size(segment)
             for offset, header in hop(self._files, segment, _START, size):
@@ -134,7 +134,7 @@ class DurableLog:
 
     def next_segment(self, segment: int) -> int:
         """Return the segment behind one, 0 if there is none."""
-        return next((one for one in self.segments if one > segment), 0)
+        return next((lsn for lsn in self.segments if lsn > segment), 0)
 
     def is_sealed(self, segment: int) -> bool:
         """Return whether nothing is written to it any more."""
@@ -153,11 +153,11 @@ class DurableLog:
     def borders(self, segment: int) -> list[Border]:
         """Return the positions behind each frame of a segment, rising."""
         end = self.end_of(segment).offset
-        found = (
+        places = (
             border_behind(self._disk, self._files, segment, offset)
             for offset, _ in hop(self._files, segment, _START, end)
         )
-        return [one for one in found if one is not None and one.offset <= end]
+        return [place for place in places if place is not None and place.offset <= end]
 
     def part(self, behind: Border, bytes_max: int) -> tuple[bytes, Border]:
         """The frames behind a position, and where they end: so many bytes, but at least one frame.
@@ -224,17 +224,17 @@ class DurableLog:
 
     def bytes_behind(self, at: Border) -> int:
         """Return bytes of the log behind a position of it."""
-        ends = {one: self._files.size(one) for one in self.segments if one >= at.segment}
+        ends = {lsn: self._files.size(lsn) for lsn in self.segments if lsn >= at.segment}
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
         return sum(ends.values()) - min(at.offset, ends.get(at.segment, 0))
 
     def digest(self, end: Border) -> bytes:
         """Return the SHA-256 of a segment up to there."""
-        found = hashlib.sha256()
+        hashed = hashlib.sha256()
         for offset in range(0, end.offset, _HASHED_BYTES):
-            found.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))
-        return found.digest()
+            hashed.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))
+        return hashed.digest()
 
     def _read(self, segment: int, start: int, end: int) -> bytes:
         data = self._disk.read(self._files.descriptor(segment), end - start, start)
@@ -262,13 +262,13 @@ class DurableLog:
     def _end_of_sealed(self, segment: int, following: int) -> Border:
         header = self._files.header(following) if following else None
         if header is not None and header.link.offset:
-            found = border_behind(self._disk, self._files, segment, header.link.offset)
-            if found is not None and found.link == header.link:
-                return found
+            border = border_behind(self._disk, self._files, segment, header.link.offset)
+            if border is not None and border.link == header.link:
+                return border
         frames = hop(self._files, segment, _START, self._files.size(segment))
-        found = border_behind(
+        border = border_behind(
             self._disk, self._files, segment, max((offset for offset, _ in frames), default=0)
         )
-        if found is None:
+        if border is None:
             raise LogDamaged(f"{segment_name(segment)} holds no whole frame")
-        return found
+        return border

@@ -394,8 +394,8 @@ def process_state(pid: int) -> str:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "state unknown"
-    told, _, rest = status.rpartition(") ")
-    name = "".join(one if one.isprintable() else "?" for one in told.partition(" (")[2])
+    named, _, rest = status.rpartition(") ")
+    name = "".join(letter if letter.isprintable() else "?" for letter in named.partition(" (")[2])
     return f"{_STATES.get(rest[:1], 'state unknown')}: {name}"
 
 

@@ -67,7 +67,7 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
     name = f"{segment_name(segment)}.{offset}.{size}"
     with contextlib.suppress(OSError):
         disk.make_directory(directory)
-        tails = [one for one in disk.names(directory) if not one.endswith(DAMAGED_SUFFIX)]
+        tails = [tail for tail in disk.names(directory) if not tail.endswith(DAMAGED_SUFFIX)]
         for old in tails[: 1 - _ASIDE_MAX]:
             disk.remove(f"{directory}/{old}")
         _copy(disk, descriptor, offset, size, f"{directory}/{name}")
@@ -132,12 +132,12 @@ def mark_failed(
         if hint is not None and hint.generation != generation:
             return True  # somebody opened the log since, and wrote again what had failed
         # The hint first: it takes a microsecond, and this process may be killed at any time.
-        told = hint is None
+        is_marked = hint is None
         if hint is not None:
             with contextlib.suppress(OSError):
                 writer.write_hint(hint._replace(failed=1))
-                told = True
-        return _write_marker(disk, path, marker) and told
+                is_marked = True
+        return _write_marker(disk, path, marker) and is_marked
     finally:
         if not was_held:
             writer.release()
@@ -223,7 +223,9 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
         saved = 0
         if first is not None:
             start = first.offset
-            frames = (one for one in items(end) if isinstance(one, Frame) and one.offset > start)
+            frames = (
+                item for item in items(end) if isinstance(item, Frame) and item.offset > start
+            )
             header = codec.SegmentHeader(
                 first.header.first_lsn, first.header.epoch, log.log_id.bytes, first.header.time_ns,
                 before,

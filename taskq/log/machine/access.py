@@ -217,17 +217,17 @@ def _is_alone(status: os.stat_result) -> bool:
 
 
 def _other_mode(path: str, mode: Mode, status: os.stat_result) -> str:
-    told = f"{path} holds a log of mode {stat.S_IMODE(status.st_mode):o}"
+    held = f"{path} holds a log of mode {stat.S_IMODE(status.st_mode):o}"
     sign = "+" if mode == "group" else "-"
     quoted = shlex.quote(path)
     directories = f"find {quoted} -type d -exec chmod g{sign}s {{}} +"
     if mode == "group":
         return (
-            f"{told}, which is not shared: to share it with group {_group(status)}, "
+            f"{held}, which is not shared: to share it with group {_group(status)}, "
             f"stop its processes, then chmod -R g=rwX,o= {quoted} && {directories}"
         )
     return (
-        f"{told}, which group {_group(status)} shares: to make it private, stop its processes, "
+        f"{held}, which group {_group(status)} shares: to make it private, stop its processes, "
         f"then chmod -R go= {quoted} && {directories}"
     )
 

@@ -107,9 +107,9 @@ class LocalDisk(syscalls.Pace):
 
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file."""
-        found = self.status(descriptor)
-        assert found is not None  # an open file has no name that could be gone
-        return found[:2]
+        status = self.status(descriptor)
+        assert status is not None  # an open file has no name that could be gone
+        return status[:2]
 
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched; None when it is missing."""
@@ -120,18 +120,18 @@ class LocalDisk(syscalls.Pace):
 
     def free_bytes(self, path: str) -> int:
         """Return bytes that may still be written."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize
 
     def total_bytes(self, path: str) -> int:
         """Return bytes of the whole file system."""
-        found = os.statvfs(path)
-        return found.f_blocks * found.f_frsize
+        room = os.statvfs(path)
+        return room.f_blocks * room.f_frsize
 
     def files(self, path: str) -> tuple[int, int] | None:
         """(files that may still be made, all that there may be); None: nobody counts them."""
-        found = os.statvfs(path)
-        return (found.f_favail, found.f_files) if found.f_files else None
+        room = os.statvfs(path)
+        return (room.f_favail, room.f_files) if room.f_files else None
 
     def lock(self, descriptor: int) -> None:
         """Wait in line for the lock."""

@@ -153,10 +153,10 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
 
 
 def _make_above(path: Path) -> None:
-    for one in reversed(path.parents):
+    for parent in reversed(path.parents):
         with contextlib.suppress(FileExistsError):
-            if not one.exists():
-                one.mkdir(_DIRECTORY_ABOVE)
+            if not parent.exists():
+                parent.mkdir(_DIRECTORY_ABOVE)
 
 
 @contextlib.contextmanager

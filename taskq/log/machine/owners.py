@@ -26,18 +26,18 @@ def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
     """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
     return {
         task: [
-            one.scope,
-            one.concurrency,
-            *((one.rate.count, one.rate.window_ns) if one.rate else (0, 0)),
+            limit.scope,
+            limit.concurrency,
+            *((limit.rate.count, limit.rate.window_ns) if limit.rate else (0, 0)),
         ]
-        for task, one in (limits or {}).items()
+        for task, limit in (limits or {}).items()
     }
 
 
-def limits_read(told: object) -> dict[str, Limit] | None:
+def limits_read(document: object) -> dict[str, Limit] | None:
     """Return what was told, without what does not fit; None if there is nothing."""
     limits: dict[str, Limit] = {}
-    for task, values in told.items() if isinstance(told, dict) else ():
+    for task, values in document.items() if isinstance(document, dict) else ():
         match values:
             case [str(scope), int(concurrency), int(count), int(window_ns)]:
                 try:
@@ -60,13 +60,13 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
     target = directory / f"{owner:016x}{SERVES}"
     document = [
         {
-            "queues": _listed(one.queues),
-            "tasks": _listed(one.tasks),
-            "slots": one.slots,
-            "holds": [_told(hold) for hold in one.holds],
-            "limits": limits_told(one.limits),
+            "queues": _listed(serving.queues),
+            "tasks": _listed(serving.tasks),
+            "slots": serving.slots,
+            "holds": [_told(hold) for hold in serving.holds],
+            "limits": limits_told(serving.limits),
         }
-        for one in servings
+        for serving in servings
     ]
     try:
         if not document:
@@ -85,17 +85,17 @@ def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
         return ()
     if not isinstance(document, list):
         return ()
-    return tuple(_serving(one) for one in document if isinstance(one, dict))
+    return tuple(_serving(row) for row in document if isinstance(row, dict))
 
 
-def _serving(told: dict[str, Any]) -> Serving:
-    slots = told.get("slots")
+def _serving(document: dict[str, Any]) -> Serving:
+    slots = document.get("slots")
     return Serving(
-        queues=_names(told.get("queues")),
-        tasks=_names(told.get("tasks")),
+        queues=_names(document.get("queues")),
+        tasks=_names(document.get("tasks")),
         slots=slots if isinstance(slots, int) else 0,
-        holds=_holds(told.get("holds")),
-        limits=limits_read(told.get("limits")),
+        holds=_holds(document.get("holds")),
+        limits=limits_read(document.get("limits")),
     )
 
 
@@ -109,19 +109,19 @@ def _told(hold: Hold) -> dict[str, Any]:
     }
 
 
-def _holds(told: object) -> tuple[Hold, ...]:
-    if not isinstance(told, list):
+def _holds(rows: object) -> tuple[Hold, ...]:
+    if not isinstance(rows, list):
         return ()
-    return tuple(_hold(one) for one in told if isinstance(one, dict))
+    return tuple(_hold(row) for row in rows if isinstance(row, dict))
 
 
-def _hold(told: dict[str, Any]) -> Hold:
-    since_ns = told.get("since_ns")
+def _hold(document: dict[str, Any]) -> Hold:
+    since_ns = document.get("since_ns")
     return Hold(
-        queues=_names(told.get("queues")),
-        tasks=_names(told.get("tasks")),
-        is_breaker=told.get("is_breaker") is True,
-        text=str(told.get("text", "")),
+        queues=_names(document.get("queues")),
+        tasks=_names(document.get("tasks")),
+        is_breaker=document.get("is_breaker") is True,
+        text=str(document.get("text", "")),
         since_ns=since_ns if isinstance(since_ns, int) else 0,
     )
 
@@ -148,13 +148,13 @@ def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
 
 def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
     """Return one owner, as far as its file still tells."""
-    told = decode_description(describe_owner(directory, owner))
+    description = decode_description(describe_owner(directory, owner))
     return OwnerView(
         owner=owner,
-        pid=told["pid"],
-        host=told["host"],
-        name=told["name"],
-        started_ns=told["started_ns"],
+        pid=description["pid"],
+        host=description["host"],
+        name=description["name"],
+        started_ns=description["started_ns"],
         alive=owner_alive(directory, owner),
         running=running,
         serves=read_servings(directory, owner),
@@ -164,16 +164,16 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
 def decode_description(description: bytes) -> dict[str, Any]:
     """Pid, host, name and ``started_ns`` of an owner; 0 and "" where it does not say."""
     try:
-        told = parse_json(description)
+        values = parse_json(description)
     except ValueError:
-        told = {}
-    if not isinstance(told, dict):
-        told = {}
+        values = {}
+    if not isinstance(values, dict):
+        values = {}
     return {
-        "pid": _number(told.get("pid")),
-        "host": str(told.get("host", "")),
-        "name": str(told.get("name", "")),
-        "started_ns": _number(told.get("started_ns")),
+        "pid": _number(values.get("pid")),
+        "host": str(values.get("host", "")),
+        "name": str(values.get("name", "")),
+        "started_ns": _number(values.get("started_ns")),
     }
 
 

@@ -123,12 +123,12 @@ class LocalPeers:
     def is_known(self) -> bool:
         """Return whether the file that this owner holds locked is where the others look for it."""
         try:
-            found = (self._path / f"{self.owner:016x}.lock").stat()
+            status = (self._path / f"{self.owner:016x}.lock").stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
             return True  # who cannot be asked says nothing
-        return os.path.samestat(found, os.fstat(self._lock))
+        return os.path.samestat(status, os.fstat(self._lock))
 
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files."""

@@ -53,7 +53,7 @@ class ProgressBoard:
         self._has_news = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, runner: object, job: int, token: int, told: ProgressView) -> None:
+    def tell(self, runner: object, job: int, token: int, view: ProgressView) -> None:
         """Note what a job told, until ``runner`` is gone. From any thread; returns at once."""
         with self._guard:
             if self._ended.is_set():
@@ -61,7 +61,7 @@ class ProgressBoard:
             key = job, token
             if key not in self._told and len(self._told) >= JOBS_MAX:
                 self._forget_gone()
-            self._told[key] = weakref.ref(runner), told
+            self._told[key] = weakref.ref(runner), view
             if self._has_news:
                 return
             self._has_news = True
@@ -96,7 +96,7 @@ class ProgressBoard:
                         return
                 self._has_news = False
                 self._forget_gone()
-                rows = [[*key, *told] for key, (_, told) in self._told.items()]
+                rows = [[*key, *view] for key, (_, view) in self._told.items()]
             # Whoever wants to know how far a job is sees the last word that the disk took.
             with contextlib.suppress(OSError):
                 self._write(rows)

@@ -208,15 +208,15 @@ class StatusReader:
         pace = self._pace
         if pace.patient_until or _statx is None:
             try:
-                found = pace.patiently(os.stat, file)
+                status = pace.patiently(os.stat, file)
             except OSError as error:
                 if error.errno in _NOT_THERE:
                     return None
                 raise
-            device = found.st_dev & _U64_MAX
+            device = status.st_dev & _U64_MAX
             if sys.platform == "linux":  # as ``statx`` has it: others may have that call
                 device = os.major(device) << 32 | os.minor(device)
-            return device, found.st_ino & _U64_MAX, found.st_size
+            return device, status.st_ino & _U64_MAX, status.st_size
         began = perf_counter()
         if type(file) is str:
             failed = _statx(_AT_FDCWD, _encoded(file), 0, _STATX_WANTED, self._buffer)

@@ -60,11 +60,11 @@ def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
     if held is None:
         return None
     left: list[tuple[str, str]] = []
-    for one in ties.inputs:
-        state = agenda.table.state(one)
-        if state is State.ABSENT and agenda.dead.find(one) is None:
+    for needed in ties.inputs:
+        state = agenda.table.state(needed)
+        if state is State.ABSENT and agenda.dead.find(needed) is None:
             continue
-        left.append((f"{tag}-{one}", state.name.lower() if state else "dead"))
+        left.append((f"{tag}-{needed}", state.name.lower() if state else "dead"))
         if len(left) >= _NAMED_MAX:
             break
     return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
@@ -77,7 +77,7 @@ def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...]
     """
     if story.end is None or story.end.cause is not Cause.UPSTREAM:
         return None
-    views = [tell(journal, one, 0) for one in story.ties.inputs[:_LOOKED_AT_MAX]]
+    views = [tell(journal, needed, 0) for needed in story.ties.inputs[:_LOOKED_AT_MAX]]
     failed = [view for view in views if view is not None and view.state in _FAILED]
     return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
@@ -113,8 +113,8 @@ def _outcome(sight: Sight, job: int) -> Outcome | None:
         except (LogError, IndexError):
             pass  # compaction took its segment: it was written again
     try:
-        found = find_end(journal, job)
-        return None if found is None else read_outcome(journal, found)
+        end = find_end(journal, job)
+        return None if end is None else read_outcome(journal, end)
     except JobNotFound:
         return None
 

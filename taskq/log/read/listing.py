@@ -77,18 +77,18 @@ def newest_jobs(
 ) -> list[JobView]:
     """The newest jobs that fit, newest first; ``facets`` are those of the journal, if there are."""
     states = wanted.states
-    found: list[int] = []
+    jobs: list[int] = []
     if states is None:
         latest = _latest(journal, wanted, now_ns)
         if latest is not None:
             return latest
-        found = list(_Backwards(journal, wanted, None).newest())
+        jobs = list(_Backwards(journal, wanted, None).newest())
     else:
         if states & _KNOWN:
-            found = _from_agenda(facets or Facets(journal), wanted, states, now_ns)
+            jobs = _from_agenda(facets or Facets(journal), wanted, states, now_ns)
         if states - _KNOWN:
-            found += _Backwards(journal, wanted, states - _KNOWN).newest()
-    views = tell_jobs(journal, nlargest(wanted.limit, found), now_ns)
+            jobs += _Backwards(journal, wanted, states - _KNOWN).newest()
+    views = tell_jobs(journal, nlargest(wanted.limit, jobs), now_ns)
     # After the clock was set back a job may be ready to the workers and not due to its records.
     return [view for view in views if states is None or view.state in states]
 
@@ -113,8 +113,8 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
                 stories[record.job] = Story(journal.tag, record)
         else:
             stories[record.job].add(record)
-    told = [stories[job] for job in jobs if job in stories]
-    return [story.view(now_ns) for story in told if story.state is not State.ABSENT]
+    known = [stories[job] for job in jobs if job in stories]
+    return [story.view(now_ns) for story in known if story.state is not State.ABSENT]
 
 
 def _is_far(journal: Journal, job: int, jobs: int) -> bool:
@@ -171,10 +171,9 @@ def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | No
         if moved:
             moved.update(jobs)
             jobs = sorted((job for job in moved if jobs[-1] <= job < wanted.before), reverse=True)
-        told = tell_jobs(journal, jobs, now_ns)
         views = [
             view
-            for view in told
+            for view in tell_jobs(journal, jobs, now_ns)
             if wanted.queue in (None, view.queue) and wanted.task in (None, view.task)
         ]
         if len(views) >= wanted.limit:
@@ -198,15 +197,15 @@ def _from_agenda(
         if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
     )
     live = frozenset(map(int, states & LIVE_STATES))
-    found: list[int] = []
+    jobs: list[int] = []
     if live == {int(State.RUNNING)}:  # few, among a million that wait
         fits = (job for job in agenda.running if job < wanted.before)
-        found = nlargest(wanted.limit, (job for job in fits if _lane(agenda, job) in lanes))
+        jobs = nlargest(wanted.limit, (job for job in fits if _lane(agenda, job) in lanes))
     elif live:
-        found = _last(agenda.table, wanted, lanes, live)
+        jobs = _last(agenda.table, wanted, lanes, live)
     if State.DEAD in states:
-        found += _last(agenda.dead, wanted, lanes, None)
-    return found
+        jobs += _last(agenda.dead, wanted, lanes, None)
+    return jobs
 
 
 def _lane(agenda: Agenda, job: int) -> int:
@@ -250,15 +249,15 @@ class _Backwards:
 
     def newest(self) -> list[int]:
         """At most ``limit`` jobs, newest first."""
-        found: list[int] = []
+        newest: list[int] = []
         for number in range(len(self._segments) - 1, -1, -1):
             jobs, ends = self._read(number)
-            found += self._fitting(self._segments[number], jobs, ends)
-            if len(found) >= self._limit:
-                return found[: self._limit]
+            newest += self._fitting(self._segments[number], jobs, ends)
+            if len(newest) >= self._limit:
+                return newest[: self._limit]
         jobs = array("Q", sorted(self._carried))
-        found += self._fitting(-1, jobs, bytearray(self._carried[job] for job in jobs))
-        return found[: self._limit]
+        newest += self._fitting(-1, jobs, bytearray(self._carried[job] for job in jobs))
+        return newest[: self._limit]
 
     def _fitting(self, home: int, jobs: array[int], ends: bytearray) -> Iterator[int]:
         """Of the jobs that began in a segment those that fit, newest first."""

@@ -25,7 +25,7 @@ _START: Final = codec.SEGMENT_HEADER.size
 
 def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
     """At the frame that holds a record, or else the first behind where it would stand."""
-    segment = max((one for one in files.lsns if one <= lsn), default=files.lsns[0])
+    segment = max((first for first in files.lsns if first <= lsn), default=files.lsns[0])
     cursor = Cursor(segment, _START, segment)
     for offset, header in hop(files, segment, _START, _size(files, segment, end)):
         cursor.offset, cursor.next_lsn = offset, header.first_lsn
@@ -71,7 +71,7 @@ def find_position(
     places.append((before.segment, before.offset))
     for segment, offset in places:
         size = _size(files, segment, end)
-        header = next((one for _, one in hop(files, segment, offset, size)), None)
+        header = next((head for _, head in hop(files, segment, offset, size)), None)
         if header is not None and _fits(position, header):
             if header.next_lsn > position.lsn:
                 return Cursor(segment, offset, header.first_lsn)
@@ -91,7 +91,7 @@ def count_behind(files: SegmentFiles, cursor: Cursor, lsn: int, end: Extent) -> 
     Lsns are dense but where an epoch begins, so most segments need not be looked into.
     """
     records = size = 0
-    lsns = [one for one in files.lsns if cursor.segment <= one <= end.segment]
+    lsns = [first for first in files.lsns if cursor.segment <= first <= end.segment]
     for number, segment in enumerate(lsns):
         start = cursor.offset if segment == cursor.segment else _START
         stop = _size(files, segment, end)
@@ -161,21 +161,21 @@ def find_latest(
         count: of records; all there are, if they are fewer.
         wanted: told (lsn, record).
     """
-    found, cursor, lsn = 0, Cursor(end.segment, end.offset, end.lsn), end.lsn
-    for segment in reversed([one for one in files.lsns if one <= end.segment]):
-        if found >= count:
+    counted, cursor, lsn = 0, Cursor(end.segment, end.offset, end.lsn), end.lsn
+    for segment in reversed([first for first in files.lsns if first <= end.segment]):
+        if counted >= count:
             break
         size = end.offset if segment == end.segment else files.size(segment)
         for offset in reversed(_offsets(files, segment, size)):
-            if found >= count:
+            if counted >= count:
                 break
             frame = _frame_at(files, segment, offset, size)
             if frame is None:
                 continue
             data = frame.data
             for number, at, length in reversed(list(places(frame))):
-                if found < count and wanted(number, data[at : at + length]):
-                    found += 1
+                if counted < count and wanted(number, data[at : at + length]):
+                    counted += 1
                     cursor = Cursor(segment, offset, frame.header.first_lsn)
                     lsn = number
     return cursor, lsn
@@ -202,7 +202,7 @@ def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterat
 
 def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> Frame | None:
     """Return the frame that starts there, None if it is damaged."""
-    header = next((one for _, one in hop(files, segment, offset, size)), None)
+    header = next((head for _, head in hop(files, segment, offset, size)), None)
     if header is None:
         return None
     end = min(offset + header.size, size)

@@ -188,7 +188,7 @@ class LogReader:
         if len(begin) == 1:
             return begin[0]
         if begin:
-            named = ", ".join(f"{self.tag}-{one}" for one in begin[:_NAMED])
+            named = ", ".join(f"{self.tag}-{job}" for job in begin[:_NAMED])
             more = "" if len(begin) <= _NAMED else f" and {len(begin) - _NAMED} more"
             raise JobNotFound(
                 f"there is no job {text} in this log, and {len(begin)} begin so: {named}{more}. "
@@ -257,8 +257,10 @@ class LogReader:
             views: list[JobView] = []
             place: PageEnd | None = None
             while len(views) < limit:
-                found, place = newest_dead(sight, wanted or DeadFilter(), limit - len(views), place)
-                views += found
+                newest, place = newest_dead(
+                    sight, wanted or DeadFilter(), limit - len(views), place
+                )
+                views += newest
                 if place is None:
                     break
             return views
@@ -419,9 +421,9 @@ class LogReader:
                 journal = self._journal
                 if self._at is not None and not journal.is_past:
                     journal.clock = Still(journal.clock, stand_at(journal, self._at))
-                told = read(journal, self._facets, journal.clock.wall_ns())
+                result = read(journal, self._facets, journal.clock.wall_ns())
                 if _oldest(journal) == self._oldest:
-                    return told
+                    return result
             except SegmentGone:
                 pass
             except OSError as error:

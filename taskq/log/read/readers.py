@@ -110,7 +110,7 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
     identity = read_identity(disk, path)
     if identity is None:
         return {}
-    found: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     for name in reader_names(disk, path):
         try:
             position = read_position(disk, path, identity.log_id, name)
@@ -118,8 +118,8 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
             _log.warning("%s", error)
             continue
         if position is not None:
-            found[name] = position.segment, position.lsn
-    return found
+            positions[name] = position.segment, position.lsn
+    return positions
 
 
 def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | None:
@@ -311,13 +311,15 @@ def _read_slots(disk: Disk, file_path: str, seed: int) -> list[_Slot]:
         data = [disk.read(descriptor, _SLOT_SIZE, n * _SLOT_BYTES) for n in range(_SLOTS)]
     finally:
         disk.close(descriptor)
-    found = [slot for n, one in enumerate(data) if (slot := _decode_slot(one, seed, n)) is not None]
-    if not found:
+    slots = [
+        slot for n, sector in enumerate(data) if (slot := _decode_slot(sector, seed, n)) is not None
+    ]
+    if not slots:
         raise LogDamaged(
             f"{file_path}: the position of this reader does not read back: say where it is to go "
             f"on with seek(), or start anew after forget_reader()"
         )
-    return found
+    return slots
 
 
 def _decode_slot(data: bytes, seed: int, number: int) -> _Slot | None:

@@ -124,15 +124,15 @@ def newest_dead(
     )
     rest = places if below is None else (place for place in places if place < below)
     count = _TOLD_MAX if wanted.error is not None else min(limit, _TOLD_MAX)
-    found = nlargest(count, rest)
+    latest = nlargest(count, rest)
     views: list[JobView] = []
-    for place in found:
+    for place in latest:
         if len(views) == limit:
             return views, None
         view = _told(journal, place.job)
         if view is not None and wanted.fits_reason(view.reason):
             views.append(view)
-    return views, found[-1] if len(found) == count else None
+    return views, latest[-1] if len(latest) == count else None
 
 
 def count_dead(sight: Sight, wanted: DeadFilter) -> int:
@@ -149,17 +149,17 @@ def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     page: Page[int] = Page([], [], 0)
-    told = 0
+    looked_at = 0
     for number, (chunk, index) in enumerate(agenda.dead.since(start)):
         job = chunk.ids[index]
         if job >= end:
             break
-        if number == _SCAN_MAX or len(page.items) == limit or told == _TOLD_MAX:
+        if number == _SCAN_MAX or len(page.items) == limit or looked_at == _TOLD_MAX:
             return page._replace(following=job)
         if not fits(chunk, index):
             continue
         if wanted.error is not None:
-            told += 1
+            looked_at += 1
             view = _told(journal, job)
             if view is None or not wanted.fits_reason(view.reason):
                 continue
@@ -333,8 +333,8 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
     if view is None:
         raise JobNotFound(f"there is no job {job_id} in {journal.path}")
     if chunk is None or state not in WAITING:
-        told = state if chunk is not None else view.state
-        raise NotWaiting(job_id, told.name.lower(), journal.path)
+        actual = state if chunk is not None else view.state
+        raise NotWaiting(job_id, actual.name.lower(), journal.path)
     location, shift_ns = agenda.location(job), agenda.times.shift_ns
     is_wall = agenda.times.waits(job, view.due_ns, is_wall=True)
     return Rewrite(

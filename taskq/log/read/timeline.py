@@ -146,26 +146,28 @@ def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent
 
 def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
     """Return the attempts, with what is known of the processes that made them."""
-    known = _describe(journal, {one.owner for one in attempts if one.owner}, codec.LSN_MAX)
+    known = _describe(
+        journal, {attempt.owner for attempt in attempts if attempt.owner}, codec.LSN_MAX
+    )
     named: list[AttemptView] = []
-    for one in attempts:
-        pid, worker, host = known.get(one.owner, (0, "", ""))
-        named.append(replace(one, pid=pid, worker=worker, host=host))
+    for attempt in attempts:
+        pid, worker, host = known.get(attempt.owner, (0, "", ""))
+        named.append(replace(attempt, pid=pid, worker=worker, host=host))
     return tuple(named)
 
 
 def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
     """Return what an edit changed of the job's place, as far as that is known."""
     queue, priority = before or (record.queue, record.priority)
-    told = []
+    changes = []
     if queue != record.queue:
         names = (name.decode("utf-8", "replace") for name in (queue, record.queue))
-        told.append("queue {}, now {}".format(*names))
+        changes.append("queue {}, now {}".format(*names))
     if priority != record.priority:
-        told.append(f"priority {priority}, now {record.priority}")
+        changes.append(f"priority {priority}, now {record.priority}")
     if record.carried is not None and record.carried.state is State.READY:
-        told.append("ready")
-    return "; ".join(told)
+        changes.append("ready")
+    return "; ".join(changes)
 
 
 def _event(record: LogRecord, owner: int) -> JobEvent:
@@ -231,8 +233,8 @@ def _describe(
         if segment > through_lsn:
             continue
         through = end if segment == end.segment else None
-        for owner, told in _introductions(journal, segment, through, wanted):
-            known[owner] = told
+        for owner, introduction in _introductions(journal, segment, through, wanted):
+            known[owner] = introduction
             wanted.pop(owner, None)
     return known
 
@@ -255,13 +257,16 @@ def _introductions(
         if isinstance(frame, Gap):
             continue
         data, header = frame.data, frame.header
-        found = any(
+        is_there = any(
             data.find(pattern, frame.at, frame.at + header.body_size) >= 0
             for pattern in list(wanted.values())
         )
-        for lsn, at, length in places(frame) if found else ():
+        for lsn, at, length in places(frame) if is_there else ():
             if data[at + KIND_AT] in INTRODUCTIONS:
                 record = decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
                 if record.token in wanted:
-                    told = decode_description(record.body or b"")
-                    yield record.token, (told["pid"], told["name"], told["host"])
+                    description = decode_description(record.body or b"")
+                    yield (
+                        record.token,
+                        (description["pid"], description["name"], description["host"]),
+                    )

@@ -32,14 +32,14 @@ def verify(journal: Journal) -> VerifyReport:
     Raises:
         FormatError: a record that a newer taskq wrote.
     """
-    frames = found = epoch = next_lsn = 0
+    frames = count = epoch = next_lsn = 0
     damage: list[Damage] = []
     missing: list[tuple[int, int]] = []
     named: dict[bytes, int] = {}
     for base, item in everything(journal):
         if not isinstance(item, Gap):
             frames += 1
-            found += item.header.records
+            count += item.header.records
             if item.header.epoch == epoch and item.header.first_lsn > next_lsn:
                 missing.append((next_lsn, item.header.first_lsn))
             epoch, next_lsn = item.header.epoch, item.header.next_lsn
@@ -58,12 +58,12 @@ def verify(journal: Journal) -> VerifyReport:
     return VerifyReport(
         segments=len(journal.files.lsns),
         frames=frames,
-        records=found,
+        records=count,
         damage=tuple(damage),
         torn_bytes=journal.torn_bytes,
         jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
         files=tuple(_check_files(journal, named)),
-        accepted=tuple(one for one in missing if one[0] not in known),
+        accepted=tuple(gap for gap in missing if gap[0] not in known),
     )
 
 
@@ -111,7 +111,7 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     """Jobs whose enqueue or claim is among what was damaged, as far as later records tell."""
     jobs: set[int] = set()
     if damage:
-        spans = [(one.first_lsn, one.next_lsn) for one in damage]
+        spans = [(part.first_lsn, part.next_lsn) for part in damage]
         for record in records(journal, journal.start()):
             token = record.token if record.kind in OF_CLAIMS else 0
             for first, following in spans:

@@ -115,9 +115,9 @@ def entries(
             for lsn, at, length in places(item):
                 yield Entry(lsn, header.epoch, header.time_ns, where + at, item.data, at, length)
             continue
-        found = journal.files.damaged_frame(base, item) if salvages else None
-        if found is not None:
-            header, body, offset = found
+        damaged = journal.files.damaged_frame(base, item) if salvages else None
+        if damaged is not None:
+            header, body, offset = damaged
             for lsn, at, record in salvage(body, item.first_lsn):
                 location = base + offset + at
                 yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))
@@ -217,7 +217,7 @@ class _Walk:
                 check_known(kind, entry.lsn)
         waiting = ((place[0], place) for place in self._births)
         others = ((job, self._open[job]) for job in sorted(self._open))
-        for job, stands in merge(waiting, others, key=lambda one: one[0]):
+        for job, stands in merge(waiting, others, key=lambda pair: pair[0]):
             yield from self._tell(job, stands, None)
 
     def _add(self, entry: Entry, kind: int, job: int) -> State | None:
@@ -341,23 +341,23 @@ def past_jobs(journal: Journal, past: Chosen) -> Iterator[PastJob]:
     if past.since_ns is not None:
         start = journal.indexes.cursor_at_time(past.since_ns)
     oldest = journal.files.lsns[0] if journal.files.lsns else 0
-    found = _Ends(past, oldest)
+    settled = _Ends(past, oldest)
     for entry in _undamaged(journal, start):
-        found.look_at(entry)
-    jobs, ends = found.chosen()
-    told: set[int] = set()
+        settled.look_at(entry)
+    jobs, ends = settled.chosen()
+    yielded: set[int] = set()
     for entry in _undamaged(journal, start) if jobs else ():
         if entry.kind not in BEGINNINGS:
             continue
         job, is_first = entry.job, entry.kind in BIRTHS
         # Of one that began in a segment that is left, its first record is the one to tell.
-        if not is_first and (job >= oldest or job in told):
+        if not is_first and (job >= oldest or job in yielded):
             continue
         place = bisect_left(jobs, job)
         if place == len(jobs) or jobs[place] != job:
             continue
         if not is_first:
-            told.add(job)
+            yielded.add(job)
         yield PastJob(State(ends[place]), entry.decode())
 
 

@@ -73,7 +73,7 @@ def facts_of(
         awaited=awaited(journal.tag, story.ties, agenda, lsn),
         failed=failed_inputs(journal, story) if job.state is State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),
-        workers=tuple(replace(one, running=running[one.owner]) for one in workers),
+        workers=tuple(replace(worker, running=running[worker.owner]) for worker in workers),
     )
 
 
@@ -113,8 +113,8 @@ def _used_up(
     """Return the limit of its task, as its workers tell it, that keeps a ready job from running."""
     if job.state is not State.READY:
         return None
-    told = (serving.limits or {} for worker in workers for serving in worker.serves)
-    limit = next((limits[job.task] for limits in told if job.task in limits), None)
+    limited = (serving.limits or {} for worker in workers for serving in worker.serves)
+    limit = next((limits[job.task] for limits in limited if job.task in limits), None)
     return None if limit is None else used_up(agenda, job.lsn, limit, now_ns)
 
 

@@ -167,7 +167,7 @@ class BodyStore:
             result, problem = self._shown(
                 view.result or b"", view.result_flags, f"the result of {_of(view)}", limit
             )
-            problem = "; ".join(one for one in (view.problem, problem) if one)
+            problem = "; ".join(part for part in (view.problem, problem) if part)
             view = replace(view, result=result, result_flags=0, problem=problem)
         return view
 

@@ -114,19 +114,19 @@ class IndexBuilder:
         return True
 
     def feed_damaged(
-        self, gap: Gap, found: tuple[codec.FrameHeader, bytes, int] | None = None
+        self, gap: Gap, readable: tuple[codec.FrameHeader, bytes, int] | None = None
     ) -> None:
         """Pass over bad bytes, indexing what can be salvaged.
 
         Args:
             gap: the bytes.
-            found: what ``SegmentFiles.damaged_frame`` tells of them.
+            readable: what ``SegmentFiles.damaged_frame`` tells of them.
         """
         if gap.offset < self.offset:
             return
         self.gaps += 1
-        if found is not None:
-            header, body, offset = found
+        if readable is not None:
+            header, body, offset = readable
             for lsn, at, record in salvage(body, gap.first_lsn):
                 if gap.offset not in self.salvaged:
                     self.salvaged[gap.offset] = header
@@ -315,13 +315,13 @@ def _run_length(
     limit = min(_WINDOW_LAST, (end - at) // length)
     window = min(_WINDOW_FIRST, limit)
     while True:
-        found = window
+        equal = window
         for byte, allowed in (*enumerate(map(_ONE_BYTE, size)), *checks):
             values = data[at + byte : at + window * length : length]
             if values[0] not in allowed:
                 return 0
             if values[:1] * window != values:
-                found = min(found, window - len(values.lstrip(allowed)))
-        if found < window or window == limit:
-            return found
+                equal = min(equal, window - len(values.lstrip(allowed)))
+        if equal < window or window == limit:
+            return equal
         window = limit

@@ -152,7 +152,7 @@ class SegmentIndex:
     def job_places(self, job: int) -> list[int]:
         """Offsets of the records that are about the job, its own left out."""
         firsts = self._directory.jobs
-        found: list[int] = []
+        places: list[int] = []
         for number in range(max(bisect_left(firsts, job) - 1, 0), len(firsts)):
             if firsts[number] > job:
                 break
@@ -161,8 +161,8 @@ class SegmentIndex:
             data = memoryview(page)
             jobs = view("Q", data[: 8 * count])
             start, end = bisect_left(jobs, job), bisect_right(jobs, job)
-            found += view("I", data[8 * count + 4 * start : 8 * count + 4 * end])
-        return found
+            places += view("I", data[8 * count + 4 * start : 8 * count + 4 * end])
+        return places
 
     def spilled(self) -> set[bytes]:
         """Hashes of the bodies that stand in files of their own."""

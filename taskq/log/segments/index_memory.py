@@ -112,7 +112,7 @@ class JobPlaces:
         """Offsets of the job's records, rising."""
         self._sort_tail()
         low = (job & _HALF) << 32
-        found: list[int] = []
+        places: list[int] = []
         for run in self._runs:
             if run.upper != job >> 32 or run.last < low or run.first > low | _HALF:
                 continue
@@ -120,8 +120,8 @@ class JobPlaces:
             for number in range(bisect_left(pairs, low), len(pairs)):
                 if pairs[number] > low | _HALF:
                     break
-                found.append(pairs[number] & _HALF)
-        return sorted(found)
+                places.append(pairs[number] & _HALF)
+        return sorted(places)
 
     def may_hold(self, job: int) -> bool:
         """Return whether the job lies between the lowest and the highest."""

@@ -117,11 +117,11 @@ class SegmentIndexes:
         latest = job
         for segment in segments[max(home, 0) :]:
             for offset in self._places(segment, job):
-                found = self._at(segment, offset)
-                if found is None or found.lsn <= latest or not _concerns(found.record, job):
+                record = self._at(segment, offset)
+                if record is None or record.lsn <= latest or not _concerns(record.record, job):
                     continue
-                latest = found.lsn
-                yield found
+                latest = record.lsn
+                yield record
 
     def steps_after(self, lsn: int, end_lsn: int = codec.LSN_MAX) -> Iterator[tuple[int, int]]:
         """(lsn, step) of each step of the clock behind a record, and before another."""
@@ -135,8 +135,8 @@ class SegmentIndexes:
 
     def lsn_at(self, time_ns: int) -> int:
         """The first record of that time or later; the next lsn of the log if there is none yet."""
-        found = self._frame_at(time_ns)
-        return found[2].first_lsn if found is not None else self._place.next_lsn
+        place = self._frame_at(time_ns)
+        return place[2].first_lsn if place is not None else self._place.next_lsn
 
     def cursor_at(self, lsn: int) -> Cursor:
         """At the frame that holds a record, or else the first behind where it would stand."""
@@ -151,10 +151,10 @@ class SegmentIndexes:
 
     def cursor_at_time(self, time_ns: int) -> Cursor:
         """At the first frame of that time or later; at the end if there is none yet."""
-        found = self._frame_at(time_ns)
-        if found is None:
+        place = self._frame_at(time_ns)
+        if place is None:
             return self._place.end()
-        segment, frame, header = found
+        segment, frame, header = place
         return Cursor(segment, frame, header.first_lsn)
 
     def may_hold_key(self, segment: int, hashed: int) -> bool:

@@ -104,10 +104,10 @@ class Lookup:
             # Most of what is large has a CRC of its own: the rest of its frame need not be read.
             size = min(_WINDOW, start + header.body_size - at)
             data = self._files._read(self._files.descriptor(segment), max(size, 0), at)
-            place, found = _step(data, 0, number, lsn, offset - at)
-            record = _checked(data, place, found)
+            place, next_number = _step(data, 0, number, lsn, offset - at)
+            record = _checked(data, place, next_number)
             if record:
-                at, number = at + place, found
+                at, number = at + place, next_number
         if not record:
             body = self._body(segment, frame, header)
             if body is None:

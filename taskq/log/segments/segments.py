@@ -33,7 +33,7 @@ FLOOR: Final = ".floor"
 def sweep_gone(disk: Disk, directory: str) -> None:
     """Remove their files, also those that a killed process left; no lock is needed."""
     names = disk.names(directory)
-    for name in [one for one in names if one.endswith(FLOOR)][:-1]:
+    for name in [file for file in names if file.endswith(FLOOR)][:-1]:
         disk.remove(f"{directory}/{name}")
     for name in names:
         if name.endswith(GONE):
@@ -118,10 +118,10 @@ class SegmentFiles:
 
     def after(self, lsn: int, last: int) -> int | None:
         """Return the segment that follows, up to ``last``."""
-        later = [one for one in self.lsns if lsn < one <= last]
+        later = [first for first in self.lsns if lsn < first <= last]
         if not later and lsn != last:
             self.refresh()
-            later = [one for one in self.lsns if lsn < one <= last]
+            later = [first for first in self.lsns if lsn < first <= last]
         return min(later, default=None)
 
     def header(self, lsn: int) -> codec.SegmentHeader | None:
@@ -193,7 +193,7 @@ class SegmentFiles:
             self._disk.close(descriptor)
         self._window = (-1, 0, b"")
         path = self.file_path(lsn)
-        following = min((one for one in self.lsns if one > lsn), default=None)
+        following = min((first for first in self.lsns if first > lsn), default=None)
         if following is not None:
             with contextlib.suppress(OSError):  # a disk without room: the log tells it all the same
                 floor = f"{self.path}/log/{following:020d}{FLOOR}"
@@ -236,7 +236,7 @@ class SegmentFiles:
         descriptor = self._descriptors.pop(lsn, None)
         if descriptor is None:
             if len(self._descriptors) >= _DESCRIPTORS_MAX:
-                oldest = next(one for one in self._descriptors if one != self.pinned)
+                oldest = next(first for first in self._descriptors if first != self.pinned)
                 self._disk.close(self._descriptors.pop(oldest))
             try:
                 descriptor = self._disk.open(self.file_path(lsn), write=self._writable)
@@ -284,7 +284,7 @@ class SegmentFiles:
         self.refresh()
         if not self.lsns:
             return None
-        segment = max((one for one in self.lsns if one <= lsn), default=self.lsns[0])
+        segment = max((first for first in self.lsns if first <= lsn), default=self.lsns[0])
         return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
 
     def walk(self, lsn: int, size: int, offset: int, next_lsn: int, *, in_order: bool) -> Walk:
@@ -456,7 +456,7 @@ class SegmentFiles:
 
         A backlog is read so: a step for each job costs as much as all else that a claim does.
         """
-        found: list[bytes] = []
+        records: list[bytes] = []
         unpack, crc32, whole = codec.LENGTH.unpack_from, codec.crc32, codec.CRC_OF_WHOLE
         kind_at, least = codec.KIND_AT, codec.BORN.size
         ordinal, start, data = self._window
@@ -467,13 +467,13 @@ class SegmentFiles:
                 size = unpack(data, at)[0]
                 record = data[at : at + size]
                 if crc32(record, lsn & 0xFFFFFFFF) == whole and size >= least:
-                    found.append(record)
+                    records.append(record)
                     continue
             # Of another window, or carried, or damaged.
-            found.append(self.record(location, lsn))
+            records.append(self.record(location, lsn))
             ordinal, start, data = self._window
             first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
-        return found
+        return records
 
     def unchecked_record(self, location: int) -> bytes:
         """The bytes of a record in a frame that was seen to be whole; fewer if the file is cut."""

@@ -257,7 +257,7 @@ def old_files(
     after this has touched its file, and one from before is found.
     """
     limit_ns = now_ns - round(grace_seconds * SECOND_NS)
-    found: list[OldFile] = []
+    old: list[OldFile] = []
     for number, name in enumerate(disk.names(f"{path}/{DIRECTORY}")):
         if number % _STEP_FILES == 0:
             yield
@@ -267,8 +267,8 @@ def old_files(
         modified_ns = disk.modified_ns(f"{path}/{DIRECTORY}/{name}")
         if modified_ns is not None and modified_ns <= limit_ns:
             digest = b"" if ours["rest"] else bytes.fromhex(name)
-            found.append(OldFile(name, modified_ns, digest))
-    return found
+            old.append(OldFile(name, modified_ns, digest))
+    return old
 
 
 def collect(

@@ -422,9 +422,9 @@ class Facets:
                 self.caught_up += item.header.records
                 continue
             salvaged = 0
-            found = self._journal.files.damaged_frame(base, item)
-            if found is not None:
-                header, body, at = found
+            damaged = self._journal.files.damaged_frame(base, item)
+            if damaged is not None:
+                header, body, at = damaged
                 salvaged = salvage(base, item, header, body, at)
             self._report(self._journal.files.segment_at(base), item, salvaged)
 

@@ -245,13 +245,13 @@ def fold_damaged(
     watch: Watch | None,
 ) -> int:
     """Apply the records of a damaged body that are whole by their own CRC; returns how many."""
-    found = 0
+    count = 0
     for number, at, record in salvage(data, lsn):
-        one = header._replace(first_lsn=number)
+        single = header._replace(first_lsn=number)
         where = base + offset + at
-        fold_records(record, 0, len(record), one, where, agenda, dedup, watch)
-        found += 1
-    return found
+        fold_records(record, 0, len(record), single, where, agenda, dedup, watch)
+        count += 1
+    return count
 
 
 def _fold_enqueued(

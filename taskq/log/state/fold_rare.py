@@ -93,7 +93,7 @@ class Watch:
         if job not in self.dead:
             return
         self.dead.discard(job)
-        self.settled = [one for one in self.settled if one[0] != job]
+        self.settled = [end for end in self.settled if end[0] != job]
         if location:
             self.settled.append((job, location))
         else:

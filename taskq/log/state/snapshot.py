@@ -146,7 +146,7 @@ class Header(NamedTuple):
         """Return the bytes that open the file."""
         fields = (*self[2:10], len(self.segments), 0)
         data = HEADER.pack(MAGIC, VERSION, self.code, self.version, *fields)
-        data += b"".join(_SEGMENT.pack(*one) for one in self.segments)
+        data += b"".join(_SEGMENT.pack(*segment) for segment in self.segments)
         return data + codec.crc32(data).to_bytes(_CRC_SIZE, "little")
 
     def block_seed(self, number: int) -> int:
@@ -296,9 +296,9 @@ class Contents:
             return locations
         segments = upper_halves(locations)
         try:
-            one = array("I", segments[:1])
-            if segments == one * len(segments):  # as most are, which saves half of the time
-                segments = array("I", (self._numbers[one[0]],)) * len(segments)
+            first = array("I", segments[:1])
+            if segments == first * len(segments):  # as most are, which saves half of the time
+                segments = array("I", (self._numbers[first[0]],)) * len(segments)
             else:
                 segments = array("I", map(self._numbers.__getitem__, segments))
         except IndexError:

@@ -71,10 +71,10 @@ def records(
 
 def is_job(journal: Journal, lsn: int) -> bool:
     """Return whether the log knows of a job of this number."""
-    found = _patiently(journal, lambda: journal.indexes.find(lsn))
-    if found is not None:
-        return found.record[KIND_AT] in BIRTHS
-    return any(_begins(found.record) for found in _about(journal, lsn))
+    place = _patiently(journal, lambda: journal.indexes.find(lsn))
+    if place is not None:
+        return place.record[KIND_AT] in BIRTHS
+    return any(_begins(place.record) for place in _about(journal, lsn))
 
 
 def find_end(journal: Journal, job: int) -> int | None:
@@ -85,14 +85,14 @@ def find_end(journal: Journal, job: int) -> int | None:
     """
     end: int | None = None
     known = False
-    for found in _about(journal, job):
-        kind = found.record[KIND_AT]
+    for place in _about(journal, job):
+        kind = place.record[KIND_AT]
         if not known:
-            known = _begins(found.record)
-            if kind in REPEATS and found.record[STATE_AT] in SETTLED_STATES:
-                end = found.location
+            known = _begins(place.record)
+            if kind in REPEATS and place.record[STATE_AT] in SETTLED_STATES:
+                end = place.location
         elif kind in ENDS | REMOVALS:
-            end = found.location
+            end = place.location
         elif kind in REVIVALS:
             end = None
     if not known:
@@ -205,7 +205,7 @@ class Story:
         else:
             # Attempts that do not count any more are those before a requeue.
             counted = self._attempts if carried.attempt else []
-            reasons = (one.reason for one in reversed(counted) if one.reason)
+            reasons = (attempt.reason for attempt in reversed(counted) if attempt.reason)
             self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
 
     def add(self, record: LogRecord) -> None:
@@ -324,7 +324,7 @@ class Story:
             stores_result=born.stores_result,
             result_flags=self._result_flags,
             reason=self._reason,
-            attempts=tuple(replace(one, task=task) for one in self._attempts),
+            attempts=tuple(replace(attempt, task=task) for attempt in self._attempts),
         )
 
 
@@ -332,14 +332,14 @@ def read_story(journal: Journal, lsn: int) -> Story | None:
     """Return the story of a job as the log has it, None if there is no such job."""
     story: Story | None = None
     records: list[LogRecord] = []
-    for found in _about(journal, lsn):
-        record = decode_record(found.record, found.lsn, found.epoch, found.time_ns)
+    for place in _about(journal, lsn):
+        record = decode_record(place.record, place.lsn, place.epoch, place.time_ns)
         records.append(record)
         if story is not None:
             story.add(record)
-        elif _begins(found.record):
+        elif _begins(place.record):
             story = Story(journal.tag, record)
-            born = found.record if record.carried is None else record.carried.born
+            born = place.record if record.carried is None else record.carried.born
             story.ties = takes_of(born)
         # Else the job was written again further on, since it began in what is gone.
     if story is None:
@@ -363,13 +363,13 @@ def _about(journal: Journal, job: int) -> list[RecordFound]:
     return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
 
 
-def _until_final(found: Iterator[RecordFound]) -> Iterator[RecordFound]:
+def _until_final(about_job: Iterator[RecordFound]) -> Iterator[RecordFound]:
     begun = False
-    for one in found:
-        yield one
+    for place in about_job:
+        yield place
         # The end of a job whose beginning is gone may be told again further on, with all of it.
-        begun = begun or _begins(one.record)
-        if begun and one.record[KIND_AT] in LAST:
+        begun = begun or _begins(place.record)
+        if begun and place.record[KIND_AT] in LAST:
             return
 
 

@@ -66,14 +66,14 @@ class UploadsSeen:
 
     def progress(self, upload: bytes) -> tuple[int, UploadProgress] | None:
         """(lsn, what it says) of the upload's latest ADOPTED record; None if there is none yet."""
-        found = self._found.get(upload)
-        while found:
-            latest = found[-1]
+        noted = self._found.get(upload)
+        while noted:
+            latest = noted[-1]
             if latest.offset < 0:
                 return latest.lsn, latest.adopted
-            found.pop()
+            noted.pop()
             if self._is_record(latest):
-                found.append(latest._replace(offset=-1))
+                noted.append(latest._replace(offset=-1))
         return None
 
     def look_from(self, lsn: int) -> None:
@@ -90,7 +90,7 @@ class UploadsSeen:
         since then nothing was found yet.
         """
         kept = set(waiting)
-        self._found = {one: found for one, found in self._found.items() if one in kept}
+        self._found = {upload: noted for upload, noted in self._found.items() if upload in kept}
 
     def catch_up(self) -> None:
         """Look at all that was written since, up to the journal's known end."""
@@ -121,8 +121,8 @@ class UploadsSeen:
         if cursor is None or (cursor.segment, cursor.offset) != start:
             return
         first = next_lsn - len(adopted)
-        for lsn, one in enumerate(adopted.values(), first):
-            self._add(_Found(lsn, one, start[0], -1))
+        for lsn, progress in enumerate(adopted.values(), first):
+            self._add(_Found(lsn, progress, start[0], -1))
         cursor.segment, cursor.offset = journal.segment, journal.offset
         cursor.next_lsn = next_lsn
 
@@ -152,10 +152,10 @@ class UploadsSeen:
 
     def _look_at(self, segment: int, offset: int, header: codec.FrameHeader) -> None:
         size = min(header.body_size, _END_BYTES)
-        found = self._ends(segment, offset, header, size)
-        if len(found) >= size // ADOPTED_SIZE > 0 and size < header.body_size:
-            found = self._ends(segment, offset, header, header.body_size)
-        for lsn, adopted in found:
+        ends = self._ends(segment, offset, header, size)
+        if len(ends) >= size // ADOPTED_SIZE > 0 and size < header.body_size:
+            ends = self._ends(segment, offset, header, header.body_size)
+        for lsn, adopted in ends:
             self._add(_Found(lsn, adopted, segment, offset))
 
     def _ends(
@@ -166,9 +166,9 @@ class UploadsSeen:
         data = files._read(files.descriptor(segment), size, at)
         return list(adopted_at_end(data, header.next_lsn))
 
-    def _add(self, found: _Found) -> None:
-        adopted = found.adopted
-        self._found.setdefault(adopted.upload, deque(maxlen=_FOUND_MAX)).append(found)
+    def _add(self, place: _Found) -> None:
+        adopted = place.adopted
+        self._found.setdefault(adopted.upload, deque(maxlen=_FOUND_MAX)).append(place)
 
     def _pass_damage(self, cursor: Cursor, size: int) -> None:
         """Go on behind a header that does not read back; what is whole in its frame counts."""
@@ -188,17 +188,17 @@ class UploadsSeen:
                     self._add(_Found(lsn, decode_adopted(record), segment, -1))
         cursor.offset, cursor.next_lsn = max(item.resume, cursor.offset + 8), item.next_lsn
 
-    def _is_record(self, found: _Found) -> bool:
+    def _is_record(self, place: _Found) -> bool:
         """Return whether the records of its frame are such that one begins there."""
         files = self._journal.files
         with contextlib.suppress(SegmentGone, FormatError):
-            size = files.size(found.segment)
-            scanner = files.scanner(found.segment, size, 0, sealed=True)
-            frame = next(scanner.frames(found.offset), None)
+            size = files.size(place.segment)
+            scanner = files.scanner(place.segment, size, 0, sealed=True)
+            frame = next(scanner.frames(place.offset), None)
             if not isinstance(frame, Frame):
                 return True  # damaged: its own CRC is all there is to go by
             return any(
-                lsn == found.lsn and frame.data[at + KIND_AT] in ADOPTIONS
+                lsn == place.lsn and frame.data[at + KIND_AT] in ADOPTIONS
                 for lsn, at, _ in places(frame)
             )
         return False

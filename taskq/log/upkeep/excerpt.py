@@ -104,7 +104,7 @@ class _Segment:
 
 def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
     """Return the records of a frame as the excerpt has them; jobs that begin there become known."""
-    found = []
+    records = []
     for lsn, at, length in places(frame):
         record = frame.data[at : at + length]
         kind = record[KIND_AT]
@@ -113,11 +113,11 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
         elif kind in CARRYING:
             known.add(decode_carried(record).job)
         elif kind in _OF_JOBS and codec.JOB.unpack_from(record)[6] not in known:
-            found.append(_LEFT_OUT)
+            records.append(_LEFT_OUT)
             continue
         record = record if bodies else _bare(record, kind, lsn)
-        found.append(_discreet(record, kind, lsn) if hides else record)
-    return found
+        records.append(_discreet(record, kind, lsn) if hides else record)
+    return records
 
 
 def _discreet(record: bytes, kind: int, lsn: int) -> bytes:

@@ -61,9 +61,11 @@ def check_health(
             snapshot has to be read for that: a quarter of a second after 8 MiB.
     """
     disk = LocalDisk()
-    states = {one: process_state(one.pid) for one in owner_views(path / "owners", {}) if one.alive}
+    states = {
+        owner: process_state(owner.pid) for owner in owner_views(path / "owners", {}) if owner.alive
+    }
     # A worker that is stopped works on nothing, whoever else has the log open.
-    awake = [one for one, state in states.items() if not state.startswith(_STOPPED)]
+    awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
     checks = [
         _readable(path),
         _unfailed(disk, path),
@@ -96,7 +98,7 @@ def _jobs(path: Path, owners: Iterable[OwnerView]) -> Check:
             ready = reader.ready_jobs()
     except LogError as error:
         return Check(name="jobs", ok=False, detail=str(error))
-    servings = [serving for one in owners for serving in one.serves]
+    servings = [serving for owner in owners for serving in owner.serves]
     count = sum(ready.values())
     if count and not servings:
         detail = f"{count:,} ready job{'' if count == 1 else 's'} and no worker"
@@ -117,12 +119,12 @@ def _unfailed(disk: Disk, path: Path) -> Check:
 def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:
     """Any process, as a worker that drains claims nothing any more, and is well all the same."""
     if awake:
-        found = ", ".join(map(str, sorted({one.pid for one in awake})))
-        return Check(name="process", ok=True, vital=True, detail=f"the log is open in {found}")
-    stopped = {one.pid for one in owners}
+        pids = ", ".join(map(str, sorted({owner.pid for owner in awake})))
+        return Check(name="process", ok=True, vital=True, detail=f"the log is open in {pids}")
+    stopped = {owner.pid for owner in owners}
     if stopped:
-        found = ", ".join(map(str, sorted(stopped)))
-        detail = f"stopped by a signal: {found}. Let it go on with kill -CONT"
+        pids = ", ".join(map(str, sorted(stopped)))
+        detail = f"stopped by a signal: {pids}. Let it go on with kill -CONT"
         return Check(name="process", ok=False, vital=True, detail=detail)
     start = worker_command(str(path.absolute()))
     detail = f"no process has the log open; start one with: {start}"
@@ -130,14 +132,14 @@ def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) ->
 
 
 def _worker(owners: Iterable[OwnerView]) -> Check:
-    serving = [one for one in owners if one.serves]
+    serving = [owner for owner in owners if owner.serves]
     if not serving:
         return Check(
             name="worker",
             ok=False,
             detail="no worker claims jobs: none runs, or each is starting or draining",
         )
-    slots = sum(serves.slots for one in serving for serves in one.serves)
+    slots = sum(serves.slots for owner in serving for serves in owner.serves)
     workers = f"{len(serving)} worker process{'' if len(serving) == 1 else 'es'}"
     return Check(name="worker", ok=True, detail=f"{workers}, {slots} jobs at a time")
 
@@ -221,12 +223,12 @@ def _writable(disk: Disk, path: Path) -> Check:
 def _clock(last_ns: int) -> Check:
     """Whether the machine knows the time; ``last_ns`` is that of the log's last frame, or 0."""
     now_ns = SystemClock().wall_ns()
-    told = f"{datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+    now = f"{datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     if now_ns < last_ns - STEP_NS:
         behind = spoken(last_ns - now_ns)
-        detail = f"it is {told}, {behind} before the log's last record: set the clock"
+        detail = f"it is {now}, {behind} before the log's last record: set the clock"
         return Check(name="clock", ok=False, detail=detail)
     if now_ns < _YEAR_2024_NS:
-        detail = f"it is {told}: set the clock, or what is due at a time comes too late"
+        detail = f"it is {now}: set the clock, or what is due at a time comes too late"
         return Check(name="clock", ok=False, detail=detail)
-    return Check(name="clock", ok=True, detail=f"it is {told}")
+    return Check(name="clock", ok=True, detail=f"it is {now}")

@@ -73,11 +73,11 @@ def survey_damage(journal: Journal) -> RepairReport:
             damage.append(describe_damage(journal, base, item))
             saved.update(lsn for _, lsn, _ in _salvaged(journal, base, item))
     damage += journal.lost
-    lost = sum(one.lost for one in damage)
+    lost = sum(part.lost for part in damage)
     jobs = [
         job
         for job in concerned_jobs(journal, damage)
-        if job not in saved and any(one.first_lsn <= job < one.next_lsn for one in damage)
+        if job not in saved and any(part.first_lsn <= job < part.next_lsn for part in damage)
     ]
     return RepairReport(
         damage=tuple(damage),
@@ -134,7 +134,7 @@ def repair(journal: Journal) -> RepairReport:
     report = survey_damage(journal)
     if not report.damage:
         return report
-    damaged = sorted({int(one.segment.partition(".")[0]) for one in report.damage if one.size})
+    damaged = sorted({int(part.segment.partition(".")[0]) for part in report.damage if part.size})
     if journal.segment in damaged:
         # What is written to is never replaced: the end of the log moves to a file of its own.
         journal._begin_segment(max(journal.next_lsn, journal.segment + 1), new_epoch=False)
@@ -265,10 +265,10 @@ def _salvaged(
     journal: Journal, base: int, gap: Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, bytes]]:
     """(header of the damaged frame, lsn, record) of each record that is whole by its own CRC."""
-    found = journal.files.damaged_frame(base, gap)
-    if found is None:
+    readable = journal.files.damaged_frame(base, gap)
+    if readable is None:
         return
-    header, body, _ = found
+    header, body, _ = readable
     end = gap.next_lsn
     if end == gap.first_lsn:
         # Nothing behind it in its segment tells where it ended.

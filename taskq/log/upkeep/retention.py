@@ -69,13 +69,13 @@ def due(
     if len(lsns) < 2:  # noqa: PLR2004 - the last one is written to
         return None
     total = sum(map(files.size, lsns))
-    found = _over_limit(journal, lsns, total, is_pressed)
-    if _is_past(journal, lsns[1], keep_seconds, now_ns) and (lsns[0] <= goal or found is None):
+    oldest = _over_limit(journal, lsns, total, is_pressed)
+    if _is_past(journal, lsns[1], keep_seconds, now_ns) and (lsns[0] <= goal or oldest is None):
         bound = None if lsns[0] <= goal else files.size(lsns[0]) // 2
-        found = Due(lsns[0], f"all of it is older than {keep_seconds:g} s", False, bound)
-    if found is None:
+        oldest = Due(lsns[0], f"all of it is older than {keep_seconds:g} s", False, bound)
+    if oldest is None:
         return None
-    return _pinned(journal, found, lsns[1], total) or found
+    return _pinned(journal, oldest, lsns[1], total) or oldest
 
 
 def past(journal: Journal, keep_seconds: float | None, now_ns: int) -> list[int]:
@@ -124,7 +124,7 @@ def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: in
     return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
 
 
-def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned | None:
+def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pinned | None:
     """Return the named reader that still has to read the segment, unless it is too far behind."""
     for name, (segment, lsn) in reader_positions(journal.disk, journal.path).items():
         if max(segment, lsn) >= following:
@@ -134,7 +134,7 @@ def _pinned(journal: Journal, found: Due, following: int, total: int) -> Pinned 
             # A hub that is never reached again must not fill the disk.
             lag_max = min(_HUB_LAG_BYTES, journal.disk.total_bytes(journal.path) // 4)
         if lag_max is None or total <= lag_max:
-            return Pinned(found.segment, name)
+            return Pinned(candidate.segment, name)
         _log.warning(
             "%s: the reader %r is over %d bytes behind, so what it has not read goes: it will get "
             "ReaderFellBehind",
@@ -252,11 +252,11 @@ class _Excess:
 
     def add(self, group: str, second: int, job: int) -> None:
         """A letter that is not too old."""
-        found = self._found.get(group)
-        if found is not None:
-            found.append((second, job))
-            if len(found) >= 2 * _EXCESS_MAX:
-                found[:] = nsmallest(_EXCESS_MAX, found)
+        ends = self._found.get(group)
+        if ends is not None:
+            ends.append((second, job))
+            if len(ends) >= 2 * _EXCESS_MAX:
+                ends[:] = nsmallest(_EXCESS_MAX, ends)
 
     def jobs(self) -> Iterator[list[int]]:
         """Yield those that are too many, of one group after the other."""

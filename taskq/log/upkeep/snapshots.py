@@ -99,16 +99,16 @@ class Snapshots:
     def _look(self) -> tuple[list[Form[Any]], int]:
         """(what is due, bytes of log until it is worth to look again)."""
         self._journal.refresh()
-        found: list[Form[Any]] = []
+        forms: list[Form[Any]] = []
         left: list[int] = []
         for form in self._built():
             since, size = self._since(form)
             limit = self._policy.limit(size)
             if since >= limit:
-                found.append(form)
+                forms.append(form)
             else:
                 left.append(limit - since)
-        return found, _PATIENCE_BYTES if found else min(left, default=_PATIENCE_BYTES)
+        return forms, _PATIENCE_BYTES if forms else min(left, default=_PATIENCE_BYTES)
 
     def _look_after(self, size: int) -> None:
         self._segment, self._offset = self._journal.segment, self._journal.offset + size

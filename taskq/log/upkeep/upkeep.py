@@ -48,7 +48,7 @@ class Report:
     @property
     def gone(self) -> int:
         """Return how many segments went."""
-        return sum(one.removed for one in self._segments)
+        return sum(segment.removed for segment in self._segments)
 
     def note(
         self,
@@ -231,10 +231,10 @@ class Upkeep(Chore):
     def _collect(self) -> Steps:
         """Remove the files of payloads and results that no record names any more."""
         journal = self._journal
-        found: list[OldFile] = yield from old_files(
+        old: list[OldFile] = yield from old_files(
             journal.disk, journal.path, journal.clock.wall_ns()
         )
-        if not found:
+        if not old:
             return
         journal.refresh()
         journal.files.refresh()
@@ -244,7 +244,7 @@ class Upkeep(Chore):
             if journal.indexes.is_damaged(segment):
                 return  # what does not read back today may be repaired, and name any of them
             yield None
-        unnamed = [file for file in found if file.digest not in referenced]
+        unnamed = [file for file in old if file.digest not in referenced]
         for start in range(0, len(unnamed), _COLLECTED_MAX):
             part = unnamed[start : start + _COLLECTED_MAX]
             yield from self._port.make(Op.COLLECT, part).wait()
@@ -271,7 +271,7 @@ class Upkeep(Chore):
         # What is written again meanwhile is not looked at in the same pass, or it would never end.
         end = journal.segment
         while True:
-            found = due(
+            candidate = due(
                 journal,
                 journal.clock.wall_ns(),
                 is_pressed=self._committer.room.is_sought,
@@ -279,19 +279,19 @@ class Upkeep(Chore):
                 goal=goal,
                 gone=report.gone if report.dry_run else 0,
             )
-            if isinstance(found, Pinned):
-                why = f"the reader {found.reader!r} has not read it"
-                report.note(journal, found.segment, 0, why, removed=False)
+            if isinstance(candidate, Pinned):
+                why = f"the reader {candidate.reader!r} has not read it"
+                report.note(journal, candidate.segment, 0, why, removed=False)
                 self._complain(
-                    found, "%s: %s stays although it is due: %s", journal.path,
-                    segment_name(found.segment), why,
+                    candidate, "%s: %s stays although it is due: %s", journal.path,
+                    segment_name(candidate.segment), why,
                 )  # fmt: skip
                 return
-            if found is None or found.segment >= end or not self._may_pay(found):
+            if candidate is None or candidate.segment >= end or not self._may_pay(candidate):
                 return
             # Not before: where no segment is due, nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
-            if not (yield from self._compact_one(found, keep_seconds, report)):
+            if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
 
     def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
@@ -312,19 +312,19 @@ class Upkeep(Chore):
         journal.refresh()
         now_ns = journal.clock.wall_ns()
         is_pressed = self._committer.room.is_sought
-        found = last_due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
-        if found is None:
+        candidate = last_due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
+        if candidate is None:
             return None
-        yield from endings.steps(found.segment, self._retained(keep_seconds).own_keep_ns)
-        if found.drops_finished:
-            is_due = endings.any(found.segment, now_ns)
+        yield from endings.steps(candidate.segment, self._retained(keep_seconds).own_keep_ns)
+        if candidate.drops_finished:
+            is_due = endings.any(candidate.segment, now_ns)
         else:
-            is_due = endings.are_due(found.segment, keep_seconds, now_ns)
-        return found if is_due else None
+            is_due = endings.are_due(candidate.segment, keep_seconds, now_ns)
+        return candidate if is_due else None
 
-    def _may_pay(self, found: Due) -> bool:
+    def _may_pay(self, candidate: Due) -> bool:
         return (
-            found.needed_bytes_max is None
+            candidate.needed_bytes_max is None
             or self._journal.files.total_size() >= self._patience_bytes
             or self._jobs() < self._patience_jobs
         )
@@ -335,28 +335,28 @@ class Upkeep(Chore):
         return agenda.table.live + agenda.dead.live
 
     def _compact_one(
-        self, found: Due, keep_seconds: float | None, report: Report
+        self, candidate: Due, keep_seconds: float | None, report: Report
     ) -> Generator[InnerRequest | None, None, bool]:
         """Yield whether the segment went."""
-        retained = self._retained(keep_seconds, drops_finished=found.drops_finished)
-        compaction = Compaction(self._committer, self._port, found.segment, retained)
+        retained = self._retained(keep_seconds, drops_finished=candidate.drops_finished)
+        compaction = Compaction(self._committer, self._port, candidate.segment, retained)
         files = self._journal.files
-        total, size = files.total_size(), files.size(found.segment)
+        total, size = files.total_size(), files.size(candidate.segment)
         if report.dry_run:
             yield from compaction.measure_steps()
-            went = compaction.pays(found.needed_bytes_max)
+            went = compaction.pays(candidate.needed_bytes_max)
         else:
-            yield from compaction.steps(found.needed_bytes_max)
+            yield from compaction.steps(candidate.needed_bytes_max)
             went = (yield from self._drop()) > 0
         if not went and not report.dry_run:
             # Most of it is needed still: once the log has grown by as much, or an eighth of the
             # jobs is gone, it may be otherwise.
             self._patience_bytes = total + self._journal.segment_bytes
             self._patience_jobs = self._jobs() - self._jobs() // 8
-        why = found.reason if went else f"{found.reason}, but most of it is needed"
+        why = candidate.reason if went else f"{candidate.reason}, but most of it is needed"
         report.carried += compaction.carried
         report.note(
-            self._journal, found.segment, compaction.needed_bytes, why, removed=went, size=size
+            self._journal, candidate.segment, compaction.needed_bytes, why, removed=went, size=size
         )
         return went
 
