@@ -135,6 +135,29 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(pla
     assert await place.sync() == [Verdict.BEHIND]
 
 
+async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_other(
+    place: Place,
+) -> None:
+    await _work(place, keep_segments=100)
+    await place.sync()
+    _arrived(place, 40 * _DAY)
+    await place.sync()
+    shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    await _work(place, keep_segments=1)
+    await place.sync()
+    _arrived(place, 40 * _DAY)
+    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
+    soon = time.time_ns() - round(30 * _DAY) * 10**9
+    assert hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    place.remove()
+    (place.path / "yesterday").rename(place.path / _DEVICE)
+    await place.write()
+    assert Verdict.FORKED in await place.sync()
+    _arrived(place, 40 * _DAY)
+    gone = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    assert not [old.name for old in gone if old.name.startswith("log/")]
+
+
 async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Place) -> None:
     """Its large bodies are with it until then; that it was is told for ever."""
     async with TaskLog.open(place.path / _DEVICE, spill=True) as log:

@@ -90,11 +90,6 @@ class Breaks:
         self._cut(keep)
         self._notes.add(step="done", n=len(self.all))
 
-    def left(self) -> list[str]:
-        """Return where what they left is kept, oldest first."""
-        paths = [f"{self._path}/old/{number + 1}" for number in range(len(self.all))]
-        return [path for path in paths if self._disk.status(f"{path}/{IDENTITY}") is not None]
-
     def _cut(self, keep: Border) -> None:
         """Remove all behind that place from the current directory."""
         disk, log = self._disk, f"{self._path}/{LOG}"

@@ -11,7 +11,8 @@ from uuid import UUID
 from taskq.engine import Identity
 from taskq.values import SECOND_NS
 from taskq_plugins.hub.aside import IDENTITY
-from taskq_plugins.hub.copy import MARK_BYTES, Copy, Old
+from taskq_plugins.hub.copy import MARK_BYTES, Copy
+from taskq_plugins.hub.keeping import Floor, due
 from taskq_plugins.hub.messages import (
     ASKED_MAX,
     NOWHERE,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.engine import Border, Disk
+    from taskq_plugins.hub.keeping import Old
     from taskq_plugins.hub.messages import Answer, Request
 
 _ID_CHARACTERS: Final = 36
@@ -67,7 +69,7 @@ class Copies:
         self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
-        self._floors: dict[tuple[str, UUID], tuple[int, int]] = {}
+        self._floors: dict[tuple[str, UUID], Floor] = {}
         self._busy: set[tuple[str, UUID]] = set()
         self._guard = threading.Lock()
         #: the newest session of each device: none of before this process is believed
@@ -175,20 +177,23 @@ class Copies:
     def keep(
         self, device: str, log_id: UUID, before_ns: int, *, dry_run: bool = False
     ) -> list[Old]:
-        """Let go what ``Copy.keep`` says of the log, nothing if there is none.
+        """Let go what ``due`` says of the log; with ``dry_run`` nothing is touched.
 
         Raises:
-            OSError: the disk refused.
+            OSError, LogError: the disk refused.
         """
-        copy = self._copy(device, log_id)
-        if copy is None:
-            return []
-        try:
-            known = self._floors.get((device, log_id), (0, 0))
-            gone, self._floors[(device, log_id)] = copy.keep(before_ns, known, dry_run=dry_run)
-            return gone
-        finally:
-            self._copies.pop((device, log_id)).close()
+        key, path = (device, log_id), self._path_of(device, log_id)
+        known = self._floors.get(key, Floor())
+        gone, self._floors[key] = due(self._make_disk(), path, log_id, before_ns, known)
+        copy = self._copy(device, log_id) if gone and not dry_run else None
+        if copy is not None:
+            try:
+                copy.let_go(gone)
+            finally:
+                self._copies.pop(key).close()
+                if device in self._sessions:  # who was told that a body is there asks again
+                    self._sessions[device] += 1
+        return gone
 
     def _copy(self, device: str, log_id: UUID) -> Copy | None:
         key = device, log_id

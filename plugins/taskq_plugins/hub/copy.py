@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from taskq.engine import Border, Replica, replace_file, segment_name, write_all
+from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, PART, SEALS, SPILL, Breaks, Notes, content
+from taskq_plugins.hub.keeping import first_young
 from taskq_plugins.hub.messages import NOWHERE, Declare, Kind, Missing, Refusal, Stored, Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.engine import Disk
+    from taskq_plugins.hub.keeping import Old
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
 
 #: In one sector: of what a loss of power makes of it, all or nothing is there.
@@ -38,13 +38,6 @@ def check_room(disk: Disk, path: str, at: Border) -> None:
     """Refuse what would be written where the disk is nearly full."""
     if disk.free_bytes(path) < _FREE_BYTES_MIN:
         raise Refusal(Trouble.FULL, at)
-
-
-class Old(NamedTuple):
-    """A file of a copy that a hub lets go, and its bytes."""
-
-    name: str
-    size: int
 
 
 class Copy:
@@ -143,72 +136,18 @@ class Copy:
 
     def safe(self, before_ns: int) -> int:
         """Return all below this lsn arrived before that moment."""
-        for segment in self._files.lsns:
-            if (self._disk.modified_ns(self._files.file_path(segment)) or before_ns) >= before_ns:
-                return segment
-        return self.at.next_lsn
+        return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
 
-    def keep(
-        self, before_ns: int, known: tuple[int, int] = (0, 0), *, dry_run: bool
-    ) -> tuple[list[Old], tuple[int, int]]:
-        """Let the oldest segments go, of which the log itself says that all is written again.
-
-        And which arrived before that moment.
-
-        And what a break left, if all of it arrived before; and bodies that nothing names any more.
-
-        Args:
-            before_ns: that moment.
-            known: what was returned beside the files before, so that no more is read again.
-            dry_run: they stay.
-        """
-        files, disk = self._files, self._disk
-        limit = self.safe(before_ns)
-        if files.lsns and limit > files.lsns[0]:
-            known = files.lsns[-1], max(known[1], self._floor(known[0]))
-        limit = min(limit, known[1])
-        over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
-        gone = [Old(f"{LOG}/{segment_name(lsn)}", files.size(lsn)) for lsn in over]
-        gone += self._unnamed(files.lsns[len(over) :], before_ns) if over else []
-        gone += (old for left in self.breaks.left() for old in self._left(left, before_ns))
-        for segment in [] if dry_run else over:
-            # One at a time, the oldest first: what is left is a log at any moment.
-            files.let_go(segment)
-        for old in [] if dry_run else gone[len(over) :]:
-            disk.remove(f"{self._path}/{old.name}")
-            disk.sync_directory(f"{self._path}/{old.name}".rpartition("/")[0])
-        return gone, known
-
-    def _left(self, path: str, before_ns: int) -> Iterator[Old]:
-        """Yield the files of what a break left, if all are that old; the log's name first."""
-        disk = self._disk
-        names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
-        if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
-            below = path.removeprefix(f"{self._path}/")
-            for name in (IDENTITY, SEALS, *names):
-                status = disk.status(f"{path}/{name}")
-                if status is not None:
-                    yield Old(f"{below}/{name}", status[2])
-
-    def _unnamed(self, kept: list[int], before_ns: int) -> list[Old]:
-        """Return the bodies of before that moment that no record of these segments names."""
-        disk, folder = self._disk, f"{self._path}/{SPILL}"
-        names = {
-            name
-            for name in disk.names(folder)
-            if (disk.modified_ns(f"{folder}/{name}") or before_ns) < before_ns
-        }
-        for left in self.breaks.left():  # who reads what was left looks for its bodies here
-            names.difference_update(disk.names(f"{left}/{SPILL}"))
-        for segment in kept if names else ():
-            names -= self._files.bodies_of(segment)
-        statuses = ((name, disk.status(f"{folder}/{name}")) for name in sorted(names))
-        return [Old(f"{SPILL}/{name}", status[2]) for name, status in statuses if status]
-
-    def _floor(self, since: int) -> int:
-        """Return what the newest COMPACTED record says, which comes behind what it tells of."""
-        segments = reversed([lsn for lsn in self._files.lsns if lsn >= since])
-        return next(filter(None, map(self._files.compacted_below, segments)), 0)
+    def let_go(self, old: list[Old]) -> None:
+        """Remove files that ``due`` gave: segments one at a time, the oldest first."""
+        for name, _ in old:
+            folder, _, file = name.rpartition("/")
+            lsn = segment_lsn(file) if folder == LOG else None
+            if lsn is not None:  # what is left is a log at any moment
+                self._files.let_go(lsn)
+            else:
+                self._disk.remove(f"{self._path}/{name}")
+                self._disk.sync_directory(f"{self._path}/{folder}")
 
     def has(self, at: Border) -> bool:
         """Return whether that very frame stands at that very place."""

@@ -1,0 +1,107 @@
+"""Beside a server everybody else reads: not a byte, a time or a name below the hub changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskLog
+from taskq.cli.main import main
+from taskq.log.machine.disk import PatientDisk
+from taskq_plugins.fleet import find_logs, inventory
+from taskq_plugins.hub import Hub
+from taskq_plugins.hub.copies import Copies
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hub.place import Place
+
+_DEVICE: Final = "edge-7"
+_LONG_AGO: Final = time.time() - 40 * 86_400
+
+
+def _run(*words: object) -> str:
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exit_code in (0, 1), (words, done.output)
+    assert not done.exception or isinstance(done.exception, SystemExit), words
+    return done.output
+
+
+def _all_below(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return inode, time and bytes of everything below a directory."""
+    return {
+        str(path): (path.stat().st_ino, path.stat().st_mtime_ns, _bytes(path))
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+async def _grown(place: Place) -> Path:
+    """Return the copy of a device that forked, with bodies, jobs from here, and old files."""
+    job = None
+    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=64 * 1024) as log:
+        for _ in range(60):
+            await log.put(bytes(4_000))
+        await log.put(os.urandom(2 * 2**20))
+    await place.sync()
+    shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    await place.write()
+    await place.sync()
+    place.remove()
+    (place.path / "yesterday").rename(place.path / _DEVICE)
+    await place.write(4)
+    await place.sync()
+    async with Hub(place.hub) as hub:
+        job = await hub.device(_DEVICE).enqueue(hub.call_by_name("update"))
+        assert job is not None
+    for path in place.hub.rglob("*"):
+        if path.is_file():
+            os.utime(path, (_LONG_AGO, _LONG_AGO))
+    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    return copy
+
+
+def _being_written(copy: Path) -> None:
+    """Let the server be in the middle of everything that it does."""
+    last = max((copy / "log").glob("*.log"))
+    with last.open("ab") as file:
+        file.write(bytes(100) + b"half of a frame")
+    (copy / "log" / "00000000000000099999.log.tmp").write_bytes(b"half of a segment")
+    with (copy / "seals.jsonl").open("ab") as file:
+        file.write(b'{"segment": 1, "en')
+    lines = (copy / "breaks.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "breaks.jsonl").write_bytes(b"".join(lines[:-1]))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_whoever_is_not_the_server_changes_nothing(
+    place: Place, url: str, *, is_busy: bool
+) -> None:
+    assert url
+    copy = await _grown(place)
+    if is_busy:
+        _being_written(copy)
+    before = _all_below(place.hub)
+    kept = _run("hub", "keep", place.hub, "--keep", "1d", "--dry-run")
+    assert bool(kept) is not is_busy, "what is being set aside is not due"
+    _run("hub", "restore", place.hub, _DEVICE, place.path / "new")
+    _run("hub", "group", "ls", place.hub)
+    for words in (("check",), ("check", "--deep"), ("status",), ("status", "--json"), ("breaks",)):
+        _run("hub", words[0], place.hub, *words[1:])
+    for words in (("ls",), ("stats",), ("verify",), ("export",), ("health",), ("dead", "ls")):
+        _run(*words, "-d", copy)
+    assert list(inventory(find_logs(place.hub / "devices")))
+    reading = Copies(PatientDisk, str(place.hub))
+    for device, log_id in reading.logs():
+        reading.keep(device, log_id, time.time_ns(), dry_run=True)
+    reading.close()
+    assert _all_below(place.hub) == before
