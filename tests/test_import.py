@@ -105,7 +105,7 @@ import json, sys
 from pathlib import Path
 from taskq import TaskQ
 
-app = TaskQ("data")
+app = TaskQ("data", durability="os", keep="1d", queues={"mail": {"compress": "none"}})
 
 @app.task
 async def tell(file: str) -> None:

@@ -30,10 +30,9 @@ from taskq.connection import places
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
-from taskq.connection.logoptions import LogOptions, numbers_checked, unknown_option
+from taskq.connection.logoptions import LogOptions, numbers_checked, understood, unknown_option
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
-from taskq.log.config import LogConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -95,15 +94,16 @@ class TaskQ(LogHolder):
         unknown = options.keys() - LogOptions.__annotations__.keys()
         if unknown:
             raise unknown_option(min(unknown))
-        given = numbers_checked(options)
-        is_told = settings or given or data_dir == "" or not isinstance(data_dir, str | Path | None)
-        if is_told or not places.are_silent(data_dir):
+        self._given = given = numbers_checked(options)
+        is_told = settings or data_dir == "" or not isinstance(data_dir, str | Path | None)
+        config = None if is_told or not places.are_silent(data_dir) else understood(given)
+        if config is None:
             from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
 
             self.settings = load_settings(settings, data_dir=data_dir, **given)
             self._directory, config = self.settings.data_dir, self.settings.log_config()
         else:
-            self._directory, config = Path(data_dir or places.DATA_DIR_DEFAULT), LogConfig()
+            self._directory = Path(data_dir or places.DATA_DIR_DEFAULT)
         super().__init__(Connection(os.fspath(self._directory), config))
         self.hooks = Hooks(include)
         #: of an app over another log: the app itself
@@ -139,7 +139,7 @@ class TaskQ(LogHolder):
         """Return what the app was made with."""
         from taskq.connection.settings import silent_settings  # noqa: PLC0415 - as above
 
-        return silent_settings(self._directory)
+        return silent_settings(self._directory, self._given)
 
     @property
     def name(self) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from taskq.calls.habits import option_instead
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
-from taskq.core.parsing import whole
+from taskq.core.parsing import check_name, whole
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:
@@ -151,6 +152,16 @@ def log_config(options: LogOptions) -> LogConfig:
     return LogConfig(**values)
 
 
+def understood(options: LogOptions | dict[str, Any]) -> LogConfig | None:
+    """Return the options in the log's words; None if they are for the settings to read or refuse.
+
+    Those take text where a number is meant, and 0.1 s to import.
+    """
+    with contextlib.suppress(UsageError):
+        return log_config(cast("LogOptions", options))
+    return None
+
+
 def numbers_checked(options: LogOptions) -> dict[str, Any]:
     """Return the options, whose numbers may be text as in settings: nothing else stands for one.
 
@@ -178,6 +189,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _policy(queue: str, given: object) -> QueuePolicy:
+    check_name("queue name", queue)
     if isinstance(given, QueuePolicy):
         return given
     what = f"queues[{queue!r:.60}]"

@@ -66,7 +66,7 @@ from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
 from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 def _seconds(value: Duration) -> float:
@@ -365,13 +365,18 @@ def _problem_of(table: Any) -> str:
     if unknown := table.keys() - Settings.model_fields.keys():
         return _no_setting(min(unknown), Settings.model_fields)
     for name, value in table.items():
-        field = Settings.model_fields[name]
         try:
-            kind: Any = Annotated[field.annotation, field]
-            TypeAdapter(kind).validate_python(value)
+            _read(name, value)
         except ValidationError as error:
             return f"{name} is {error.errors()[0]['msg']}"
     return ""
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return a setting as its own value. Raises ValidationError."""
+    field = Settings.model_fields[name]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind).validate_python(value)
 
 
 def _is_text(value: str) -> bool:
@@ -412,9 +417,15 @@ def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]
     return [path for path, _ in _said(data_dir or os.environ.get("TASKQ_DATA_DIR"))]
 
 
-def silent_settings(data_dir: Path) -> Settings:
-    """Return the settings where nobody says anything but the directory, whatever is said by now."""
-    return Settings.model_construct(data_dir=data_dir)
+def silent_settings(data_dir: Path, given: Mapping[str, Any]) -> Settings:
+    """Return the settings where code alone said something, whatever others say by now.
+
+    Args:
+        data_dir: the log's directory.
+        given: options that were understood.
+    """
+    read = {name: _read(name, value) for name, value in given.items()}
+    return Settings.model_construct(data_dir=data_dir, **read)
 
 
 def load_settings(base: Settings | None, **given: Any) -> Settings:

@@ -40,6 +40,7 @@ DAY = 86_400.0
         ({"exclusive": 1}, "exclusive is 1, it must be True or False"),
         ({"name": b"x"}, "name is b'x', it must be text"),
         ({"queues": ["a"]}, "queues is ['a']: give what is other in each, by their names"),
+        ({"queues": {5: {}}}, "queue name is 5, it must be text"),
         ({"queues": {"a": 5}}, "queues['a'] is 5: give a QueuePolicy, or its options as a dict"),
         ({"queues": {"a": {"kep": 5}}}, "queues['a'] has no option 'kep': did you mean 'keep'"),
         ({"queues": {"a": {"keep": "x"}}}, "queues['a'] keep is 'x': give seconds"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -154,6 +155,46 @@ def test_where_nothing_is_said_the_settings_are_not_even_loaded(tmp_path: Path) 
     assert app._connection.config == settings.log_config()
     assert app.settings.model_dump() == {**settings.model_dump(), "data_dir": app.settings.data_dir}
     assert app.data_dir == settings.data_dir
+
+
+#: Options as code may give them: right ones, those that only the settings take, and wrong ones.
+GIVEN: dict[str, list[Any]] = {
+    "durability": ["os", Durability.OS, "FSYNC", 1, []],
+    "interval": [0.1, 1, "20ms", timedelta(seconds=1), "7", "soon", True, 0],
+    "keep": ["7d", "never", 0, -1, []],
+    "segment_age": ["1h", 5, "5"],
+    "segment_bytes": [2**20, "1MiB", 1, "much"],
+    "reserve": [0, 2**20, -5, "0"],
+    "exclusive": [True, 1, "yes", "perhaps"],
+    "name": ["mail", "", b"mail", 5],
+    "compress": ["zlib", "none", "gzip", []],
+    "mode": ["group", "all", 5],
+    "queues": [
+        *({}, {"a": {}}, {"a": {"keep": "1d", "dead_max": 3}}, {"a": QueuePolicy(spill=True)}),
+        *(["a"], {"a": 5}, {"a": None}, {"a": {"keap": 1}}, {5: {}}, {b"a": {}}, {None: {}}),
+        *({"a": {"dead_max": odd}} for odd in (None, "3", 1.5, -1)),
+        *({"a": {name: 1}} for name in ("spill", "compress", "keep", "keep_dead")),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "given", [{name: value} for name, values in GIVEN.items() for value in values], ids=str
+)
+def test_options_are_understood_as_the_settings_do_that_code_need_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    def made() -> tuple[object, object]:
+        try:
+            app = TaskQ(tmp_path, **given)
+        except UsageError as error:
+            return str(error), None
+        return app._connection.config, app.settings
+
+    alone = made()
+    # Somebody says something, so that they are loaded.
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "warning")
+    assert made() == alone
 
 
 @pytest.mark.parametrize(
