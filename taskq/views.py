@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from taskq.core.why import Reason, Why
     from taskq.flows.handle import FlowProgress
+    from taskq.log.read.standing import Standing
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport
     from taskq.log.upkeep.health import Check
@@ -69,6 +70,7 @@ __all__ = [
     "ScheduleView",
     "Serving",
     "Spread",
+    "Standing",
     "Swept",
     "Why",
     "attempt_document",
@@ -86,6 +88,7 @@ _HOMES: Final = {
         "OwnerView ProgressView QueueStats Serving Spread attempt_document "
         "body_document job_head moment owner"
     ),
+    "taskq.log.read.standing": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
     "taskq.log.read.timeline": "JobEvent",

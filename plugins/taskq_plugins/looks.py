@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from taskq import State
 from taskq import views as documents
-from taskq.engine import LogReader, Moment, failure_of, strays_of
+from taskq.engine import LogReader, Moment, failure_of
 from taskq.errors import JobNotFound, LogError
 from taskq.hooks import views_of
 from taskq.values import PAYLOAD_BYTES_MAX, dataclass
@@ -176,26 +176,29 @@ def job_of(reader: LogReader, text: str) -> Seen:
 
 
 def now_of(reader: LogReader) -> dict[str, Any]:
-    """Return what goes on: counts of queues, jobs, processes, and tasks that none knows.
+    """Return what goes on: how the log stands in words, counts of queues, jobs, and processes.
 
     The states that no job is in are left out of ``shown``, but for those that matter.
     """
     stats, owners = reader.stats(), reader.owners()
     totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
-    serving = [served for owner in owners if owner.alive for served in owner.serves]
-    # Where nobody works at all that is to be told, and not of each task.
-    strays = strays_of(reader.ready_jobs() if serving else {}, serving)
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
+    are_lost = any(owner.running and not owner.alive for owner in owners)
     return {
         "stats": stats,
+        "standing": reader.standing(stats),
         "totals": totals,
         "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
-        "stranded": strays.by_task,
-        "unserved": strays.by_queue,
         "running": [(job, reader.progress(job.lsn)) for job in running],
+        "lost": {job.lsn for job in running if are_lost and _is_lost(reader, job)},
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
     }
+
+
+def _is_lost(reader: LogReader, job: JobView) -> bool:
+    reason = reader.why(job.lsn)
+    return reason is not None and reason.code == "worker_lost"
 
 
 def failures_of(reader: LogReader) -> list[Failure]:

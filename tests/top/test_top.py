@@ -256,7 +256,7 @@ def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
     picture = asyncio.run(live())
     text = text_of(picture, Screen(), 100)
     assert "1 worker  1 of 3 slots" in text
-    assert "1 job nobody can run: ghost" in text
+    assert "1 job waits that no worker knows: ghost (1)" in text
     assert "████░░░░  50% half of it" in text
 
 

@@ -144,7 +144,7 @@ async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: Task
         await app.enqueue(app.call_by_name("later").options(delay="1h"))
         await app.enqueue(app.call_by_name("paused").options(queue="off"))
         await app.pause("off")
-        assert detail_of(app) == (False, "4 ready jobs and no worker")
+        assert detail_of(app) == (False, "No worker runs: 4 jobs wait")
         async with app.worker(queues=["default"]):
             await app.stats()  # answered after it was told what the worker claims
             ok, detail = detail_of(app)

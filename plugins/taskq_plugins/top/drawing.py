@@ -36,6 +36,9 @@ _COLOURS: Final = {
 }  # fmt: skip
 
 
+_LEVELS: Final = {"bad": "bold red", "slow": "yellow", "well": "green"}
+
+
 def draw(picture: Picture, screen: Screen, width: int, height: int) -> RenderableType:
     """Return the whole screen: header, sections, and a last line of what can be done."""
     chosen = screen.row(picture)
@@ -114,15 +117,8 @@ def _header(picture: Picture) -> list[Text]:
     workers = "1 worker" if picture.workers == 1 else f"{picture.workers} workers"
     facts = f"{slots}  {ready} ready  {render.size(picture.size)}, {render.size(picture.free)} free"
     line = _text(facts if picture.at else f"{workers}  {facts}")
-    if ready and not picture.workers and not picture.at:
-        line.stylize("red", 0, len(workers))
-    lines = [_cut(head), _cut(line)]
-    stranded = sum(picture.stranded.values())
-    if stranded:
-        jobs = "1 job" if stranded == 1 else f"{stranded} jobs"
-        names = ", ".join(name or "-" for name in sorted(picture.stranded))
-        lines.append(_cut(_text(f"{jobs} nobody can run: {names}", "bold red")))
-    return lines
+    remarks = picture.standing.remarks
+    return [_cut(head), _cut(line), *(_cut(_text(text, _LEVELS[level])) for level, text in remarks)]
 
 
 def _place(row: Row) -> str | int:

@@ -15,7 +15,7 @@ from taskq_plugins.looks import failures_of, now_of
 
 if TYPE_CHECKING:
     from taskq.engine import Cursor, LogReader
-    from taskq.views import JobView, ProgressView, QueueStats
+    from taskq.views import JobView, ProgressView, QueueStats, Standing
     from taskq_plugins.looks import Failure
 
 #: Jobs that ended last, of which is told.
@@ -41,7 +41,7 @@ class Picture:
         size: bytes of all segments, and ``free`` of the disk.
         workers, slots: processes that run jobs, and how many at a time; 0 slots where one does not
             say.
-        stranded: jobs that no live worker takes, by task.
+        standing: how the log stands, in words.
         queues: counts of each.
         sparks: of each queue, how many of its jobs ended between two looks.
         running: jobs that run, and how far they are.
@@ -56,7 +56,7 @@ class Picture:
     free: int
     workers: int
     slots: int
-    stranded: dict[str, int]
+    standing: Standing
     queues: tuple[QueueStats, ...]
     sparks: dict[str, tuple[int, ...]]
     running: tuple[tuple[JobView, ProgressView | None], ...]
@@ -123,7 +123,7 @@ class Watcher:
             free=shutil.disk_usage(path).free,
             workers=facts["workers"],
             slots=sum(worker.slots for worker in serving),
-            stranded=dict(facts["stranded"]),
+            standing=facts["standing"],
             queues=facts["stats"].queues,
             sparks={name: tuple(line) for name, line in self._sparks.items()},
             running=tuple(facts["running"]),

@@ -16,12 +16,15 @@ from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import process_state
+from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
+from taskq.log.read.standing import Standing, past_standing, standing
 from taskq.log.read.timeline import JobEvent, events_of, name_attempts, name_workers
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
 _NEWEST: Final = 1_000
 #: Jobs that are named where several begin so.
 _NAMED: Final = 5
+#: What is said of a log with a failed write.
+FAILED: Final = "An fsync failed, nobody may write: look at the disk, then start all processes anew"
 #: Reasons that depend on which workers there were.
 _OF_WORKERS: Final = frozenset({Why.NO_WORKER, Why.WORKER_LOST})
 
@@ -397,6 +402,24 @@ class LogReader:
         if self._journal.is_past:
             return []
         return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
+
+    def standing(self, stats: LogStats | None = None) -> Standing:
+        """Return how the log stands, in words; of a moment of the past without its processes.
+
+        Args:
+            stats: what ``stats`` returned just now, or None.
+        """
+        stats = stats or self.stats()
+        if self._journal.is_past:
+            return past_standing(stats.queues)
+        owners = self.owners()
+        workers = {owner.pid for owner in owners if owner.alive and owner.serves}
+        stopped = frozenset(pid for pid in workers if process_state(pid).startswith("stopped"))
+        problems = [loss.explain(self.path) for loss in self._journal.lost]
+        if is_marked_failed(self._journal.disk, self.path):
+            problems.append(FAILED)
+        ready = self.ready_jobs()
+        return standing(stats.queues, owners, ready, problems=problems, stopped=stopped)
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""

@@ -13,7 +13,6 @@ from taskq.core.durations import spoken
 from taskq.core.errors import LogError, worker_command
 from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
-from taskq.core.why import strays_of
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.journal.lock import process_state
@@ -22,7 +21,7 @@ from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_views
-from taskq.log.read.reader import LogReader
+from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def check_health(
         _worker(awake),
     ]
     if with_jobs and checks[0].ok:
-        checks.append(_jobs(path, awake))
+        checks.append(_jobs(path))
     return [*checks, _room(disk, path, config or LogConfig()), _access(path)]
 
 
@@ -92,28 +91,20 @@ def _readable(path: Path) -> Check:
     return Check(name="log", ok=True, vital=True, detail=detail)
 
 
-def _jobs(path: Path, owners: Iterable[OwnerView]) -> Check:
+def _jobs(path: Path) -> Check:
     try:
         with LogReader.open(str(path)) as reader:
-            ready = reader.ready_jobs()
+            stands = reader.standing()
     except LogError as error:
         return Check(name="jobs", ok=False, detail=str(error))
-    servings = [serving for owner in owners for serving in owner.serves]
-    count = sum(ready.values())
-    if count and not servings:
-        detail = f"{count:,} ready job{'' if count == 1 else 's'} and no worker"
-        return Check(name="jobs", ok=False, detail=detail)
-    sentences = strays_of(ready, servings).told()
-    if sentences:
-        return Check(name="jobs", ok=False, detail=". ".join(sentences))
-    return Check(name="jobs", ok=True, detail="no job waits for a worker that is not there")
+    bad = [text for level, text in stands.remarks if level == "bad"]
+    return Check(name="jobs", ok=not bad, detail=". ".join(bad) or stands.text)
 
 
 def _unfailed(disk: Disk, path: Path) -> Check:
     if not is_marked_failed(disk, str(path)):
         return Check(name="writes", ok=True, vital=True, detail="no failed write is marked")
-    detail = "an fsync failed, nobody may write: look at the disk, then start all processes anew"
-    return Check(name="writes", ok=False, vital=True, detail=detail)
+    return Check(name="writes", ok=False, vital=True, detail=FAILED)
 
 
 def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:

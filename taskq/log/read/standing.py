@@ -1,0 +1,161 @@
+"""How a log stands, in words: one sentence for a worried person, and what else there is to say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from taskq.core.durations import spoken
+from taskq.core.model import SECOND_NS
+from taskq.core.values import NamedTuple, dataclass
+from taskq.core.why import Strays, strays_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from taskq.core.views import OwnerView, QueueStats
+
+#: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
+Level: TypeAlias = Literal["bad", "slow", "well"]
+
+#: Ready jobs that wait for longer are worth a word.
+_LONG_SECONDS: Final = 300.0
+_NAMED_MAX: Final = 5
+
+
+class Remark(NamedTuple):
+    """Say one thing about a log."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Tell how a log stands.
+
+    Attributes:
+        remarks: the worst first; never empty.
+        strays: the ready jobs that no worker would take.
+        workers: live processes that claim jobs.
+    """
+
+    remarks: tuple[Remark, ...]
+    strays: Strays
+    workers: int
+
+    @property
+    def level(self) -> Level:
+        """Return how bad the worst is."""
+        return self.remarks[0].level
+
+    @property
+    def text(self) -> str:
+        """Return the worst in one sentence."""
+        return self.remarks[0].text
+
+
+def standing(
+    queues: Iterable[QueueStats],
+    owners: Iterable[OwnerView],
+    ready: Mapping[tuple[str, str], int],
+    *,
+    problems: Iterable[str] = (),
+    stopped: frozenset[int] = frozenset(),
+) -> Standing:
+    """Return how a log stands, from plain facts.
+
+    Args:
+        queues: the counts of each.
+        owners: processes that have the log open, and dead ones that hold jobs.
+        ready: the jobs of each (queue, task) that may be claimed, but for those put as bytes.
+        problems: what is wrong with the log itself, as sentences.
+        stopped: ids of processes that a signal has stopped.
+    """
+    queues, owners = tuple(queues), tuple(owners)
+    alive = [owner for owner in owners if owner.alive]
+    # A program that claims by itself serves no queue by name.
+    workers = [owner for owner in alive if owner.serves or owner.running]
+    awake = [owner for owner in workers if owner.pid not in stopped]
+    lost = sum(owner.running for owner in owners if not owner.alive)
+    strays = Strays({}, {})
+    remarks = [Remark("bad", text) for text in problems]
+    remarks += [
+        Remark("bad", f"Process {owner.pid} is stopped by a signal{_holding(owner.running)}: let "
+               f"it go on with kill -CONT {owner.pid}")
+        for owner in workers if owner.pid in stopped
+    ]  # fmt: skip
+    if not awake:
+        remarks += _unworked(queues, sum(ready.values()), lost)
+    else:
+        servings = [serving for owner in awake for serving in owner.serves]
+        if servings:
+            strays = strays_of(ready, servings)
+        remarks += [Remark("bad", _sentence(text)) for text in strays.told()]
+        if lost:
+            remarks.append(
+                Remark("slow", f"{_jobs(lost, 'was', 'were')} running when their process died: "
+                       f"a worker takes them back")
+            )  # fmt: skip
+    remarks += _paused(queues)
+    if awake:
+        remarks.append(_worked(queues, awake))
+    return Standing(remarks=tuple(remarks), strays=strays, workers=len(awake))
+
+
+def past_standing(queues: Iterable[QueueStats]) -> Standing:
+    """Return how a log stood at a moment: which processes there were then nobody wrote down."""
+    queues = tuple(queues)
+    running, ready = (sum(getattr(q, name) for q in queues) for name in ("running", "ready"))
+    text = f"{_jobs(running, 'was', 'were')} running, {ready:,} waited"
+    return Standing(remarks=(Remark("well", text),), strays=Strays({}, {}), workers=0)
+
+
+def _unworked(queues: tuple[QueueStats, ...], ready: int, lost: int) -> Iterator[Remark]:
+    ended = f"{lost:,} {'was' if lost == 1 else 'were'} running when theirs died" if lost else ""
+    waiting = _jobs(ready, "waits", "wait") if ready else ""
+    if ready or lost:
+        yield Remark("bad", f"No worker runs: {', '.join(filter(None, (waiting, ended)))}")
+        return
+    later, plain = (sum(getattr(q, name) for q in queues) for name in ("scheduled", "ready"))
+    plain -= sum(queue.ready for queue in queues if queue.paused)
+    if plain:
+        yield Remark("slow", f"{_jobs(plain, 'waits', 'wait')} for a program that claims them")
+    elif later:
+        yield Remark("slow", f"No worker runs: {_jobs(later, 'is', 'are')} due later")
+    else:
+        yield Remark("well", "No worker runs, and no job waits")
+
+
+def _paused(queues: tuple[QueueStats, ...]) -> Iterator[Remark]:
+    paused = sorted((q for q in queues if q.paused), key=lambda q: -q.ready)
+    for queue in paused[:_NAMED_MAX]:
+        wait = f": {_jobs(queue.ready, 'waits', 'wait')}" if queue.ready else ""
+        yield Remark("slow", f"Queue {queue.queue} is paused{wait}")
+
+
+def _worked(queues: tuple[QueueStats, ...], workers: list[OwnerView]) -> Remark:
+    ready = sum(queue.ready for queue in queues if not queue.paused)
+    running = sum(owner.running for owner in workers)
+    count = len(workers)
+    text = f"{count:,} worker{' runs' if count == 1 else 's run'} "
+    text += _jobs(running) if running else "no job just now"
+    ages = [q.oldest_ready_seconds or 0.0 for q in queues if not q.paused]
+    oldest = max(ages, default=0.0)
+    if not ready:
+        return Remark("well", f"{text}, none waits")
+    text += f", {ready:,} {'waits' if ready == 1 else 'wait'}"
+    if oldest < _LONG_SECONDS:
+        return Remark("well", text)
+    return Remark("slow", f"{text}, the oldest for {spoken(int(oldest * SECOND_NS))}")
+
+
+def _holding(running: int) -> str:
+    return f" with {_jobs(running)}" if running else ""
+
+
+def _jobs(count: int, single: str = "", several: str = "") -> str:
+    return f"1 job {single}".rstrip() if count == 1 else f"{count:,} jobs {several}".rstrip()
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

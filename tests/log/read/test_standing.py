@@ -1,0 +1,88 @@
+"""A log's standing is told in a sentence, the worst first: nobody has to read figures for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskq.core.views import OwnerView, QueueStats, Serving
+from taskq.log.read.standing import past_standing, standing
+
+MAIL = {("mail", "send"): 110}
+
+
+def owner(
+    pid: int, running: int = 0, *, alive: bool = True, tasks: tuple[str, ...] = ("send",)
+) -> OwnerView:
+    serves = (Serving(tasks=frozenset(tasks), slots=8),) if alive and tasks else ()
+    return OwnerView(
+        owner=pid, pid=pid, host="h", name="n", started_ns=0,
+        alive=alive, running=running, serves=serves,
+    )  # fmt: skip
+
+
+DEAD = owner(7, running=3, alive=False)
+WORKER = owner(1, running=2)
+WAITING = QueueStats(queue="mail", ready=110, oldest_ready_seconds=20.0)
+
+
+@pytest.mark.parametrize(
+    ("queues", "owners", "ready", "level", "text"),
+    [
+        ((), (), {}, "well", "No worker runs, and no job waits"),
+        ((WAITING,), (DEAD,), MAIL, "bad",
+         "No worker runs: 110 jobs wait, 3 were running when theirs died"),
+        ((), (owner(7, 1, alive=False),), {}, "bad",
+         "No worker runs: 1 was running when theirs died"),
+        ((QueueStats(queue="a", ready=1),), (owner(2, tasks=()),), {("a", "t"): 1}, "bad",
+         "No worker runs: 1 job waits"),
+        ((QueueStats(queue="a", scheduled=2),), (), {}, "slow",
+         "No worker runs: 2 jobs are due later"),
+        ((QueueStats(queue="a", ready=2),), (), {}, "slow",
+         "2 jobs wait for a program that claims them"),
+        ((QueueStats(queue="a", ready=2),), (owner(2, 1, tasks=()),), {}, "well",
+         "1 worker runs 1 job, 2 wait"),
+        ((), (WORKER,), {}, "well", "1 worker runs 2 jobs, none waits"),
+        ((), (owner(1), owner(2)), {}, "well", "2 workers run no job just now, none waits"),
+        ((WAITING,), (WORKER, DEAD), MAIL, "slow",
+         "3 jobs were running when their process died: a worker takes them back"),
+        ((QueueStats(queue="mail", ready=1, oldest_ready_seconds=420.0),), (WORKER,), {}, "slow",
+         "1 worker runs 2 jobs, 1 waits, the oldest for 7m"),
+        ((QueueStats(queue="mail", ready=5, oldest_ready_seconds=420.0, paused=True),), (WORKER,),
+         {}, "slow", "Queue mail is paused: 5 jobs wait"),
+    ],
+)  # fmt: skip
+def test_the_worst_is_told_first(
+    queues: tuple[QueueStats, ...],
+    owners: tuple[OwnerView, ...],
+    ready: dict[tuple[str, str], int],
+    level: str,
+    text: str,
+) -> None:
+    stands = standing(queues, owners, ready)
+    assert (stands.level, stands.text) == (level, text)
+
+
+def test_jobs_that_wait_in_vain_are_told_before_what_goes_well() -> None:
+    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): 1})
+    assert [remark.level for remark in stands.remarks] == ["bad", "well"]
+    assert stands.text.startswith("1 job waits that no worker knows: ghost (1)")
+    assert stands.strays.by_task == {"ghost": 1}
+
+
+def test_a_stopped_worker_works_on_nothing_and_is_told_how_to_go_on() -> None:
+    stands = standing((WAITING,), (WORKER,), MAIL, stopped=frozenset({1}))
+    assert stands.workers == 0
+    assert stands.text == (
+        "Process 1 is stopped by a signal with 2 jobs: let it go on with kill -CONT 1"
+    )
+    assert stands.remarks[1].text == "No worker runs: 110 jobs wait"
+
+
+def test_what_is_wrong_with_the_log_itself_comes_first() -> None:
+    stands = standing((WAITING,), (DEAD,), MAIL, problems=("An fsync failed",))
+    assert stands.text == "An fsync failed"
+
+
+def test_of_a_moment_only_counts_are_known() -> None:
+    assert past_standing((WAITING,)).text == "0 jobs were running, 110 waited"
+    assert past_standing(()).level == "well"
