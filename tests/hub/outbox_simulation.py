@@ -8,6 +8,7 @@ cuts, doubles and delays questions and answers.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,18 +21,16 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq_plugins.hub.messages import Append, Declare, Stored, Synced
+from taskq_plugins.hub.messages import Append, Declare, Question, Stored, Synced
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
 from taskq_plugins.hub.outbox.lines import (
     JOB,
-    Question,
     decode_given,
-    decode_question,
     encode_given,
-    encode_question,
 )
 from taskq_plugins.hub.outbox.reading import Identified
 from taskq_plugins.hub.outbox.taking import Taking, look
+from taskq_plugins.hub.wire import as_json, read
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation
 from tests.log.tending import tend
 from tests.log.uploading import adopt
@@ -273,7 +272,7 @@ class OutboxSimulation(Simulation):
         return answer
 
     def _give(self, asked: Question) -> Given | None:
-        asked = decode_question(encode_question(asked))
+        asked = read(Question, json.loads(as_json(asked)))
 
         def act() -> bytes | None:
             if not self._hub().is_at(DEVICE, asked.session, asked.log_id, asked.up):

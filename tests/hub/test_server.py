@@ -27,8 +27,7 @@ from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import check_url
 from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.messages import NOWHERE, Sync
-from taskq_plugins.hub.server import PART_BYTES_MAX
-from taskq_plugins.hub.wire import FRAMES, NOT_THERE, HubError, HubStops
+from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.hub.place import Place, is_copy
 from tests.programs import run_taskq
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _URL: Final = "http://localhost"
+_NOT_THERE: Final = b'{"type": "about:blank", "title": "not found"}'
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
 
 
@@ -99,7 +99,7 @@ async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None
     before = place.tree()
     for method in ("POST", "PATCH"):
         answer = await place.ask(method, path, content=b"{}", headers={"Content-Type": FRAMES})
-        assert (answer.status_code, answer.content) == (NOT_THERE[0], NOT_THERE[2])
+        assert (answer.status_code, answer.content) == (404, _NOT_THERE)
     assert place.tree() == before
 
 

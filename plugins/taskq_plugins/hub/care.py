@@ -191,15 +191,22 @@ def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
     """Yield what is wrong with copies, and where; ``deep`` reads all bytes of them."""
     for device, log_id in Copies(PatientDisk, str(hub)).logs():
         path = hub / "devices" / device / str(log_id)
-        for line in noted(PatientDisk(), str(path), SEALS):
-            file, size = path / "log" / segment_name(line["segment"]), line["end"][1]
-            if not file.exists():  # it was kept long enough
-                continue
-            if file.stat().st_size < size:
-                yield path, f"{file.name} is shorter than when it was sealed"
-            elif deep and _digest(file, size) != line["sha256"]:
-                yield path, f"{file.name} is not what was sealed"
-        if deep:
-            with LogReader.open(str(path)) as reader:
-                report = reader.verify()
-                yield from ((path, str(damage)) for damage in (*report.damage, *report.files))
+        try:
+            yield from ((path, what) for what in _faults_of(path, deep=deep))
+        except (LogError, OSError, ValueError, KeyError, TypeError) as error:
+            yield path, f"it cannot be read: {error}"  # the others can
+
+
+def _faults_of(path: Path, *, deep: bool) -> Iterator[str]:
+    for line in noted(PatientDisk(), str(path), SEALS):
+        file, size = path / "log" / segment_name(line["segment"]), line["end"][1]
+        if not file.exists():  # it was kept long enough
+            continue
+        if file.stat().st_size < size:
+            yield f"{file.name} is shorter than when it was sealed"
+        elif deep and _digest(file, size) != line["sha256"]:
+            yield f"{file.name} is not what was sealed"
+    if deep:
+        with LogReader.open(str(path)) as reader:
+            report = reader.verify()
+            yield from map(str, (*report.damage, *report.files))

@@ -1,21 +1,80 @@
-"""What a device asks of a hub, and what it is answered; also what it asks of its own log."""
+"""What a device asks of a hub, and what it is answered; also what it asks of its own log.
+
+The types of the fields are the protocol's. What comes over a line is held against them as a whole
+before anything else looks at it (``wire``), and ``GET /openapi.json`` is made of them.
+"""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NamedTuple
+from uuid import UUID  # noqa: TC003 - pydantic reads the types when the program runs
+
+from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
+from pydantic_core import CoreSchema, core_schema
 
 from taskq.engine import Border
-
-if TYPE_CHECKING:
-    from uuid import UUID
+from taskq.text import flat
 
 NOWHERE: Final = Border()
 
 #: Most positions that one ``Ask`` names.
-ASKED_MAX = 64
+ASKED_MAX: Final = 64
 #: Most files that one ``SpillAsk`` names.
-SPILL_MAX = 1_000
+SPILL_MAX: Final = 1_000
+#: Features that a log may have.
+FEATURES_MAX: Final = 32
+#: Of what is told to people; the rest is cut off.
+CAUSE_CHARACTERS_MAX: Final = 200
+REASON_CHARACTERS_MAX: Final = 500
+#: Longest a question may wait for its answer.
+WAIT_SECONDS_MAX: Final = 50.0
+#: Jobs that one question refuses: as many as an answer holds.
+JOBS_MAX: Final = 256
+#: Of the payloads in an answer, unless one job is larger.
+BYTES_MAX: Final = 1024 * 1024
+
+
+# -- the types of fields ---------------------------------------------------------------------------
+
+
+def _place(_source: Any, handler: Any) -> CoreSchema:
+    """Return the schema of a position: a list of four, whose stem ends where the offset is."""
+    values: CoreSchema = handler.generate_schema(tuple[Lsn, Size, Size, _Stem])
+    listed = core_schema.plain_serializer_function_ser_schema(Border.as_list)
+    return core_schema.no_info_after_validator_function(
+        lambda values: Border.from_list(list(values)), values, serialization=listed
+    )
+
+
+def _words(characters: int) -> AfterValidator:
+    """Return what makes text fit to be shown to people, on one line."""
+    return AfterValidator(lambda text: flat(text[:characters])[:characters])
+
+
+#: A device goes on above it; beyond, lsns would come to an end.
+Lsn = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+#: Of a file, or where something stands in it.
+Size = Annotated[int, Field(strict=True, ge=0, lt=2**40)]
+Number = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+#: Nanoseconds since 1970.
+Moment = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Truth = Annotated[bool, Field(strict=True)]
+_Stem = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{112})?$")]
+Place = Annotated[Border, GetPydanticSchema(_place)]
+#: SHA-256 in hex.
+Sha = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
+Machine = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{64})?$")]
+Feature = Annotated[str, Field(strict=True, pattern=r"^[a-z0-9-]{1,40}$")]
+#: The first part of the id of a job.
+Tag = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{8}$")]
+JobId = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{8}-[0-9]{1,19}$")]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False)]
+Code = Annotated[str, Field(strict=True, max_length=100)]
+Features = Annotated[frozenset[Feature], Field(max_length=FEATURES_MAX), PlainSerializer(sorted)]
+Cause = Annotated[str, Field(strict=True), _words(CAUSE_CHARACTERS_MAX)]
+Reason = Annotated[str, Field(strict=True), _words(REASON_CHARACTERS_MAX)]
 
 
 class Kind(enum.StrEnum):
@@ -27,49 +86,68 @@ class Kind(enum.StrEnum):
     FORK = "fork"
 
 
-class Sync(NamedTuple):
-    """Begin a session: the newest one of a device wins."""
+# -- what a device asks ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enrol:
+    """Ask for a token, by a code that holds once."""
+
+    code: Code
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Begin a session: the newest one of a device wins.
+
+    Attributes:
+        end: where the device's log ends, as far as it is durable; NOWHERE if it holds nothing.
+        grace_seconds: so long the hub is to have had what is called safe.
+        machine: this machine, hashed; "" if it has no name that is its own.
+        clock_ns: what time it is there, for people.
+    """
 
     log_id: UUID
-    created_ns: int
-    incompat: frozenset[str]
-    #: where the device's log ends, as far as it is durable; NOWHERE if it holds nothing
-    end: Border
-    #: so long the hub is to have had what is called safe
-    grace_seconds: int = 0
-    #: this machine, hashed; "" if it has no name that is its own
-    machine: str = ""
-    #: what time it is there, for people
-    clock_ns: int = 0
+    created_ns: Moment
+    incompat: Features
+    end: Place
+    grace_seconds: Number = 0
+    machine: Machine = ""
+    clock_ns: Moment = 0
 
 
-class Ask(NamedTuple):
-    """Ask which of these the copy has, too: at most ASKED_MAX."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask which of these the copy has, too."""
 
-    session: int
+    session: Number
     log_id: UUID
-    places: tuple[Border, ...]
+    places: Annotated[tuple[Place, ...], Field(max_length=ASKED_MAX)]
 
 
-class Append(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Append:
     """Whole frames behind a position; those of a new segment with its header, at offset 0."""
 
-    session: int
+    session: Number
     log_id: UUID
-    behind: Border
+    behind: Place
     data: bytes
 
 
-class Seal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seal:
     """The segment ends there, and this is the SHA-256 of it up to there."""
 
-    session: int
+    session: Number
     log_id: UUID
-    end: Border
+    end: Place
     digest: bytes
 
 
-class Declare(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Declare:
     """Nothing follows where the hub ends: it is to go on at another place.
 
     Attributes:
@@ -79,32 +157,59 @@ class Declare(NamedTuple):
         cause: in words, for people.
     """
 
-    session: int
+    session: Number
     log_id: UUID
     kind: Kind
-    left: Border
-    at: Border
-    end_lsn: int
-    cause: str
+    left: Place
+    at: Place
+    end_lsn: Lsn
+    cause: Cause
 
 
-class SpillAsk(NamedTuple):
-    """Ask which of these files beside the log the hub lacks: at most SPILL_MAX."""
+@dataclass(frozen=True, slots=True)
+class SpillAsk:
+    """Ask which of these files beside the log the hub lacks."""
 
-    session: int
+    session: Number
     log_id: UUID
-    names: tuple[str, ...]
+    names: Annotated[tuple[Sha, ...], Field(max_length=SPILL_MAX)]
 
 
-class SpillPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SpillPart:
     """Bytes of a file beside the log, from an offset on; ``is_last``: with them it is whole."""
 
-    session: int
+    session: Number
     log_id: UUID
-    name: str
-    offset: int
+    name: Sha
+    offset: Size
     data: bytes
-    is_last: bool
+    is_last: Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Ask what is there for a device.
+
+    Attributes:
+        session: of the sync before it.
+        log_id: of the log that the jobs go to.
+        up: where its copy ended when the session did: all before it is settled first.
+        after: by the tag of a hub's outbox, the last number that was taken from there.
+        waiting: whether anything that was taken is not adopted before ``up``.
+        refused: (id, why) of jobs that the device does not take.
+        wait_seconds: how long to wait for something.
+        bytes_max: of payloads; with less than BYTES_MAX a larger job waits.
+    """
+
+    session: Number
+    log_id: UUID
+    up: Place
+    after: Annotated[dict[Tag, Lsn], Field(max_length=JOBS_MAX)]
+    waiting: Truth
+    refused: Annotated[tuple[tuple[JobId, Reason], ...], Field(max_length=JOBS_MAX)] = ()
+    wait_seconds: Seconds = 0.0
+    bytes_max: Size = BYTES_MAX
 
 
 Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart
@@ -116,7 +221,18 @@ class Skip(NamedTuple):
     lsn: int
 
 
-class Synced(NamedTuple):
+# -- what it is answered ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A token, which is told this once."""
+
+    token: Annotated[str, Field(strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
     """Where the hub's copy ends.
 
     Attributes:
@@ -128,31 +244,34 @@ class Synced(NamedTuple):
         safe: all below this lsn has been there for the grace that was asked for.
     """
 
-    session: int
-    at: Border
-    is_sealed: bool
-    has_end: bool
-    high_lsn: int
-    begins: int
-    safe: int = 0
+    session: Number
+    at: Place
+    is_sealed: Truth
+    has_end: Truth
+    high_lsn: Lsn
+    begins: Lsn
+    safe: Lsn = 0
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Known:
     """Whether the copy has each of the places."""
 
-    has: tuple[bool, ...]
+    has: tuple[Truth, ...]
 
 
-class Missing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Missing:
     """Which of the files the hub lacks, and how many bytes of each it has."""
 
-    files: tuple[tuple[str, int], ...]
+    files: tuple[tuple[Sha, Size], ...]
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """It is durable up to there."""
 
-    at: Border
+    at: Place
 
 
 class Trouble(enum.Enum):
@@ -174,11 +293,12 @@ class Trouble(enum.Enum):
     SUPERSEDED = "superseded"
 
 
-class Refused(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refused:
     """Nothing of the request counts, or only what ``at`` says."""
 
-    trouble: Trouble
-    at: Border
+    trouble: Annotated[Trouble, Field(alias="type")]
+    at: Place
 
 
 Answer = Synced | Known | Stored | Missing | Refused

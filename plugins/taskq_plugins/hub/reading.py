@@ -11,22 +11,22 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
 from taskq.engine import PatientDisk, segment_lsn
 from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
 from taskq_plugins.hub.copy import NAME
-from taskq_plugins.hub.wire import JSON, NOT_THERE
+from taskq_plugins.hub.wire import ID, JSON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_ID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 BYTES: Final = "application/octet-stream"
-_LOG: Final = re.compile(_ID + r"\Z")
+_LOG: Final = re.compile(ID + r"\Z")
 _PATH: Final = re.compile(
-    rf"/v1/logs(?:/({_ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
+    rf"/v1/logs(?:/({ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
 )
 
 
@@ -44,7 +44,7 @@ class Reading:
                 return _found(self._path / device, match[1], match[2] or "", headers)
         except FileNotFoundError:
             """It is not there, as what has no such name."""
-        return Response(NOT_THERE[2], NOT_THERE[0], media_type=NOT_THERE[1])
+        raise HTTPException(404, "not found")
 
 
 def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str]) -> Response:

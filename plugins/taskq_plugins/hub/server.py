@@ -14,17 +14,19 @@ import json
 import logging
 import time
 import zlib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskq.engine import PatientDisk, Replica
+from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
@@ -33,6 +35,9 @@ from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
     Declare,
+    Enrol,
+    Enrolled,
+    Question,
     Refused,
     SpillPart,
     Stored,
@@ -40,19 +45,21 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.outbox.lines import DOWN, JSON_LINES, decode_question, encode_given
+from taskq_plugins.hub.outbox.lines import encode_given
 from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.reading import Reading
 from taskq_plugins.hub.wire import (
     FRAMES,
-    JSON_BYTES_MAX,
-    NOT_THERE,
+    JSON,
+    JSON_LINES,
     PACKED,
     PROBLEM,
     PROTOCOL,
     OtherProtocol,
     answered,
+    as_json,
     delivered,
+    way_to,
 )
 from taskq_plugins.patience import Patient
 
@@ -62,11 +69,8 @@ if TYPE_CHECKING:
 
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
-    from taskq_plugins.hub.outbox.lines import Question
 
 _log: Final = logging.getLogger("taskq")
-#: A part, or one frame that is larger.
-PART_BYTES_MAX: Final = Replica.BODY_BYTES_MAX + 64 * 1024
 #: What a device may have on the hub's disk.
 DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.
@@ -84,6 +88,7 @@ _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
 _DIGITS_MAX: Final = 20
 _RETRY_SECONDS: Final = 5
+_AGAIN: Final = frozenset({429, 503, 507})
 #: Those who wait for something look so long after the outbox grew: many at a time, once.
 _GATHER_SECONDS: Final = 0.25
 #: Questions that wait for their answer at a time; one more is answered at once.
@@ -133,6 +138,7 @@ class Server:
                 Route("/{path:path}", self._serve, methods=["GET", "POST", "PATCH"]),
             ],
             lifespan=self._life,
+            exception_handlers={HTTPException: _refused, OSError: _failed, TaskqError: _failed},
         )
 
     @contextlib.asynccontextmanager
@@ -171,12 +177,13 @@ class Server:
         if scheme.lower() == "bearer":
             device = await self._on_thread(devices.device_of, self._path, token)
         if device is None:
-            return self._unknown(request, "the token is not known here")
+            raise self._unknown(request, "the token is not known here")
+        request.state.device = device
         waiting = self._waiting.get(device, 0)
         if waiting >= _OF_DEVICE_MAX:
-            return _problem(429, "one request after the other")
+            raise HTTPException(429, "one request after the other")
         if sum(self._waiting.values()) >= _REQUESTS_MAX:
-            return _problem(503, "too many at once: try again later")
+            raise HTTPException(503, "too many at once: try again later")
         self._waiting[device] = waiting + 1
         try:
             return await self._bounded(device, request)
@@ -185,59 +192,69 @@ class Server:
             if not self._waiting[device]:
                 del self._waiting[device]
 
-    def _unknown(self, request: Request, title: str) -> Response:
-        """Tell that token or code do not hold; who tries many is told no more."""
+    def _unknown(self, request: Request, title: str) -> HTTPException:
+        """Return that token or code do not hold; who tries many is told no more."""
         now, address = time.monotonic(), request.client.host if request.client else ""
         if now - self._tries_began > _MINUTE:
             self._tries.clear()
             self._tries_began = now
         tries = self._tries[address] = self._tries.get(address, 0) + 1
-        return _problem(401 if tries <= _TRIES_MAX else 429, title)
+        return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
 
     async def _enrol(self, request: Request) -> Response:
-        body, _ = await _read(request, JSON_BYTES_MAX)
-        try:
-            values = json.loads(body)
-            code, machine = str(values["code"]), str(values["machine"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return _problem(400, "that is no request of protocol 1")
+        asked = await self._taken(request)
+        assert isinstance(asked, Enrol)
         async with self._turn(""):  # of all who try one at a time
-            token = await self._on_thread(devices.redeem, self._path, code, machine)
+            token = await self._on_thread(devices.redeem, self._path, asked.code, asked.machine)
         if token is None:
-            return self._unknown(request, "the code is not known here")
-        return Response(json.dumps({"token": token}), 201, media_type="application/json")
+            raise self._unknown(request, "the code is not known here")
+        return Response(as_json(Enrolled(token)), 201, media_type=JSON)
 
     # -- what is asked ----------------------------------------------------------------------------
 
     async def _bounded(self, device: str, request: Request) -> Response:
-        if request.method == "GET":
+        if request.method in ("GET", "HEAD"):
             path, headers, limiter = request.url.path, request.headers, self._threads
             return await run_sync(self._reading.answer, device, path, headers, limiter=limiter)
-        is_frames = request.headers.get("content-type", "") in (FRAMES, PACKED)
-        limit = PART_BYTES_MAX if is_frames else JSON_BYTES_MAX
-        length = request.headers.get("content-length", "")
-        if not length.isdecimal() or len(length) > _DIGITS_MAX:
-            return _problem(411, "a request says how long it is")
-        if int(length) > limit:
-            return _problem(413, f"a request has at most {limit} bytes")
-        if request.url.path == DOWN:
-            return await self._down(device, request)
         async with contextlib.AsyncExitStack() as room:
-            wait = partial(room.enter_async_context, self._bodies)
-            body, is_whole = await _read(request, limit, wait if is_frames else None)
-            return await self._answer(device, request, body, is_whole, limit)
+            asked = await self._taken(request, partial(room.enter_async_context, self._bodies))
+            if isinstance(asked, Enrol):
+                raise _not_there()
+            if isinstance(asked, Question):
+                return await self._down(device, asked)
+            async with self._turn(device):
+                return _told(*answered(await self._on_thread(self._done, device, asked)))
 
-    async def _down(self, device: str, request: Request) -> Response:
-        body, is_whole = await _read(request, JSON_BYTES_MAX)
-        try:
-            asked = decode_question(body if is_whole else b"")
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return _problem(400, "that is no question of protocol 1")
-        try:
-            lines = await self._given(device, asked)
-        except (OSError, TaskqError) as error:
-            _log.warning("hub: a question of %s failed: %s", device, error)
-            return _problem(503, "it could not be told: try again later")
+    async def _taken(
+        self, request: Request, room: Callable[[], Awaitable[None]] | None = None
+    ) -> Asked | Question | Enrol:
+        """Take in a request: its path says what may come, and how much of it.
+
+        Nothing of it is read on the loop, which all share. Frames wait for room.
+
+        Raises:
+            HTTPException: it is none.
+        """
+        way, headers = way_to(request.method, request.url.path), request.headers
+        if way is None:
+            raise _not_there()
+        length, kind = headers.get("content-length", ""), headers.get("content-type", "")
+        if not length.isdecimal() or len(length) > _DIGITS_MAX:
+            raise HTTPException(411, "a request says how long it is")
+        if int(length) > way.bytes_max:
+            raise HTTPException(413, f"this takes at most {way.bytes_max} bytes")
+        if way.has_frames and kind not in (FRAMES, PACKED):
+            raise HTTPException(415, f"this takes {FRAMES}, with +zlib or without")
+        body, is_whole = await _read(request, way.bytes_max, room if way.has_frames else None)
+        packed_max = way.bytes_max if way.has_frames and kind == PACKED else 0
+        asked: Asked | Question | Enrol
+        asked = await self._on_thread(_delivered, request, body, packed_max)
+        if not (is_whole or isinstance(asked, Append)):
+            raise HTTPException(400, "the line dropped")
+        return asked
+
+    async def _down(self, device: str, asked: Question) -> Response:
+        lines = await self._given(device, asked)
         if lines is None:
             return _told(*answered(Refused(Trouble.SUPERSEDED, NOWHERE)))
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
@@ -256,8 +273,8 @@ class Server:
                         return None
                     given = await self._on_thread(outbox.handing.give, device, asked)
                 if given.jobs or given.cancels or loop.time() >= until:
-                    return encode_given(given)
-                asked = asked._replace(refused=())
+                    return await run_sync(encode_given, given, limiter=self._threads)
+                asked = replace(asked, refused=())
                 grown = port.extent(seen)
                 await asyncio.wait((grown,), timeout=max(until - loop.time(), 0))
                 if grown.done():
@@ -267,30 +284,6 @@ class Server:
             return b""
         finally:
             self._asking -= 1
-
-    async def _answer(
-        self, device: str, request: Request, body: bytes, is_whole: bool, limit: int
-    ) -> Response:
-        if request.headers.get("content-type", "") == PACKED:
-            body = await self._on_thread(_unpacked, body, limit)
-        try:
-            asked = delivered(request.method, request.url.path, request.headers, body)
-        except OtherProtocol:
-            return _problem(426, f"this hub speaks protocol {PROTOCOL}")
-        except (ValueError, KeyError, TypeError):
-            return _problem(400, "that is no request of protocol 1")
-        if asked is None:
-            return _told(*NOT_THERE)
-        if not (is_whole or isinstance(asked, Append)):
-            return _problem(400, "the line dropped")
-        async with self._turn(device):
-            try:
-                answer = await self._on_thread(self._done, device, asked)
-            except (OSError, LogError) as error:
-                _log.warning("hub: a request of %s failed: %s", device, error)
-                is_full = isinstance(error, OSError) and error.errno in _FULL
-                return _problem(507 if is_full else 503, "it could not be written: try again later")
-        return _told(*answered(answer))
 
     def _done(self, device: str, asked: Asked) -> Answer:
         """Carry a request out, on a thread."""
@@ -360,22 +353,45 @@ async def _read(
     return b"".join(pieces), is_whole
 
 
-def _unpacked(body: bytes, limit: int) -> bytes:
-    """Return what a body was, as far as it reads back, and no more than it may be."""
+def _delivered(request: Request, body: bytes, packed_max: int) -> Asked | Question | Enrol:
+    """Read a request, on a thread; a packed body as far as it reads back, and up to so much."""
     try:
-        return zlib.decompressobj().decompress(body, limit)
-    except zlib.error:
-        return b""
+        if packed_max:
+            body = zlib.decompressobj().decompress(body, packed_max)
+        asked = delivered(request.method, request.url.path, request.headers, body)
+    except OtherProtocol as error:
+        raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
+    except (ValueError, zlib.error) as error:
+        raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
+    if asked is None:
+        raise _not_there()
+    return asked
 
 
 def _told(status: int, media_type: str, data: bytes) -> Response:
     return Response(data, status, media_type=media_type)
 
 
-def _problem(status: int, title: str) -> Response:
-    data = f'{{"type": "about:blank", "title": "{title}"}}'
-    headers = {"Retry-After": str(_RETRY_SECONDS)} if status in (429, 503, 507) else {}
-    return Response(data, status, headers, media_type=PROBLEM)
+def _not_there() -> HTTPException:
+    return HTTPException(404, "not found")
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    """Answer what was not taken, whatever it was, in one way."""
+    assert isinstance(error, HTTPException)
+    values = {"type": "about:blank", "title": error.detail}
+    wait = {"Retry-After": str(_RETRY_SECONDS)} if error.status_code in _AGAIN else {}
+    return Response(json.dumps(values), error.status_code, wait, media_type=PROBLEM)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer what could not be done now."""
+    _log.warning(
+        "hub: a request of %s failed: %s", getattr(request.state, "device", "a new device"), error
+    )
+    is_full = isinstance(error, OSError) and error.errno in _FULL
+    failed = HTTPException(507 if is_full else 503, "it could not be written: try again later")
+    return await _refused(request, failed)
 
 
 class Protocol(Patient):

@@ -22,22 +22,24 @@ anybody asks for without a token is 401, and all else that is not there is one 4
 from __future__ import annotations
 
 import base64
-import json
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from uuid import UUID
 
-from taskq.engine import Border, segment_lsn
+from pydantic import TypeAdapter
+
+from taskq.engine import Border, Replica, segment_lsn
 from taskq.errors import LogError
 from taskq_plugins.hub.messages import (
-    ASKED_MAX,
-    SPILL_MAX,
+    CAUSE_CHARACTERS_MAX,
     Append,
     Ask,
     Declare,
-    Kind,
+    Enrol,
+    Enrolled,
     Known,
     Missing,
+    Question,
     Refused,
     Seal,
     SpillAsk,
@@ -49,7 +51,7 @@ from taskq_plugins.hub.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from taskq_plugins.hub.messages import Answer, Request
 
@@ -59,13 +61,59 @@ FRAMES: Final = "application/vnd.taskq.frames"
 #: The same through zlib.
 PACKED: Final = FRAMES + "+zlib"
 JSON: Final = "application/json"
+JSON_LINES: Final = "application/x-ndjson"
 PROBLEM: Final = "application/problem+json"
 #: Of a body that is no frames.
 JSON_BYTES_MAX: Final = 256 * 1024
-_DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):\Z")
-_MACHINE: Final = re.compile(r"[0-9a-f]{64}\Z")
-_LOG: Final = re.compile(
-    r"/v1/logs/([0-9a-f-]{36})/(ask|breaks|spill|segments/([0-9]{20})|spill/([0-9a-f]{64}))\Z"
+#: Of who has no token yet.
+_CODE_BYTES_MAX: Final = 1_024
+#: A part, or one frame that is larger; whether it comes packed or not.
+PART_BYTES_MAX: Final = Replica.BODY_BYTES_MAX + 64 * 1024
+ID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_LOG: Final = "/v1/logs/{log_id}"
+_NAMES: Final = {"log_id": ID, "segment": "[0-9]{20}", "name": "[0-9a-f]{64}"}
+_DIGITS: Final = re.compile(r"[0-9]{1,19}\Z")
+_STEM: Final = re.compile(r"(?:none|[0-9a-f]{112})\Z")
+_DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):\Z")
+
+
+class Way(NamedTuple):
+    """A kind of request: where it goes, what it holds at most, and what it is answered.
+
+    Attributes:
+        path: with the fields that it holds in braces.
+        asks: what it may be.
+        answer: what it is answered if all is well.
+        has_frames: its body is bytes, and all else is in the path and in headers.
+    """
+
+    method: str
+    path: str
+    asks: tuple[type, ...]
+    answer: type
+    bytes_max: int = JSON_BYTES_MAX
+    has_frames: bool = False
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Return what its paths look like."""
+        return _pattern(self.path)
+
+
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"{(\w+)}", lambda field: f"(?P<{field[1]}>{_NAMES[field[1]]})", path))
+
+
+WAYS: Final = (
+    Way("POST", "/v1/enrol", (Enrol,), Enrolled, _CODE_BYTES_MAX),
+    Way("POST", "/v1/sync", (Sync,), Synced),
+    Way("POST", f"{_LOG}/ask", (Ask,), Known),
+    Way("PATCH", f"{_LOG}/segments/{{segment}}", (Append, Seal), Stored, PART_BYTES_MAX, True),
+    Way("POST", f"{_LOG}/breaks", (Declare,), Stored),
+    Way("POST", f"{_LOG}/spill", (SpillAsk,), Missing),
+    Way("PATCH", f"{_LOG}/spill/{{name}}", (SpillPart,), Missing, PART_BYTES_MAX, True),
+    Way("POST", "/v1/down", (Question,), bytes),
 )
 _STATUS: Final = {
     Trouble.MISMATCH: 409,
@@ -77,9 +125,6 @@ _STATUS: Final = {
     Trouble.CLONED: 409,
 }
 _WELL: Final = 200
-_CAUSE_MAX: Final = 200
-#: A device goes on above it; beyond, lsns would come to an end.
-_LSN_MAX: Final = 2**62
 
 
 class HubError(LogError):
@@ -109,91 +154,103 @@ class Carried(NamedTuple):
     body: bytes
 
 
-def carried(asked: Request) -> Carried:
+def way_to(method: str, path: str) -> Way | None:
+    """Return what kind of request that is; None if nothing is there."""
+    return next((way for way in WAYS if way.method == method and way.pattern.fullmatch(path)), None)
+
+
+def _way_of(asked: Request | Question | Enrol) -> Way:
+    return next(way for way in WAYS if type(asked) in way.asks)
+
+
+def carried(asked: Request | Question | Enrol) -> Carried:
     """Make a request fit for the line."""
+    way = _way_of(asked)
+    if isinstance(asked, Append | Seal | SpillPart):
+        return _carried_part(way, asked)
+    path = way.path.format(log_id=getattr(asked, "log_id", None))
+    # What the path says already the body need not.
+    body = as_json(asked, {"log_id"} if way.path != path else None)
     if isinstance(asked, Sync):
-        return _post("/v1/sync", {"protocol": PROTOCOL, **asked._asdict()})
-    log = f"/v1/logs/{asked.log_id}"
-    if isinstance(asked, Ask | Declare | SpillAsk):
-        return _post(f"{log}/{_POSTED[type(asked)]}", asked._asdict())
+        body = b'{"protocol":%d,' % PROTOCOL + body[1:]
+    return Carried(way.method, path, {"Content-Type": JSON}, body)
+
+
+def _carried_part(way: Way, asked: Append | Seal | SpillPart) -> Carried:
+    headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
+    body = b"" if isinstance(asked, Seal) else asked.data
     if isinstance(asked, SpillPart):
-        headers = {
-            "Taskq-Session": str(asked.session),
-            "Upload-Offset": str(asked.offset),
-            "Upload-Complete": f"?{int(asked.is_last)}",
-            "Content-Type": FRAMES,
-        }
-        return Carried("PATCH", f"{log}/spill/{asked.name}", headers, asked.data)
-    behind = asked.behind if isinstance(asked, Append) else asked.end
-    headers = {
-        "Taskq-Session": str(asked.session),
-        "Upload-Offset": str(behind.offset),
-        "Taskq-Stem": behind.stem.hex() or "none",
-        "Content-Type": FRAMES,
-    }
+        headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
+        path = way.path.format(log_id=asked.log_id, name=asked.name)
+        return Carried(way.method, path, headers, body)
+    behind = asked.end if isinstance(asked, Seal) else asked.behind
+    headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": behind.stem.hex() or "none"}
     if isinstance(asked, Seal):
         digest = base64.b64encode(asked.digest).decode()
         headers |= {"Upload-Complete": "?1", "Repr-Digest": f"sha-256=:{digest}:"}
-    body = asked.data if isinstance(asked, Append) else b""
-    return Carried("PATCH", f"{log}/segments/{behind.segment:020d}", headers, body)
+    path = way.path.format(log_id=asked.log_id, segment=f"{behind.segment:020d}")
+    return Carried(way.method, path, headers, body)
 
 
-def _post(path: str, values: dict[str, Any]) -> Carried:
-    return Carried("POST", path, {"Content-Type": JSON}, as_json(values))
-
-
-def delivered(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request | None:
+def delivered(
+    method: str, path: str, headers: Mapping[str, str], body: bytes
+) -> Request | Question | Enrol | None:
     """Read a request that came; None if nothing is there.
 
     Raises:
         OtherProtocol: it is of another version.
         ValueError: it is not as the protocol has it.
     """
-    if (method, path) == ("POST", "/v1/sync"):
-        values = _object(body)
-        if values["protocol"] != PROTOCOL:
-            raise OtherProtocol
-        return _read(Sync, values)
-    match = _LOG.match(path)
-    if match is None or method != ("PATCH" if match[3] or match[4] else "POST"):
+    way = way_to(method, path)
+    if way is None:
         return None
-    log_id = UUID(match[1])
-    if match[3]:
-        return _frames(log_id, f"{match[3]}.log", headers, body)
-    if match[4]:
-        session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
-        is_last = headers["upload-complete"] == "?1"
-        return SpillPart(session, log_id, match[4], offset, body, is_last)
-    kind = next(kind for kind, what in _POSTED.items() if what == match[2])
-    return _read(kind, _object(body) | {"log_id": log_id})
+    fields = _fields_of(way, path)
+    if way.has_frames:
+        return _part(fields, headers, body)
+    values = _object(body)
+    if way.asks == (Sync,) and values.get("protocol") != PROTOCOL:
+        raise OtherProtocol
+    request: Request | Question | Enrol = read(way.asks[0], values | fields)
+    return request
+
+
+def _fields_of(way: Way, path: str) -> dict[str, Any]:
+    match = way.pattern.fullmatch(path)
+    return {} if match is None else match.groupdict()
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(body)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    if not isinstance(values, dict):
-        raise TypeError("no object")
+    values: dict[str, Any] = adapter(dict).validate_json(body)
     return values
 
 
-def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) -> Request | None:
-    segment = segment_lsn(name)
-    if segment is None:
+def _part(fields: dict[str, Any], headers: Mapping[str, str], body: bytes) -> Request | None:
+    """Read a request whose body is bytes."""
+    segment = segment_lsn(f"{fields['segment']}.log") if "segment" in fields else None
+    if "segment" in fields and segment is None:
         return None
-    session, offset = int(headers["taskq-session"]), int(headers["upload-offset"])
-    text = headers["taskq-stem"]
-    stem = b"" if text == "none" else bytes.fromhex(text)
-    header = Border(segment, offset, 0, stem).header
-    frame = 0 if header is None else offset - header.size
-    behind = Border.from_list([segment, offset, frame, stem.hex()])
-    if headers.get("upload-complete") != "?1":
-        return Append(session, log_id, behind, body)
-    digest = _DIGEST.match(headers["repr-digest"])
-    if digest is None or body:
-        raise ValueError("a seal has a digest, and no body")
-    return Seal(session, log_id, behind, base64.b64decode(digest[1], validate=True))
+    fields |= {"session": int(_header(headers, "taskq-session", _DIGITS)), "data": body}
+    offset = int(_header(headers, "upload-offset", _DIGITS))
+    is_last = headers.get("upload-complete", "?0")
+    if is_last not in ("?0", "?1"):
+        raise ValueError("neither the last bytes nor others")
+    if segment is None:
+        return read(SpillPart, fields | {"offset": offset, "is_last": is_last == "?1"})
+    stem = _header(headers, "taskq-stem", _STEM).removeprefix("none")
+    behind = Border.at_offset(segment, offset, bytes.fromhex(stem)).as_list()
+    if is_last == "?0":
+        return read(Append, fields | {"behind": behind})
+    digest = base64.b64decode(_header(headers, "repr-digest", _DIGEST)[9:-1])
+    if body:
+        raise ValueError("a seal has no body")
+    return read(Seal, fields | {"end": behind, "digest": digest})
+
+
+def _header(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
+    value = headers.get(name, "")
+    if not pattern.match(value):
+        raise ValueError(f"{name} is not as it should be")
+    return value
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -202,9 +259,8 @@ def _frames(log_id: UUID, name: str, headers: Mapping[str, str], body: bytes) ->
 def answered(answer: Answer) -> tuple[int, str, bytes]:
     """Return (status, content type, body) of an answer."""
     if isinstance(answer, Refused):
-        values = {"type": answer.trouble.value, "at": answer.at}
-        return _STATUS[answer.trouble], PROBLEM, as_json(values)
-    return _WELL, JSON, as_json(answer._asdict())
+        return _STATUS[answer.trouble], PROBLEM, as_json(answer)
+    return _WELL, JSON, as_json(answer)
 
 
 def understood(asked: Request, status: int, body: bytes) -> Answer:
@@ -217,15 +273,16 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
     try:
         values = _object(body)
         if status in _STATUS.values():
-            trouble = Trouble(values["type"])
-            if trouble is Trouble.CLONED:
+            refused: Refused = read(Refused, values)
+            if refused.trouble is Trouble.CLONED:
                 raise HubStops(_CLONED)
-            if trouble not in (Trouble.FULL, Trouble.QUOTA):
-                return Refused(trouble, Border.from_list(values["at"]))
+            if refused.trouble not in (Trouble.FULL, Trouble.QUOTA):
+                return refused
         if status == _WELL:
-            return _read(_ANSWERS.get(type(asked), Stored), values)
-        title = str(values.get("title", ""))[:_CAUSE_MAX]
-    except (ValueError, KeyError, TypeError):
+            answer: Answer = read(_way_of(asked).answer, values)
+            return answer
+        title = str(values.get("title", ""))[:CAUSE_CHARACTERS_MAX]
+    except ValueError:
         """It is no answer of a hub: its status has to do."""
     raise refusal(status, title)
 
@@ -239,60 +296,30 @@ def refusal(status: int, title: str = "") -> HubError:
 # -- messages as JSON, by the names of their fields -----------------------------------------------
 
 
-def as_json(values: dict[str, Any]) -> bytes:
-    """Return values of a message as JSON: bytes in hex, ids as text."""
-    return json.dumps(values, default=_plain).encode()
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what reads and writes messages of a kind."""
+    return TypeAdapter(kind)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    return sorted(value) if isinstance(value, frozenset) else str(value)
+def as_json(message: Any, without: set[str] | None = None) -> bytes:
+    """Return a message as JSON: bytes in hex, ids as text."""
+    kind: Any = type(message)
+    text: bytes = adapter(kind).dump_json(message, by_alias=True, exclude=without)
+    return text
 
 
-def _read(kind: type[M], values: dict[str, Any]) -> M:
-    return kind(**{name: _FIELDS[name](values[name]) for name in kind.__annotations__})
+def read(kind: type[M], values: dict[str, Any]) -> M:
+    """Return the message that has these fields; what else is there is not looked at.
+
+    Raises:
+        ValueError: one is missing, or is not as the protocol has it.
+    """
+    of: Any = kind
+    message: M = adapter(of).validate_python(values)
+    return message
 
 
-def _machine(value: Any) -> str:
-    if value and not _MACHINE.match(value):
-        raise ValueError("no hash of a machine")
-    return str(value)
-
-
-def _lsn(value: Any) -> int:
-    if not 0 <= int(value) < _LSN_MAX:
-        raise ValueError("no lsn")
-    return int(value)
-
-
-_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("session", "created_ns", "clock_ns", "end_lsn", "begins", "safe"), int),
-    **dict.fromkeys(("at", "left", "end"), Border.from_list),
-    **dict.fromkeys(("is_sealed", "has_end"), lambda value: value is True),
-    "log_id": lambda value: UUID(str(value)),
-    "incompat": lambda value: frozenset(map(str, value)),
-    "grace_seconds": lambda value: abs(int(value)),
-    "machine": _machine,
-    "places": lambda value: tuple(map(Border.from_list, value[:ASKED_MAX])),
-    "kind": Kind,
-    "cause": lambda value: str(value)[:_CAUSE_MAX],
-    "names": lambda value: tuple(map(str, value[:SPILL_MAX])),
-    "high_lsn": _lsn,
-    "has": lambda value: tuple(item is True for item in value),
-    "files": lambda value: tuple((str(name), int(size)) for name, size in value),
-}
-_POSTED: Final[dict[type[Ask | Declare | SpillAsk], str]] = {
-    Ask: "ask",
-    Declare: "breaks",
-    SpillAsk: "spill",
-}
-_ANSWERS: Final[dict[type, type[Synced | Known | Missing | Stored]]] = {
-    Sync: Synced,
-    Ask: Known,
-    SpillAsk: Missing,
-    SpillPart: Missing,
-}
 _CLONED: Final = (
     "another machine sends under this device's name, so the token was copied: let this one go on "
     "with 'taskq hub move' there, or give it a name of its own with 'taskq hub enrol'"
@@ -306,5 +333,3 @@ _ADVICE: Final = {
     503: "it could not write just now: try again later",
     507: "its disk is full: free some space there, then try again",
 }
-#: (status, content type, body) of what is not there, whatever was asked for.
-NOT_THERE: Final = (404, PROBLEM, b'{"type": "about:blank", "title": "not found"}')

@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from base64 import b64encode
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,8 +27,8 @@ from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.messages import Append, SpillPart, Sync
-from taskq_plugins.hub.wire import JSON, PACKED, HubError, carried, understood
+from taskq_plugins.hub.messages import Append, Enrol, SpillPart, Sync
+from taskq_plugins.hub.wire import PACKED, HubError, carried, understood
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -316,8 +317,8 @@ class Line:
         """
         if isinstance(asked, Sync):
             grace = round(self.hub.grace)
-            asked = asked._replace(
-                grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
+            asked = replace(
+                asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
         method, path, headers, body = carried(asked)
         is_part = isinstance(asked, Append | SpillPart)
@@ -370,8 +371,7 @@ class Line:
             HubError: the code does not hold, or the hub cannot be reached.
         """
         machine = machine_of(code.partition(".")[0], self.hub.machine)
-        body = json.dumps({"code": code, "machine": machine}).encode()
-        reply = await self.request("POST", "/v1/enrol", {"Content-Type": JSON}, body)
+        reply = await self.request(*carried(Enrol(code, machine)))
         if reply.status != _CREATED:
             raise HubError(
                 f"the hub answers {reply.status}: the code does not hold, or was used, or is over "

@@ -17,14 +17,15 @@ from taskq import State
 from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds, replace_file
 from taskq.errors import JobNotFound, LogError
 from taskq_plugins.hub.aside import SPILL, content
-from taskq_plugins.hub.outbox.lines import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
+from taskq_plugins.hub.messages import BYTES_MAX, JOBS_MAX
+from taskq_plugins.hub.outbox.lines import JOB, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskq.engine import Clock, Cursor, Disk, Sight
-    from taskq_plugins.hub.outbox.lines import Question
+    from taskq_plugins.hub.messages import Question
     from taskq_plugins.hub.outbox.reading import Reading, There
 
 OUTBOX: Final = "outbox"

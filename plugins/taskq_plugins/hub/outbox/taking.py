@@ -10,21 +10,15 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
 from taskq.errors import JobNotFound, TaskqError
-from taskq_plugins.hub.outbox.lines import (
-    DOWN,
-    JOB,
-    Question,
-    decode_given,
-    encode_question,
-    upload_name,
-    upload_number,
-)
-from taskq_plugins.hub.wire import JSON, HubError, refusal
+from taskq_plugins.hub.messages import Question
+from taskq_plugins.hub.outbox.lines import JOB, decode_given, upload_name, upload_number
+from taskq_plugins.hub.wire import HubError, carried, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
@@ -221,8 +215,8 @@ async def _ask(line: Line, asked: Question) -> Given | None:
     """Return what is there; None: nothing, or the hub wants another session before."""
     left = line.allowance.left()
     if left is not None:
-        asked = asked._replace(bytes_max=min(asked.bytes_max, left * 2 // 3))
-    reply = await line.request("POST", DOWN, {"Content-Type": JSON}, encode_question(asked))
+        asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
+    reply = await line.request(*carried(asked))
     if reply.status in _NOTHING:
         return None
     if reply.status != _WELL:

@@ -1,0 +1,229 @@
+"""One gate for every request: what does not fit is refused, written nowhere, and stops nobody."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import pytest
+
+from taskq.engine import Border, PatientDisk
+from taskq_plugins.hub import wire
+from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.messages import (
+    NOWHERE,
+    Append,
+    Ask,
+    Declare,
+    Kind,
+    Question,
+    Seal,
+    SpillAsk,
+    SpillPart,
+    Sync,
+)
+from taskq_plugins.hub.wire import PACKED, as_json, carried
+from tests.effort import grows, some
+from tests.programs import run_taskq
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+    from taskq_plugins.hub.messages import Request
+    from tests.hub.place import Place
+
+_ID: Final = UUID("12345678-1234-5678-1234-567812345678")
+_LOG: Final = f"/v1/logs/{_ID}"
+_SYNC: Final = Sync(_ID, 5, frozenset(), NOWHERE)
+#: What stands in no field of any message.
+_ODD: Final[tuple[Any, ...]] = (
+    None, True, -1, 1.5, 2**64, 10**400, "", "1", "\x00", "é" * 36, "a" * 36, "-" * 36, "x" * 5_000,
+    [], [[]], {}, {"a": 1}, [1] * 2_000, [0, 0, 0, "zz"], [1, 64, 0, ""], [-1, 0, 0, ""],
+)  # fmt: skip
+#: Likewise, as JSON of its own.
+_RAW: Final = ("NaN", "Infinity", "-Infinity", "9" * 4_000, "1" * 9_000, "1e999", '"\\ud800"',
+               "[" * 5_000 + "]" * 5_000, "{", "")  # fmt: skip
+_ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000, "none", "NaN",
+                       "zz" * 56, "00" * 56, "ff" * 56, "?2", "sha-256=::", "é", "1" * 36,
+                       "bytes=0-0,2-2", "bytes=9-1", "bytes=-9999999999999999999999",
+                       "bytes=" + "0-0," * 1_000)  # fmt: skip
+
+
+async def _sent(place: Place, asked: Request | Question) -> Response:
+    method, path, headers, body = carried(asked)
+    return await place.ask(method, path, headers=headers, content=body)
+
+
+async def test_a_content_type_lifts_no_limit(place: Place) -> None:
+    body = carried(_SYNC).body
+    packed = zlib.compress(body + b" " * 9_000_000, 9)
+    headers = {"Content-Type": PACKED}
+    told = await place.ask("POST", "/v1/sync", content=packed, headers=headers)
+    assert told.status_code == 400
+    told = await place.ask("POST", "/v1/sync", content=body + b" " * 300_000, headers=headers)
+    assert told.status_code == 413
+    assert not place.copies()
+
+
+async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, delivered = set(), wire.delivered
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.current_thread())
+        return delivered(*given)
+
+    monkeypatch.setattr("taskq_plugins.hub.server.delivered", noted)
+    assert (await _sent(place, _SYNC)).status_code == 200
+    assert (await _sent(place, Question(1, _ID, NOWHERE, {}, waiting=False))).status_code == 204
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created_ns", "9" * 400),
+        ("created_ns", "-1"),
+        ("created_ns", "NaN"),
+        ("created_ns", "true"),
+        ("clock_ns", "9" * 4_000),
+        ("clock_ns", '"now"'),
+        ("grace_seconds", "1e400"),
+        ("incompat", json.dumps(["x" * 41])),
+        ("incompat", json.dumps([f"x{number}" for number in range(33)])),
+        ("machine", json.dumps("a" * 36)),
+        ("machine", json.dumps("ab" * 32 + "\n")),
+        ("end", "[1, 64, 0, null]"),
+        ("end", json.dumps([10**400, 0, 0, ""])),
+        ("log_id", json.dumps("-" * 36)),
+        ("log_id", "[" * 50_000),
+    ],
+)
+async def test_what_is_not_of_its_fields_type_is_told_so_and_written_nowhere(
+    place: Place, field: str, value: str
+) -> None:
+    assert place.token
+    before = place.tree()
+    values = json.loads(as_json(_SYNC)) | {"protocol": 1, field: "HERE"}
+    body = json.dumps(values).replace('"HERE"', value)
+    assert (await place.ask("POST", "/v1/sync", content=body)).status_code == 400
+    assert place.tree() == before
+
+
+async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) -> None:
+    """Its own words are as large as they may be, and yet all that an operator runs goes on."""
+    await place.write()
+    await place.sync()
+    most = Sync(
+        _ID, 2**63 - 1, frozenset(f"{number:040}" for number in range(32)),
+        NOWHERE, 2**53 - 1, "", 2**63 - 1,
+    )  # fmt: skip
+    session = (await _sent(place, most)).json()["session"]
+    cause = "\x1b[2J\n" * 1_000
+    declared = Declare(session, _ID, Kind.GAP, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
+    assert (await _sent(place, declared)).status_code == 200
+    for words in (
+        ("status",),
+        ("status", "--json"),
+        ("breaks",),
+        ("check",),
+        ("keep", "--dry-run"),
+    ):
+        done = run_taskq("hub", words[0], str(place.hub), *words[1:])
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert "\x1b" not in done.stdout
+    (fault,) = faults(place.hub, deep=True)
+    assert str(_ID) in str(fault[0])
+    assert "use a newer taskq" in fault[1]
+    copies = Copies(PatientDisk, str(place.hub))
+    assert [copies.keep(*log, 2**62, dry_run=True) for log in copies.logs()] == [[], []]
+    await place.write()
+    await place.sync()
+
+
+def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Request | Question]:
+    sha = "ab" * 32
+    return [
+        Sync(log_id, 5, frozenset({"records-4"}), at, 60, "", 10**18),
+        Ask(session, log_id, (at, Border(7))),
+        Append(session, log_id, at, data),
+        Append(session, log_id, Border(at.segment + 1), data),
+        Seal(session, log_id, at, bytes(range(32))),
+        Declare(session, log_id, Kind.GAP, at, Border(at.segment + 9), 11, "why"),
+        Declare(session, log_id, Kind.FORK, at, at, 11, "why"),
+        SpillAsk(session, log_id, (sha,)),
+        SpillPart(session, log_id, sha, 0, data, is_last=False),
+        Question(
+            session, log_id, at, {"12345678": 5}, waiting=False, refused=(("12345678-1", "x"),)
+        ),
+    ]
+
+
+class _Fuzz:
+    """Requests with something odd in them, whatever a device may send."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place, self.chance = place, random.Random(seed)
+
+    async def run(self, count: int) -> set[int]:
+        """Send so many; returns what they were answered."""
+        statuses = set()
+        for _ in range(count):
+            told = await _sent(self.place, _SYNC)
+            asked = self.chance.choice(
+                _requests(told.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
+            )
+            method, path, headers, body = self._spoilt(*carried(asked))
+            sent = {name: value.encode() for name, value in headers.items()}
+            answer = await self.place.ask(method, path, headers=sent, content=body)
+            statuses.add(answer.status_code)
+            assert answer.status_code < 500, (method, path[:200], headers, body[:200])
+        return statuses
+
+    def _spoilt(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[str, str, dict[str, str], bytes]:
+        chance = self.chance
+        what = chance.randrange(6)
+        if what == 0:
+            path = path.replace(str(_ID), chance.choice(["..", "%00", "a" * 36, "-" * 36, "é", ""]))
+        elif what == 1:
+            method = chance.choice(["GET", "HEAD", "POST", "PATCH", "PUT", "OPTIONS"])
+        elif what == 2:
+            names = [*headers, "Range", "If-Range", "If-None-Match", "Content-Type"]
+            headers = headers | {chance.choice(names): chance.choice(_ODD_HEADERS)}
+        elif what == 3:
+            body = chance.choice([body[: len(body) // 2], zlib.compress(body), b"\xff" + body, b""])
+        if body[:1] == b"{" and what > 3:
+            body = self._spoilt_json(json.loads(body))
+        return method, path, headers, body
+
+    def _spoilt_json(self, values: dict[str, Any]) -> bytes:
+        field = self.chance.choice(list(values))
+        if self.chance.random() < 0.5:
+            return json.dumps(values | {field: self.chance.choice(_ODD)}).encode()
+        text = json.dumps(values | {field: "HERE"})
+        return text.replace('"HERE"', self.chance.choice(_RAW)).encode()
+
+
+@grows
+async def test_no_request_is_answered_with_an_error_of_the_hubs(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    await place.write()
+    await place.sync()
+    before = place.copies()
+    statuses = await _Fuzz(place, 7).run(some(400, 20_000))
+    assert statuses >= {200, 400, 404, 409}
+    assert not caplog.records
+    assert before.items() <= place.copies().items()
+    assert not list(faults(place.hub, deep=True))
+    await place.write()
+    await place.sync()
