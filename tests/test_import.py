@@ -94,6 +94,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
+    "pydantic_core.core_schema "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
@@ -175,6 +176,26 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
         *("anyio", "click", "pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
         "typing_extensions",
     }
+
+
+def test_types_of_the_core_of_pydantic_are_there_for_whoever_asks_later() -> None:
+    program = """
+from taskq.calls.serialization import import_core
+import_core()
+import sys, pydantic_core
+assert "pydantic_core.core_schema" not in sys.modules
+assert not hasattr(pydantic_core, "nothing_of_the_kind")
+from pydantic_core import CoreSchema, core_schema
+assert pydantic_core.CoreSchema is CoreSchema is core_schema.CoreSchema
+import pydantic_core.core_schema as again
+assert again is core_schema is sys.modules["pydantic_core.core_schema"]
+import pydantic
+class Shop(pydantic.BaseModel):
+    rooms: dict[str, list[int]] = {}
+print(Shop.model_validate_json('{"rooms": {"a": [1]}}').rooms)
+"""
+    done = run_python("-c", program, check=True)
+    assert done.stdout.strip() == "{'a': [1]}"
 
 
 @pytest.mark.parametrize("name", taskq.__all__)

@@ -21,6 +21,7 @@ from typing import (
     get_origin,
 )
 
+from taskq._lazy import import_without_types
 from taskq.calls.loose import KEPT, Look, explain, find_changed, find_read_once, look_for
 from taskq.calls.signature import REST, Signature
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
@@ -133,7 +134,13 @@ def plain_schema(annotation: object) -> CoreSchema | None:
     return cast("CoreSchema", {"type": "nullable", "schema": inner})
 
 
+def import_core() -> None:
+    """Import pydantic_core alone: its types for checkers take longer than all else in it."""
+    import_without_types("pydantic_core", "core_schema")
+
+
 def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
+    import_core()
     from pydantic_core import SchemaSerializer, SchemaValidator  # noqa: PLC0415
 
     # Given at the root as well: the one of a typed dict does not reach its floats.
@@ -189,8 +196,7 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageErro
 
 def load_checks(signatures: Iterable[Signature]) -> None:
     """Import what calls of these are checked with: up to 0.1 s, which no first call waits for."""
-    import pydantic_core  # noqa: F401, PLC0415 - see the module's docstring
-
+    import_core()
     for signature in signatures:
         try:
             plain = compiled_fields(signature.hints())
