@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyarrow import dataset, parquet
 
+from taskq_plugins.spark.lake.deltalog import OPTIMIZE
 from taskq_plugins.spark.lake.errors import LakeDiskError
 from taskq_plugins.spark.lake.files import ROWS_MAX
 from taskq_plugins.spark.lake.store import Change
@@ -49,7 +50,7 @@ def compact(writer: LakeWriter, table: str) -> int:
             old += small
             new += _merged(writer, table, part, small).files
     if old:
-        writer.commit(table, Change(tuple(new), tuple(old)))
+        writer.commit(table, Change(tuple(new), tuple(old), operation=OPTIMIZE))
     return len(old)
 
 

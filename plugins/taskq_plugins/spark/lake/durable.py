@@ -26,6 +26,27 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
 
 
+def publish(path: Path, data: bytes, beside: Path) -> None:
+    """Make a file that is whole and on disk before anybody can see it.
+
+    Args:
+        path: where it is to be.
+        data: what it holds.
+        beside: where it is written first; of the same file system.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    beside.parent.mkdir(exist_ok=True)
+    try:
+        beside.write_bytes(data)
+        sync_file(beside)
+        os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags)

@@ -168,7 +168,7 @@ def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
 
 def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[DataFile]) -> None:
     staged = writer.stage(table, directory)
-    writer.commit(table, Change(staged.files, tuple(gone)))
+    writer.commit(table, Change(staged.files, tuple(gone), operation="UPDATE"))
 
 
 @click.command()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import parquet
 
 from taskq_plugins.spark.lake.durable import sync_directory, sync_file
@@ -26,7 +26,12 @@ ROWS_MAX: Final = 5_000
 #: How Hive, Spark and Delta write a null in a directory's name.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
-Ranges = dict[str, tuple[int, int]]
+#: Columns of text that files are chosen by.
+_NAMES: Final = frozenset({"device", "task", "state"})
+#: What a bound may lose when it is cut to the millisecond.
+_ROUNDED_UP: Final = timedelta(microseconds=999)
+
+Ranges = dict[str, tuple[Any, Any]]
 
 
 class DataFile(NamedTuple):
@@ -38,7 +43,7 @@ class DataFile(NamedTuple):
     size_bytes: int
     #: None: of rows without a moment, or of a table without dates
     date: str | None
-    #: (least, largest) of its columns of whole numbers, but for those that are all null
+    #: (least, largest) of columns, but for those that are all null; of whole numbers, once listed
     ranges: Ranges
     #: how many nulls each of them has
     nulls: dict[str, int]
@@ -100,13 +105,19 @@ def _footer(path: Path) -> parquet.FileMetaData:
         raise LakeDamaged(path, f"is no whole Parquet file ({error})") from error
 
 
-def counted(schema: pa.Schema) -> list[str]:
-    """Return the columns of whole numbers: what tells moments, jobs and records apart.
+def indexed(schema: pa.Schema) -> list[str]:
+    """Return the columns that readers choose files by: numbers, moments, and a few short names.
 
     delta-rs takes a column that a file says nothing of for one without any value that fits, unless
     the table names the columns that files tell of; so it names these, and each file tells of all.
     """
-    return [field.name for field in schema if pa.types.is_integer(field.type)]
+    return [
+        field.name
+        for field in schema
+        if pa.types.is_integer(field.type)
+        or pa.types.is_timestamp(field.type)
+        or field.name in _NAMES
+    ]
 
 
 def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[str, int]]:
@@ -114,7 +125,7 @@ def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[st
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     places = {groups[0].column(index).path_in_schema: index for index in range(footer.num_columns)}
-    for name in counted(footer.schema.to_arrow_schema()):
+    for name in indexed(footer.schema.to_arrow_schema()):
         statistics = [group.column(places[name]).statistics for group in groups]
         if all(group is not None and group.has_null_count for group in statistics):
             nulls[name] = sum(group.null_count for group in statistics)
@@ -134,42 +145,57 @@ def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[st
     return ranges, nulls
 
 
-def added(files: Iterable[DataFile], *, dates: bool) -> list[AddAction]:
+def added(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
     """Return what Delta's log is to say of new files."""
-    now_ms = time.time_ns() // 1_000_000
     return [
-        AddAction(
-            path=file.path,
-            size=file.size_bytes,
-            partition_values={DATE: file.date} if dates else {},
-            modification_time=now_ms,
-            data_change=True,
-            stats=json.dumps(
-                {
-                    "numRecords": file.rows,
-                    "minValues": {name: low for name, (low, _) in file.ranges.items()},
-                    "maxValues": {name: high for name, (_, high) in file.ranges.items()},
-                    "nullCount": file.nulls,
-                }
-            ),
-        )
+        {
+            "add": _action(file, dates=dates, is_change=is_change)
+            | {
+                "modificationTime": time.time_ns() // 1_000_000,
+                "stats": json.dumps(
+                    {
+                        "numRecords": file.rows,
+                        "minValues": {name: _low(low) for name, (low, _) in file.ranges.items()},
+                        "maxValues": {name: _high(high) for name, (_, high) in file.ranges.items()},
+                        "nullCount": file.nulls,
+                    }
+                ),
+            }
+        }
         for file in files
     ]
 
 
-def removed(files: Iterable[DataFile], *, dates: bool) -> list[RemoveAction]:
+def removed(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
     """Return what Delta's log is to say of files that go."""
     now_ms = time.time_ns() // 1_000_000
     return [
-        RemoveAction(
-            file.path,
-            data_change=True,
-            deletion_timestamp=now_ms,
-            size=file.size_bytes,
-            partition_values={DATE: file.date} if dates else {},
-        )
+        {
+            "remove": _action(file, dates=dates, is_change=is_change)
+            | {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
+        }
         for file in files
     ]
+
+
+def _action(file: DataFile, *, dates: bool, is_change: bool) -> dict[str, Any]:
+    return {
+        "path": quote(file.path, safe="/="),
+        "size": file.size_bytes,
+        "partitionValues": {DATE: file.date} if dates else {},
+        "dataChange": is_change,
+    }
+
+
+def _low(bound: Any) -> Any:
+    """Return a bound as Delta's log has it: a moment is cut to the millisecond."""
+    if not isinstance(bound, datetime):
+        return bound
+    return bound.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _high(bound: Any) -> Any:
+    return _low(bound + _ROUNDED_UP if isinstance(bound, datetime) else bound)
 
 
 def named(path: str) -> str:

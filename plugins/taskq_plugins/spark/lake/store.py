@@ -11,24 +11,23 @@ and its directory right behind it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from taskq.errors import UsageError
 from taskq_plugins.spark import parts
-from taskq_plugins.spark.lake import files
-from taskq_plugins.spark.lake.durable import LOCK, sync_directory, sync_file, writer_lock
+from taskq_plugins.spark.lake import deltalog, files
+from taskq_plugins.spark.lake.deltalog import DELTA_LOG
+from taskq_plugins.spark.lake.durable import LOCK, writer_lock
 from taskq_plugins.spark.lake.errors import (
-    LakeConflict,
     LakeDamaged,
     LakeDiskError,
     LakeError,
@@ -39,7 +38,6 @@ from taskq_plugins.spark.lake.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from deltalake.transaction import AddAction, RemoveAction
     from pyarrow import dataset
 
     from taskq_plugins.spark.lake.files import DataFile, Staged
@@ -55,23 +53,10 @@ DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks
 OPEN_RECORDS: Final = "_open"
 #: The part of that table that tells of logs as a whole.
 LOG_PART: Final = "log"
-_STAGING: Final = "_staging"
-_LOG: Final = "_delta_log"
-#: In a table's log: where its last checkpoint is.
-_LAST: Final = "_last_checkpoint"
+STAGING: Final = "_staging"
 _OLD: Final = "taskq-lake.json"
-#: Commits from one checkpoint of a table's log to the next: a bound for what a reader reads.
-_CHECKPOINT_EVERY: Final = 20
-_CONFIGURATION: Final = {
-    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    # Older versions are not to be read: what they name goes after KEEP_HOURS.
-    "delta.logRetentionDuration": "interval 1 days",
-}
-#: Readers that opened a version may go on reading it for so long after the next one has come.
-KEEP_HOURS: Final = 1
 #: What delta-rs, or Polars, takes for a part of an address or a pattern.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
-_T = TypeVar("_T")
 
 
 class Batch(NamedTuple):
@@ -91,6 +76,8 @@ class Change(NamedTuple):
     removed: tuple[DataFile, ...] = ()
     #: needed where the table may not be there yet
     schema: pa.Schema | None = None
+    #: in Delta's words; "": a batch's
+    operation: str = ""
 
 
 class Holding(NamedTuple):
@@ -175,7 +162,9 @@ class Lake:
     def tables(self) -> list[str]:
         """Return names of the tables, without those of the pipeline alone."""
         try:
-            names = sorted(entry.name for entry in self.path.iterdir() if (entry / _LOG).is_dir())
+            names = sorted(
+                entry.name for entry in self.path.iterdir() if (entry / DELTA_LOG).is_dir()
+            )
         except (FileNotFoundError, NotADirectoryError):
             return []
         if self._versions is not None:
@@ -186,7 +175,7 @@ class Lake:
         """Return whether there is such a table."""
         if self._versions is not None:
             return table in self._versions
-        return (self.path / table / _LOG).is_dir()
+        return (self.path / table / DELTA_LOG).is_dir()
 
     def delta(self, table: str) -> DeltaTable:
         """Return the table as delta-rs has it.
@@ -207,12 +196,12 @@ class Lake:
                     self._open[table] = delta
                 return delta
             delta = self._open[table]
-            if (where / _LOG / f"{delta.version() + 1:020}.json").exists():
+            if (where / DELTA_LOG / f"{delta.version() + 1:020}.json").exists():
                 delta.update_incremental()
         except TableNotFoundError as error:
             raise LakeDamaged(where, f"has no log that reads ({error})") from error
         except (DeltaError, OSError) as error:
-            raise LakeDamaged(where / _LOG, f"does not read ({error})") from error
+            raise LakeDamaged(where / DELTA_LOG, f"does not read ({error})") from error
         return delta
 
     def schema(self, table: str) -> pa.Schema:
@@ -271,7 +260,7 @@ class Lake:
         """Return the last batch that a table has, None before the first; ``jobs`` has it last."""
         if not self.has(table):
             return None
-        for commit in _commits(self.delta(table)):
+        for commit in deltalog.commits(self.delta(table)):
             if "batch" in commit:
                 return Batch(commit["stream"], int(commit["batch"]), commit.get("offsets", ""))
         return None
@@ -288,12 +277,12 @@ class Lake:
         """Return when that was, in nanoseconds since 1970; 0: never."""
         if not self.has(JOBS):
             return 0
-        return int(next(_commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
+        return int(next(deltalog.commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
 
     def version_at(self, table: str, number: int) -> int:
         """Return the newest version of a table without a later batch; -1: there is none."""
         candidate = -1
-        for commit in _commits(self.delta(table)):
+        for commit in deltalog.commits(self.delta(table)):
             if candidate < 0:
                 candidate = commit["version"]
             if "batch" not in commit:
@@ -325,7 +314,7 @@ class Lake:
         went: set[str] = set()
         beside: list[dict[str, Any]] = []
         for version in range(self.delta(table).version(), -1, -1):
-            entry = self.path / table / _LOG / f"{version:020}.json"
+            entry = self.path / table / DELTA_LOG / f"{version:020}.json"
             if not entry.exists():
                 return None
             actions = [json.loads(line) for line in entry.read_text().splitlines()]
@@ -351,7 +340,7 @@ class Lake:
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """Return a table as filled last before a moment; None: it was not, or is so still."""
-        filled = (entry for entry in _commits(self.delta(table)) if entry["operation"] == "WRITE")
+        filled = (entry for entry in deltalog.commits(self.delta(table)) if "batch" in entry)
         for number, commit in enumerate(filled):
             if commit["timestamp"] * 1_000_000 <= moment_ns:
                 return Lake(self.path, {table: commit["version"]}) if number else None
@@ -366,7 +355,7 @@ class Lake:
         """
         with writer_lock(self.path):
             # Of a run that was killed: nobody else writes here.
-            shutil.rmtree(self.path / _STAGING, ignore_errors=True)
+            shutil.rmtree(self.path / STAGING, ignore_errors=True)
             self._open = {}
             try:
                 yield LakeWriter(self)
@@ -384,7 +373,7 @@ class LakeWriter:
 
     def new_directory(self, table: str) -> Path:
         """Return a directory for files of a table that nobody used before; it is not made yet."""
-        return self.lake.path / _STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
+        return self.lake.path / STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
 
     def stage(self, table: str, directory: Path) -> Staged:
         """Describe what was written to a directory, after making it durable.
@@ -414,37 +403,32 @@ class LakeWriter:
             LakeDiskError: the disk refused; the version before stands.
         """
         where = self.lake.path / table
-        delta = self._made(table, change.schema, dates=dates)
-        columns = delta.metadata().partition_columns
-        properties = None
+        if change.schema is not None and not self.lake.has(table):
+            deltalog.create(where, change.schema, dates=dates)
+        delta = self.lake.delta(table)
+        info: dict[str, Any] = {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": change.operation or ("MERGE" if change.removed else "WRITE"),
+            "operationParameters": {},
+            "isBlindAppend": not change.removed,
+            "engineInfo": "taskq",
+        }
+        actions: list[dict[str, Any]] = [{"commitInfo": info}]
         if batch is not None:
             app = f"{batch.stream}:{table}"
             known = delta.transaction_version(app)
             if known is not None and known >= batch.number:
                 return False
-            noted = {"stream": batch.stream, "batch": batch.number, "offsets": batch.offsets}
-            properties = CommitProperties(
-                custom_metadata=noted, app_transactions=[Transaction(app, batch.number)]
-            )
+            info |= {"stream": batch.stream, "batch": batch.number, "offsets": batch.offsets}
+            actions.append({"txn": {"appId": app, "version": batch.number}})
         elif not change.added and not change.removed:
             return False
-        parted = bool(columns)
-        actions: list[AddAction | RemoveAction] = [
-            *files.removed(change.removed, dates=parted),
-            *files.added(change.added, dates=parted),
-        ]
-
-        def write() -> None:
-            delta.create_write_transaction(
-                actions,
-                "append",
-                delta.schema(),
-                columns,
-                commit_properties=properties,
-                post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
-            )
-
-        self._durably(where, write)
+        # A reader of a stream passes over what is only written again.
+        is_change = change.operation != deltalog.OPTIMIZE
+        dates = bool(delta.metadata().partition_columns)
+        actions += files.removed(change.removed, dates=dates, is_change=is_change)
+        actions += files.added(change.added, dates=dates, is_change=is_change)
+        deltalog.append(where, delta, actions, self.new_directory("commit"))
         return True
 
     def drop_days(self, table: str, before: str) -> int:
@@ -460,91 +444,17 @@ class LakeWriter:
             if file.part == parts.OVER and file.date is not None and file.date < before
         )
         if gone:
-            self.commit(table, Change(removed=gone))
+            self.commit(table, Change(removed=gone, operation="DELETE"))
         return len(gone)
 
     def keep_short(self, table: str) -> None:
         """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
-        delta = self.lake.delta(table)
-        last = 0
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            last = int(json.loads((self.lake.path / table / _LOG / _LAST).read_text())["version"])
-        if delta.version() - last >= _CHECKPOINT_EVERY:
-            self._durably(self.lake.path / table, delta.create_checkpoint)
-            delta.cleanup_metadata()
+        deltalog.keep_short(self.lake.path / table, self.lake.delta(table))
 
-    def vacuum(self, table: str, *, keep_hours: int = KEEP_HOURS) -> int:
+    def vacuum(self, table: str, *, keep_hours: int | None = None) -> int:
         """Remove files that no version of the last hours names; returns how many."""
-        delta = self.lake.delta(table)
-
-        def clean(*, dry_run: bool) -> list[str]:
-            return delta.vacuum(
-                keep_hours, dry_run=dry_run, enforce_retention_duration=False, full=True
-            )
-
-        if not clean(dry_run=True):
-            return 0
-        return len(self._durably(self.lake.path / table, lambda: clean(dry_run=False)))
-
-    def _made(self, table: str, schema: pa.Schema | None, *, dates: bool) -> DeltaTable:
-        if self.lake.has(table) or schema is None:
-            return self.lake.delta(table)
-        where = self.lake.path / table
-        where.mkdir(parents=True, exist_ok=True)
-        if dates and parts.DATE not in schema.names:
-            schema = schema.append(pa.field(parts.DATE, pa.date32()))
-
-        def create() -> None:
-            DeltaTable.create(
-                str(where),
-                schema,
-                mode="ignore",
-                partition_by=[parts.DATE] if dates else [],
-                configuration=_CONFIGURATION
-                | {"delta.dataSkippingStatsColumns": ",".join(files.counted(schema))},
-            )
-
-        self._durably(where, create)
-        for directory in (where, self.lake.path):
-            sync_directory(directory)
-        return self.lake.delta(table)
-
-    def _durably(self, table: Path, act: Callable[[], _T]) -> _T:
-        """Have delta-rs write to a table's log, and wait until that is on disk."""
-        log = table / _LOG
-        before = _names(log)
-        try:
-            done = act()
-            after = _names(log)
-            # Only the pointer to the last checkpoint is ever written anew.
-            for name in after - before | after & {_LAST}:
-                sync_file(log / name)
-            sync_directory(log)
-        except CommitFailedError as error:
-            raise LakeConflict(table, str(error)) from error
-        except OSError as error:
-            raise LakeDiskError(table, error) from error
-        except DeltaError as error:
-            raise LakeError(f"{table}: could not be written ({error})") from error
-        return done
-
-
-def _names(directory: Path) -> set[str]:
-    with suppress(FileNotFoundError):
-        return {entry.name for entry in os.scandir(directory)}
-    return set()
+        return deltalog.vacuum(self.lake.path / table, self.lake.delta(table), keep_hours)
 
 
 def _schema(delta: DeltaTable) -> pa.Schema:
     return pa.schema(delta.schema().to_arrow())
-
-
-def _commits(delta: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Yield what the log says of each version, the newest first; the last ones come soon."""
-    given = 0
-    for limit in (1, 50, None):
-        commits = delta.history(limit)
-        yield from commits[given:]
-        if limit is None or len(commits) < limit:
-            return
-        given = len(commits)

@@ -15,14 +15,7 @@ from taskq.arrow import DETAILS, Corrupt, as_bytes
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.store import (
-    ATTEMPTS,
-    DERIVED,
-    JOBS,
-    KEEP_HOURS,
-    OPEN_RECORDS,
-    RECORDS,
-)
+from taskq_plugins.spark.lake.store import ATTEMPTS, DERIVED, JOBS, OPEN_RECORDS, RECORDS
 from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
@@ -47,8 +40,6 @@ if TYPE_CHECKING:
 BYTES_MAX: Final = 16 * 1024 * 1024
 #: ... and of what is in memory at a time as a whole: a batch here, a step of one with Spark.
 _PART_BYTES: Final = 8 * 1024 * 1024
-#: So long can be told what is new of a small table; of the others, how long a reader may take.
-_KEEP_HOURS: Final = {"failures": 7 * 24}
 #: So often a run that is kept open removes what is older: each time it looks at every file.
 _VACUUM_SECONDS: Final = 600
 
@@ -239,7 +230,7 @@ def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
     for table in (OPEN_RECORDS, *writer.lake.tables()):
         writer.keep_short(table)
         if is_due:
-            writer.vacuum(table, keep_hours=_KEEP_HOURS.get(table, KEEP_HOURS))
+            writer.vacuum(table)
     _give_back_memory()
 
 
