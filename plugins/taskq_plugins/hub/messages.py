@@ -283,6 +283,8 @@ class Trouble(enum.Enum):
     GAP = "gap"
     #: a frame is not as it was written
     DAMAGED = "damaged-frame"
+    #: the hub, or a proxy before it, takes less at a time
+    LARGE = "too-large"
     #: the hub has no room for it
     FULL = "full"
     #: the device has sent as much as it may

@@ -120,6 +120,7 @@ _STATUS: Final = {
     Trouble.GAP: 409,
     Trouble.SUPERSEDED: 409,
     Trouble.DAMAGED: 422,
+    Trouble.LARGE: 413,
     Trouble.FULL: 507,
     Trouble.QUOTA: 507,
     Trouble.CLONED: 409,
@@ -329,7 +330,8 @@ _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enrol' there",
     404: "there is no hub at this address, or one of another version",
     426: "its taskq and this one speak no protocol in common: bring the older one up to date",
-    413: "the request is too large for it, or for a proxy before it",
+    413: "one commit of the log is larger than a proxy before it takes: let that take 16 MiB, in "
+    "nginx with client_max_body_size 16m",
     503: "it could not write just now: try again later",
     507: "its disk is full: free some space there, then try again",
 }

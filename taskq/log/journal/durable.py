@@ -166,7 +166,7 @@ class DurableLog:
             LogDamaged: the next frame is not whole.
         """
         segment, first = behind.segment, max(behind.offset, _START)
-        end = min(self.end_of(segment).offset, first + bytes_max)
+        end = min(self.end_of(segment).offset, max(behind.offset + bytes_max, first))
         data, last, at = self._read(segment, behind.offset, end), -1, first - behind.offset
         unpack, end = _SIZE.unpack_from, len(data)
         while at + _HEAD <= end:
@@ -181,7 +181,7 @@ class DurableLog:
         else:
             position = border_behind(self._disk, self._files, segment, behind.offset + last)
             if position is None and last > first - behind.offset:
-                return self.part(behind, behind.offset + last - first)
+                return self.part(behind, last)
         if position is None:
             raise LogDamaged(
                 f"{self._files.file_path(segment)}: behind offset {behind.offset} nothing reads "

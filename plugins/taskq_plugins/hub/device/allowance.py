@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -52,11 +53,13 @@ class Allowance:
         metered: what of the network is metered, and bears no more than a day's volume; "" if
             nothing is, or all may go nevertheless.
         owes_bodies: whether files beside the log were held back.
+        part_bytes: what the hub, or a proxy before it, takes at a time.
     """
 
     def __init__(self, hub: HubSettings, url: str, now: Callable[[], float] = time.time) -> None:
-        self._hub = hub
+        self._hub, self._url = hub, url
         self._now = now
+        self.part_bytes = sys.maxsize
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
@@ -92,6 +95,7 @@ class Allowance:
         """Go on with what was noted of the log in a directory."""
         self._path, known = path, last_note(path)
         self._since, self._used = known.get("since", 0.0), known.get("used", 0.0)
+        self.part_bytes = known.get("part_bytes", {}).get(self._url, sys.maxsize)
         self.owes_bodies = known.get("owes_bodies", False)
 
     def check(self, need: int) -> None:
@@ -128,6 +132,12 @@ class Allowance:
         if self.metered and self._path:
             self._used += size
             note(self._path, since=self._since, used=self._used)
+
+    def limit_parts(self, size: int) -> None:
+        """Note that the hub, or a proxy before it, takes so many bytes at a time and no more."""
+        self.part_bytes = size
+        if self._path:
+            note(self._path, part_bytes={self._url: size})
 
     def owe_bodies(self, owes: bool) -> None:
         """Note whether files beside the log were held back."""

@@ -27,7 +27,15 @@ from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.messages import Append, Enrol, SpillPart, Sync
+from taskq_plugins.hub.messages import (
+    NOWHERE,
+    Append,
+    Enrol,
+    Refused,
+    SpillPart,
+    Sync,
+    Trouble,
+)
 from taskq_plugins.hub.wire import PACKED, HubError, carried, understood
 
 if TYPE_CHECKING:
@@ -35,9 +43,10 @@ if TYPE_CHECKING:
 
     from taskq_plugins.hub.messages import Answer, Request
 
-#: A part is smaller on a slow line, and grows while the line is fast: between these.
+#: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
+#: what a proxy takes that nobody has told what comes.
 _PART_BYTES_MIN: Final = 64 * 1024
-_PART_BYTES_FIRST: Final = 512 * 1024
+_PART_BYTES_FIRST: Final = 1024 * 1024
 _PART_BYTES_MAX: Final = 8 * 1024 * 1024
 _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
@@ -55,6 +64,7 @@ _RECORD_BYTES: Final = 64
 _PACKED_BYTES_MIN: Final = 1_024
 _PACKED_RATIO: Final = 0.95
 _CREATED: Final = 201
+_TOO_LARGE: Final = 413
 _TOKEN_BYTES_MAX: Final = 4_096
 _ENROL_FIRST: Final = (
     "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
@@ -305,9 +315,9 @@ class Line:
     @property
     def part_bytes(self) -> int:
         """Return the bytes of the next request, by the line's speed and what it may carry."""
-        left = self.allowance.left()
-        room = self._part_bytes if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
-        return max(min(self._part_bytes, room), 1)
+        left, size = self.allowance.left(), min(self._part_bytes, self.allowance.part_bytes)
+        room = size if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
+        return max(min(size, room), 1)
 
     async def ask(self, asked: Request) -> Answer:
         """Send a request, and read what it is answered.
@@ -321,7 +331,8 @@ class Line:
                 asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
         method, path, headers, body = carried(asked)
-        is_part = isinstance(asked, Append | SpillPart)
+        size = len(asked.data) if isinstance(asked, Append | SpillPart) else 0
+        is_part, most = bool(size), self.part_bytes
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)
             if len(packed) < _PACKED_RATIO * len(body):
@@ -334,6 +345,9 @@ class Line:
             factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
             wanted = round(self._part_bytes * factor)
             self._part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
+            if reply.status == _TOO_LARGE and _PART_BYTES_MIN < size <= most:
+                self.allowance.limit_parts(max(size // 2, _PART_BYTES_MIN))
+                return Refused(Trouble.LARGE, NOWHERE)
         try:
             return understood(asked, reply.status, reply.content)
         except HubError as error:
