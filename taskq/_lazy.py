@@ -27,8 +27,8 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if home == module:
             return importlib.import_module(f"{module}.{name}")
-        found = importlib.import_module(home)
-        value = getattr(found, name, None) or importlib.import_module(f"{home}.{name}")
+        imported = importlib.import_module(home)
+        value = getattr(imported, name, None) or importlib.import_module(f"{home}.{name}")
         setattr(sys.modules[module], name, value)
         return value
 

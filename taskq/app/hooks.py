@@ -68,7 +68,7 @@ class Hooks:
         Raises:
             UsageError: a text in place of a list, or a name that no module can have.
         """
-        self.included += [one for one in checked_modules(modules) if one not in self.included]
+        self.included += [name for name in checked_modules(modules) if name not in self.included]
 
     def load_checks(self) -> None:
         """Import what calls of the tasks are checked with, so that no first call waits for it."""

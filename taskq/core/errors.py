@@ -335,10 +335,10 @@ class ReaderMismatch(LogError):
         lsn: of the next record that it was to read.
     """
 
-    def __init__(self, path: str, reader: str, lsn: int, found: str) -> None:
+    def __init__(self, path: str, reader: str, lsn: int, seen: str) -> None:
         who = f"reader {reader!r}" if reader else "this stream"
         super().__init__(
-            f"{path}: {who} had come to lsn {lsn}, but {found}: the log was cut or replaced since. "
+            f"{path}: {who} had come to lsn {lsn}, but {seen}: the log was cut or replaced since. "
             f"Look at what the reader did with the last records, then move it with seek()"
         )
         self.reader = reader
@@ -480,8 +480,8 @@ class ResultTimeout(JobError, TimeoutError):
     """
 
     def __init__(self, job_id: str, seconds: float, state: str, why: str, directory: str) -> None:
-        told = f": {why}" if why else f"; for the reason: {command(directory, 'why', job_id)}"
-        super().__init__(job_id, f"is still {state} after {seconds:g} s{told}")
+        reason = f": {why}" if why else f"; for the reason: {command(directory, 'why', job_id)}"
+        super().__init__(job_id, f"is still {state} after {seconds:g} s{reason}")
         self.seconds = seconds
         self.why = why
 

@@ -104,8 +104,8 @@ def pattern_of(reason: str) -> str:
     long ids and numbers go; the class of the exception and the words of its message stay.
     """
     line = reason.strip(BLANK).partition("\n")[0][:READ_CHARACTERS_MAX]
-    found = _CLASS.match(line)
-    head = found.group() if found else ""
+    named = _CLASS.match(line)
+    head = named.group() if named else ""
     rest = line[len(head) :]
     for pattern, replacement in _COMPILED:
         rest = pattern.sub(replacement, rest)
@@ -128,8 +128,8 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
             return "", "", ""
         reason = LOST_REASON if outcome == "lost" else NO_REASON
     line = reason.strip(BLANK).partition("\n")[0]
-    found = _CLASS.match(line)
-    error = found.group() if found else ""
+    named = _CLASS.match(line)
+    error = named.group() if named else ""
     return error.rstrip(": "), line[len(error) :], fingerprint(task, pattern_of(reason))
 
 

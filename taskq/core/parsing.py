@@ -54,15 +54,15 @@ def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                below += one.values()
-            elif isinstance(one, list):
-                below += one
+        for nested in level:
+            if isinstance(nested, dict):
+                below += nested.values()
+            elif isinstance(nested, list):
+                below += nested
         if not below:
             return False
         level = below
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(nested, dict | list) for nested in level)
 
 
 # Whole numbers as callers give them.

@@ -64,6 +64,6 @@ def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
         return 0
     import hashlib  # noqa: PLC0415 - brings OpenSSL along, and few schedules have a jitter
 
-    told = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
-    number = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+    seed = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
+    number = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest(), "little")
     return number * (most_ns + 1) // _HASH_RANGE

@@ -74,11 +74,11 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
                 import dataclasses  # noqa: PLC0415 - most starts need it later
 
                 # From a copy of its own: two threads may be the first at the same time.
-                one, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
+                own, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
                 if name != "__init__":
-                    return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(one))
+                    return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(own))
                 # Most classes are never used otherwise, and this is half of the work.
-                made = dataclasses.dataclass(eq=False, repr=False, **given)(one)
+                made = dataclasses.dataclass(eq=False, repr=False, **given)(own)
                 return {name: vars(made)[name]}
 
             hints = plain.__annotations__
@@ -105,7 +105,7 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
             def fill(made: dict[str, Any]) -> None:
                 made.update(bare)
 
-            later = {one: _Later(write) for one in _OF_TUPLES + fields if one not in space}
+            later = {method: _Later(write) for method in _OF_TUPLES + fields if method not in space}
             return type(name, (tuple,), {**space, **later, "_fields": fields, "__slots__": ()})
 
     NamedTuple = type.__new__(_TupleMaker, "NamedTuple", (), {})

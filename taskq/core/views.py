@@ -273,12 +273,12 @@ class QueueStats:
         """Return those of a queue in two logs; paused if it is in either."""
         waits = (self.oldest_ready_seconds, more.oldest_ready_seconds)
         rates = (self.throughput_per_second, more.throughput_per_second)
-        told = [rate for rate in rates if rate is not None]
+        known = [rate for rate in rates if rate is not None]
         return replace(
             self,
             paused=self.paused or more.paused,
-            oldest_ready_seconds=max((one for one in waits if one is not None), default=None),
-            throughput_per_second=sum(told) if told else None,
+            oldest_ready_seconds=max((wait for wait in waits if wait is not None), default=None),
+            throughput_per_second=sum(known) if known else None,
             **{name: getattr(self, name) + getattr(more, name) for name in STATES},
         )
 
@@ -354,9 +354,9 @@ class LogStats:
 
     def __add__(self, more: LogStats) -> LogStats:
         """Return those of two logs together; ``next_lsn`` is of the longer one."""
-        queues = {one.queue: one for one in self.queues}
-        for one in more.queues:
-            queues[one.queue] = queues[one.queue] + one if one.queue in queues else one
+        queues = {stats.queue: stats for stats in self.queues}
+        for stats in more.queues:
+            queues[stats.queue] = queues[stats.queue] + stats if stats.queue in queues else stats
         return LogStats(
             queues=tuple(queues[name] for name in sorted(queues)),
             segments=self.segments + more.segments,
@@ -589,4 +589,4 @@ class CompactReport:
     @property
     def freed(self) -> int:
         """Bytes of the segments that went, less what was written again."""
-        return sum(one.size - one.needed for one in self.segments if one.removed)
+        return sum(segment.size - segment.needed for segment in self.segments if segment.removed)

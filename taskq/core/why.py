@@ -242,7 +242,9 @@ def _unserved(facts: Facts) -> Reason | None:
         if serving.queues is None or job.queue in serving.queues
     ]
     if not here:
-        served = {queue for one in workers for serving in one.serves for queue in _queues(serving)}
+        served = {
+            queue for worker in workers for serving in worker.serves for queue in _queues(serving)
+        }
         return Reason(
             code=Why.QUEUE_NOT_SERVED,
             text=f"no worker serves queue {job.queue!r}: those that run serve {_names(served)}",
@@ -261,20 +263,20 @@ def _unserved(facts: Facts) -> Reason | None:
 
 def _kept_back(facts: Facts) -> Reason | None:
     """Return what each worker that could run it waits for; one of them is named."""
-    job, found = facts.job, None
+    job, first = facts.job, None
     for worker in facts.workers:
         for serving in worker.serves:
             if not serves(serving, job.queue, job.task):
                 continue
-            hold = next((one for one in serving.holds if _keeps(one, job)), None)
+            hold = next((kept for kept in serving.holds if _keeps(kept, job)), None)
             if hold is None:
                 return None
-            found = found or hold
-    if found is None:
+            first = first or hold
+    if first is None:
         return None
     return Reason(
-        code=Why.BREAKER if found.is_breaker else Why.CONDITION,
-        text=f"{found.text}, for {_ago(facts, found.since_ns)} now",
+        code=Why.BREAKER if first.is_breaker else Why.CONDITION,
+        text=f"{first.text}, for {_ago(facts, first.since_ns)} now",
     )
 
 
@@ -524,9 +526,9 @@ def strays_of(ready: Mapping[tuple[str, str], int], servings: Iterable[Serving])
     by_task: Counter[str] = Counter()
     by_queue: Counter[str] = Counter()
     for (queue, task), count in ready.items():
-        if any(serves(one, queue, task) for one in servings):
+        if any(serves(serving, queue, task) for serving in servings):
             continue
-        if any(one.queues is None or queue in one.queues for one in servings):
+        if any(serving.queues is None or queue in serving.queues for serving in servings):
             by_task[task] += count
         else:
             by_queue[queue] += count
@@ -539,7 +541,7 @@ def _wait(counts: Mapping[str, int]) -> str:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown = ", ".join(f"{name} ({count:,})" for name, count in ordered[:_NAMED_MAX])
     more = len(ordered) - _NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown

@@ -129,9 +129,9 @@ def _given(
 ) -> tuple[str, ...]:
     if len(value) > 1:
         return value
-    told = value[0] if value else os.environ.get("TASKQ_DATA_DIR")
-    one = of_group(context, parameter, Path(told) if told else None)
-    return () if one is None else (str(one),)
+    path = value[0] if value else os.environ.get("TASKQ_DATA_DIR")
+    chosen = of_group(context, parameter, Path(path) if path else None)
+    return () if chosen is None else (str(chosen),)
 
 
 def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
@@ -172,8 +172,8 @@ def elsewhere_options(command: F) -> F:
     )
 
 
-def _number(name: str, told: str) -> Callable[[F], F]:
-    return click.option(name, type=click.IntRange(min=1), metavar="N", help=told)
+def _number(name: str, text: str) -> Callable[[F], F]:
+    return click.option(name, type=click.IntRange(min=1), metavar="N", help=text)
 
 
 def _with(command: F, *options: Callable[[F], F]) -> F:
@@ -252,8 +252,8 @@ def worker(
 
     def order_for(reporter: Hook) -> Order:
         on_event = None if quiet else reporter
-        told: dict[str, Any] = {"target": app, "queues": names, "logs": logs}
-        return Order(**told, warns=place == 1, on_event=on_event, **chosen)
+        here: dict[str, Any] = {"target": app, "queues": names, "logs": logs}
+        return Order(**here, warns=place == 1, on_event=on_event, **chosen)
 
     log = _logging(log_level, log_format, prints=log_prints)
     first = next(iter(logs)) if logs else data_dir[0] if data_dir else None
@@ -340,4 +340,4 @@ def _words(option: click.Parameter, value: Any) -> list[str]:
     if value is True:
         return [name]
     values = value if isinstance(value, tuple) else (value,)
-    return [word for one in values for word in (name, str(one))]
+    return [word for part in values for word in (name, str(part))]

@@ -92,18 +92,18 @@ def parts_of(
         UsageError: there is none, one is named twice, or a weight is out of its range.
     """
     if logs is None:
-        return [LogPart(one, ticks=ticks, syncs=syncs) for one in app.logs()]
+        return [LogPart(log, ticks=ticks, syncs=syncs) for log in app.logs()]
     if len(app.logs()) > 1:
         raise UsageError("the app has shards, and its workers work all of them: leave logs out")
     weights = logs if isinstance(logs, Mapping) else None
-    paths = [os.fspath(one) for one in logs]
+    paths = [os.fspath(log) for log in logs]
     if isinstance(logs, str) or not paths or len(paths) > LOGS_MAX:
         raise UsageError(f"logs takes 1 to {LOGS_MAX} directories, or weights by directory")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("logs names a directory twice: give it one weight")
     shares = [1] * len(paths)
     if weights is not None:
-        shares = [Weights.checked(weights[one], f"the weight of log {str(one)!r}") for one in logs]
+        shares = [Weights.checked(weights[log], f"the weight of log {str(log)!r}") for log in logs]
     both = zip(paths, shares, strict=True)
     return [LogPart(app.over(path), share, ticks=ticks, syncs=syncs) for path, share in both]
 
@@ -126,9 +126,9 @@ class Stranded:
         runner, tag = self._runner, app.connection.tag
         left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
         self._left += runner.settler.surrender()
-        self._left += [release(one) for one in left + runner.feed.surrender()]
-        mine = [one for one in self._left if one.delivery.tag == tag]
-        self._left = [one for one in self._left if one.delivery.tag != tag]
+        self._left += [release(delivery) for delivery in left + runner.feed.surrender()]
+        mine = [end for end in self._left if end.delivery.tag == tag]
+        self._left = [end for end in self._left if end.delivery.tag != tag]
         return mine
 
 

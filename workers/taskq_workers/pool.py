@@ -227,7 +227,7 @@ class Worker:
         """The jobs that run now, and for how many seconds; None where that is not known."""
         now = monotonic()
         held = [] if self._runner is None else self._runner.held()
-        return [(one, None if since is None else now - since) for one, since in held]
+        return [(delivery, None if since is None else now - since) for delivery, since in held]
 
     @property
     def ended(self) -> Mapping[Kind, int]:
@@ -371,11 +371,11 @@ class Worker:
         self._listen()
         async with create_task_group() as beside:
             try:
-                for one in self._beside:
-                    await beside.start(self._run_part, None, one)
+                for service in self._beside:
+                    await beside.start(self._run_part, None, service)
                 for part in self._parts:
-                    for one in part.beside:
-                        await beside.start(self._run_part, part, one)
+                    for service in part.beside:
+                        await beside.start(self._run_part, part, service)
                 await self._claim(runner)
                 await runner.settler.settle_all()
             except asyncio.CancelledError:
@@ -391,8 +391,8 @@ class Worker:
         async with create_task_group() as ending:
             async with create_task_group() as claiming:
                 for part in self._parts:
-                    for one in part.services:
-                        await claiming.start(self._run_part, part, one)
+                    for service in part.services:
+                        await claiming.start(self._run_part, part, service)
                 runner.feed.refill()
                 self.started.set()
                 self._begun.set()
@@ -421,14 +421,14 @@ class Worker:
         runner.gone.set()
 
     async def _run_part(
-        self, part: LogPart | None, one: Service, *, task_status: TaskStatus[None]
+        self, part: LogPart | None, service: Service, *, task_status: TaskStatus[None]
     ) -> None:
         """Run a service; if it fails the worker drains first, as when its log fails."""
         try:
             if part is None:
-                await one.run(self._store, task_status=task_status)
+                await service.run(self._store, task_status=task_status)
             else:
-                await part.run(one, task_status=task_status)
+                await part.run(service, task_status=task_status)
         except Exception as error:
             if not self.started.is_set():
                 raise

@@ -28,8 +28,10 @@ _HOST_DEFAULT: Final = "127.0.0.1"
 def registry_of(path: str) -> CollectorRegistry:
     """What is told of the log in a directory, or of its shards, read from there at each scrape."""
     registry, layout = CollectorRegistry(), Shards.of(path)
-    paths = {"": path} if layout is None else {one: f"{path}/{one}" for one in layout.names()}
-    registry.register(LogMetrics({name: _Onlooker(one).look for name, one in paths.items()}))
+    paths = {"": path} if layout is None else {shard: f"{path}/{shard}" for shard in layout.names()}
+    registry.register(
+        LogMetrics({name: _Onlooker(directory).look for name, directory in paths.items()})
+    )
     return registry
 
 
@@ -78,15 +80,17 @@ def worker_metrics(
         TaskqError: as ``serve``.
     """
     registry = CollectorRegistry()
-    views = {one: app.over(one) for one in logs} or {one.data_dir.name: one for one in app.logs()}
-    registry.register(LogMetrics({name: partial(_look, one) for name, one in views.items()}))
+    views = {log: app.over(log) for log in logs} or {
+        view.data_dir.name: view for view in app.logs()
+    }
+    registry.register(LogMetrics({name: partial(_look, view) for name, view in views.items()}))
     attempts = AttemptMetrics(registry)
     try:
         with serve(registry, "", port) as place:
             yield place, attempts
     finally:
-        for one in views.values() if logs else ():
-            one.close_sync()
+        for view in views.values() if logs else ():
+            view.close_sync()
 
 
 class _Onlooker:

@@ -136,7 +136,7 @@ class Pages:
         self._keys = keys
         self._app = app
         self._shared_key = ""
-        told, value = (str, _as_it_is) if place.show_secrets else (hidden, without_secrets)
+        clean, value = (str, _as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             # All that a log holds was written by others: nothing is a page's own but the template.
@@ -150,9 +150,9 @@ class Pages:
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
             "size": render.size,
-            "plain": lambda text: printable(told(text)),
+            "plain": lambda text: printable(clean(text)),
             "without_secrets": value,
-            "line": lambda text: _line(told(text)),
+            "line": lambda text: _line(clean(text)),
             "body": lambda body: _body(body, value),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
             "served": render.served,
@@ -207,20 +207,20 @@ class Pages:
 
         def work(reader: LogReader) -> dict[str, Any]:
             return {
-                "ends": [(one, reader.job(reader.parse_id(one.job_id))) for one in reversed(ended)],
+                "ends": [(end, reader.job(reader.parse_id(end.job_id))) for end in reversed(ended)],
                 **now_of(reader),
             }
 
-        told: dict[str, Any] = await look.read(work)
-        return told
+        shown: dict[str, Any] = await look.read(work)
+        return shown
 
     async def _jobs(self, look: Look) -> dict[str, Any]:
         asked = _checked(Jobs, dict(look.request.query_params))
         search = Search.parse(asked.q, hides=not self._place.show_secrets)
-        found = await look.read(lambda reader: find_jobs(reader, search, asked.limit, asked.before))
+        jobs = await look.read(lambda reader: find_jobs(reader, search, asked.limit, asked.before))
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
         fitting = [act for act, state in acts.items() if state in (search.states or {state})]
-        return {"q": asked.q, "limit": asked.limit, "found": found, "acts": fitting}
+        return {"q": asked.q, "limit": asked.limit, "found": jobs, "acts": fitting}
 
     async def _many(self, look: Look) -> dict[str, Any]:
         """Return how many jobs an act would be done to, and the button that does it."""
@@ -261,11 +261,11 @@ class Pages:
                 "readers": [] if look.at else look_at_readers(reader.path),
             }
 
-        told = await look.read(work)
+        shown = await look.read(work)
         records = await self._records(look, _RECORDS_MAX, Choice(name_all=True))
         app = None if look.at else self._app
         return {
-            **told,
+            **shown,
             "records": records,
             "engine": None if app is None else (await app.stats()).engine,
             "settings": None if app is None else app.settings,
@@ -282,8 +282,8 @@ class Pages:
     async def _records(self, look: Look, count: int, choice: Choice) -> list[Record]:
         until = await look.read(lambda reader: reader.extent) if look.at else None
         path = self._looks.path
-        found = look_at_records(path, count, choice, follow=False, body_bytes_max=0, until=until)
-        return [record async for record in found]
+        records = look_at_records(path, count, choice, follow=False, body_bytes_max=0, until=until)
+        return [record async for record in records]
 
     # -- acts --------------------------------------------------------------------------------------
 
@@ -329,23 +329,23 @@ class Pages:
         async def respond(request: Request) -> Response:
             at, root = _moment(request.query_params.get("at", "")), root_of(request.scope)
             last = await self._looks.read(_last)  # first, since it makes the log of an app
-            told = await tell(Look(request, at, partial(self._looks.read, at=at)))
-            told["last"] = last
+            shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
+            shown["last"] = last
             if at:
-                told["now_ns"], told["lsn"] = await self._looks.read(_now_and_last, at)
+                shown["now_ns"], shown["lsn"] = await self._looks.read(_now_and_last, at)
             is_live = template in _LIVE and not at
-            told["kept"] = [one for one in request.query_params.multi_items() if one[0] != "at"]
-            query = urlencode(told["kept"])
-            told["here_now"] = f"{request.url.path}?{query}" if query else request.url.path
-            return self._render(template, root, at=at, is_live=is_live, **told)
+            shown["kept"] = [pair for pair in request.query_params.multi_items() if pair[0] != "at"]
+            query = urlencode(shown["kept"])
+            shown["here_now"] = f"{request.url.path}?{query}" if query else request.url.path
+            return self._render(template, root, at=at, is_live=is_live, **shown)
 
         return respond
 
     def _render(
-        self, template: str, root: str, status: HTTPStatus = HTTPStatus.OK, **told: Any
+        self, template: str, root: str, status: HTTPStatus = HTTPStatus.OK, **values: Any
     ) -> HTMLResponse:
-        at = told.setdefault("at", "")
-        told.setdefault("now_ns", time.time_ns())
+        at = values.setdefault("at", "")
+        values.setdefault("now_ns", time.time_ns())
 
         def to(path: str, **query: Any) -> str:
             """Return the address of a page, at the same moment."""
@@ -358,7 +358,7 @@ class Pages:
             form_token=self._form_key(),
             pages=_PAGES if self._app is None else (*_PAGES, ("/enqueue", "Enqueue")),
             to=to,
-            **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **told},
+            **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **values},
         )
         return HTMLResponse(text, status)
 
@@ -422,14 +422,14 @@ def _as_it_is(value: Any, _name: str = "") -> Any:
     return value
 
 
-def _body(body: bytes, told: Callable[[Any], Any]) -> str:
+def _body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
     """Return a payload or result, as it may be told: a page is shown to others."""
     if len(body) > _READ_BYTES_MAX:
         return f"({len(body)} bytes)"
     try:
-        text = json.dumps(told(parse_json(body)), indent=2, ensure_ascii=False)
+        text = json.dumps(cleaned(parse_json(body)), indent=2, ensure_ascii=False)
     except ValueError:
-        text = told(render.body_text(body))
+        text = cleaned(render.body_text(body))
     if len(text) <= _BODY_CHARACTERS_MAX:
         return printable(text)
     return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
@@ -450,12 +450,12 @@ def _bars(job: JobView, now_ns: int) -> list[Bar]:
     waited = bar("wait", first_ns, started_ns, f"waited {render.precise(started_ns - first_ns)}")
     ran = [
         bar(
-            one.outcome or "running",
-            one.started_ns,
-            one.ended_ns or now_ns,
-            f"attempt {one.number}: {one.outcome or 'running'}, "
-            f"{render.precise((one.ended_ns or now_ns) - one.started_ns)}",
+            attempt.outcome or "running",
+            attempt.started_ns,
+            attempt.ended_ns or now_ns,
+            f"attempt {attempt.number}: {attempt.outcome or 'running'}, "
+            f"{render.precise((attempt.ended_ns or now_ns) - attempt.started_ns)}",
         )
-        for one in attempts
+        for attempt in attempts
     ]
     return [waited, *ran]

@@ -21,8 +21,8 @@ try:
     import pyarrow as pa
     from pyarrow import parquet
 except ImportError as error:
-    told = missing("Parquet", error.name, "parquet")
-    raise Failure(f"{told}, or export --format jsonl") from error
+    lacking = missing("Parquet", error.name, "parquet")
+    raise Failure(f"{lacking}, or export --format jsonl") from error
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
 
@@ -172,8 +172,8 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
     try:
         from taskq.arrow.export import batches_of  # noqa: PLC0415 - records are seldom asked for
     except ImportError as error:
-        told = missing("Parquet of records", error.name, "parquet")
-        raise Failure(f"{told}, or export --format jsonl") from error
+        lacking = missing("Parquet of records", error.name, "parquet")
+        raise Failure(f"{lacking}, or export --format jsonl") from error
     schema, batches = batches_of(reader)
     count = 0
     with parquet.ParquetWriter(path, schema, compression=COMPRESSION) as writer:

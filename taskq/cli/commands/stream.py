@@ -92,7 +92,7 @@ def tail(
         open_reader(data_dir).close()
         from taskq.reading.looking import look_at_records  # noqa: PLC0415 - likewise
 
-        found = look_at_records(
+        shown = look_at_records(
             str(resolve(data_dir)),
             _COUNT_DEFAULT if lines is None else lines,
             Choice(**given, name_all=True),
@@ -101,7 +101,7 @@ def tail(
             body_bytes_max=PAYLOAD_BYTES_MAX if as_json else 0,
             on_pause=_Pipe().check,
         )
-        asyncio.run(_look(found, show))
+        asyncio.run(_look(shown, show))
     else:
         from taskq import TaskQ  # noqa: PLC0415 - loads pydantic
 
@@ -109,8 +109,8 @@ def tail(
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
 
 
-async def _look(found: AsyncGenerator[Record, None], show: Any) -> None:
-    async with contextlib.aclosing(found) as records:
+async def _look(shown: AsyncGenerator[Record, None], show: Any) -> None:
+    async with contextlib.aclosing(shown) as records:
         async for record in records:
             show(record)
 
@@ -177,7 +177,7 @@ def _note(record: Record) -> str:
         parts.append(f"the clock was set {'forward' if record.step_ns > 0 else 'back'} by ")
         parts[-1] += render.precise(abs(record.step_ns))
     reason = (record.reason or record.problem).partition("\n")[0]
-    return ": ".join(one for one in (", ".join(parts), reason) if one)
+    return ": ".join(part for part in (", ".join(parts), reason) if part)
 
 
 def _show_json(record: Record) -> None:
@@ -324,7 +324,7 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
     with open_reader(data_dir) as log:
         readers = look_at_readers(log.path)
     if as_json:
-        render.print_json([_view_json(one) for one in readers])
+        render.print_json([_view_json(view) for view in readers])
         return
     if not readers:
         render.echo("Nobody reads this log under a name.")
@@ -333,26 +333,26 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
         ("NAME~", ">NEXT LSN?", ">BEHIND", ">BYTES?", "STATE", "PROBLEM~"),
         [
             (
-                one.name,
-                str(one.lsn),
-                str(one.lag_records),
-                render.size(one.lag_bytes),
-                "reads" if one.alive else "idle",
-                one.problem,
+                view.name,
+                str(view.lsn),
+                str(view.lag_records),
+                render.size(view.lag_bytes),
+                "reads" if view.alive else "idle",
+                view.problem,
             )
-            for one in readers
+            for view in readers
         ],
     )
 
 
-def _view_json(one: ReaderView) -> dict[str, str | int | bool | None]:
+def _view_json(view: ReaderView) -> dict[str, str | int | bool | None]:
     return {
-        "name": one.name,
-        "lsn": one.lsn,
-        "lag_records": one.lag_records,
-        "lag_bytes": one.lag_bytes,
-        "alive": one.alive,
-        "problem": one.problem or None,
+        "name": view.name,
+        "lsn": view.lsn,
+        "lag_records": view.lag_records,
+        "lag_bytes": view.lag_bytes,
+        "alive": view.alive,
+        "problem": view.problem or None,
     }
 
 

@@ -65,8 +65,8 @@ class SortedBlocks:
 
         Quick for whoever asks in the order in which the pairs came, however many have the same key.
         """
-        found = self._found
-        for number in range(found, min(found + 2, len(self._keys))):
+        nearest = self._found
+        for number in range(nearest, min(nearest + 2, len(self._keys))):
             if self._is_in(number, key, value):
                 self._found = number
                 return True
@@ -314,10 +314,10 @@ class Returned(SortedBlocks):
                 continue
             keys, values = self._keys[number], self._values[number]
             end = bisect_right(keys, job)
-            found = [at for at in range(end) if values[at] <= moment][: count - len(popped)]
-            popped += [keys[at] for at in found]
+            chosen = [at for at in range(end) if values[at] <= moment][: count - len(popped)]
+            popped += [keys[at] for at in chosen]
             before = len(self._keys)
-            for at in reversed(found):
+            for at in reversed(chosen):
                 self._cut(number, at, at + 1)
             number += 1 - (before - len(self._keys))
         return popped

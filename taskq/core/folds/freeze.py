@@ -225,8 +225,8 @@ def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None
 def _put_rated(frozen: Frozen, agenda: Agenda) -> None:
     rows = list(agenda.groups.rows(agenda.ages.moment))
     frozen.put_names([pack_group(key) for key, _ in rows])
-    frozen.put("q", chain.from_iterable((one.most, one.window_ns) for _, one in rows))
-    pairs = [one.pairs() for _, one in rows]
+    frozen.put("q", chain.from_iterable((times.most, times.window_ns) for _, times in rows))
+    pairs = [times.pairs() for _, times in rows]
     frozen.put_arrays("q", [array("q", (moment for moment, _ in some)) for some in pairs])
     frozen.put_arrays("I", [array("I", (count for _, count in some)) for some in pairs])
 
@@ -286,10 +286,10 @@ def _check_lanes(chunk: Chunk, known: set[int]) -> None:
 
 
 def _put_blocks(frozen: Frozen, many: Sequence[SortedBlocks]) -> None:
-    frozen.put("I", [len(one._keys) for one in many])
-    frozen.put("I", [one._swept for one in many])
-    frozen.put_arrays("Q", [keys[:] for one in many for keys in one._keys])
-    frozen.put_arrays("Q", [values[:] for one in many for values in one._values])
+    frozen.put("I", [len(blocks._keys) for blocks in many])
+    frozen.put("I", [blocks._swept for blocks in many])
+    frozen.put_arrays("Q", [keys[:] for blocks in many for keys in blocks._keys])
+    frozen.put_arrays("Q", [values[:] for blocks in many for values in blocks._values])
 
 
 def _take_blocks(source: Source) -> list[SortedBlocks]:
@@ -297,16 +297,16 @@ def _take_blocks(source: Source) -> list[SortedBlocks]:
     pairs = zip(source.take_arrays("Q"), source.take_arrays("Q"), strict=True)
     many: list[SortedBlocks] = []
     for count, swept in zip(counts, swepts, strict=True):
-        one = SortedBlocks()
-        one._swept = swept
+        blocks = SortedBlocks()
+        blocks._swept = swept
         for keys, values in _some(pairs, count):
             if not keys or len(keys) != len(values):
                 raise ValueError(f"a block has {len(keys)} keys and {len(values)} values")
-            one._keys.append(keys)
-            one._values.append(values)
-            one._firsts.append(keys[0])
-            one.size += len(keys)
-        many.append(one)
+            blocks._keys.append(keys)
+            blocks._values.append(values)
+            blocks._firsts.append(keys[0])
+            blocks.size += len(keys)
+        many.append(blocks)
     return many
 
 

@@ -250,8 +250,8 @@ class Groups:
         self._block(group, BLOCKED_BY_RATE)
         if len(self.due) > 2 * len(self._groups) + _STALE_MAX:
             # Of groups that were judged anew, for their limit changed, the last word counts.
-            told = sorted(self.due, key=lambda entry: entry[1])
-            last = {entry[2]: entry for entry in told if entry[2].times and entry[2].blocked}
+            entries = sorted(self.due, key=lambda entry: entry[1])
+            last = {entry[2]: entry for entry in entries if entry[2].times and entry[2].blocked}
             self.due[:] = sorted(last.values())
 
     def _block(self, group: Group, why: int) -> None:

@@ -429,10 +429,10 @@ class Family:
         """So many of the lanes, those with the oldest jobs."""
         if len(self.ready) <= most:
             return list(self.ready)
-        found: list[Lane] = []
-        while len(found) < most and self.head() != NO_JOB:
-            found.append(self._top)
+        lanes: list[Lane] = []
+        while len(lanes) < most and self.head() != NO_JOB:
+            lanes.append(self._top)
             self.drop(self._top)
-        for lane in found:
+        for lane in lanes:
             self.put(lane)
-        return found
+        return lanes

@@ -122,12 +122,12 @@ class Timetable:
 
     def expired(self, now_ns: int, count: int) -> list[tuple[int, Expiry]]:
         """Take out at most ``count`` jobs that are expired, with the moments when they did."""
-        found = [
+        expired = [
             (job, (moment, False))
             for moment, job in self._expiries_shifted.pop_pairs_until(now_ns - self.shift_ns, count)
         ]
-        pairs = self._expiries_wall.pop_pairs_until(now_ns, count - len(found))
-        return found + [(job, (moment, True)) for moment, job in pairs]
+        pairs = self._expiries_wall.pop_pairs_until(now_ns, count - len(expired))
+        return expired + [(job, (moment, True)) for moment, job in pairs]
 
     def find_over(self, now_ns: int) -> None:
         """Find all that are expired, however many; ``expired`` takes them out in parts."""
@@ -206,8 +206,8 @@ class Leases:
         self._order.add(moment, job)
         if self._order.size > 2 * len(self._deadlines) + _STALE_MAX:
             self._order = SortedBlocks()
-            for one, until in sorted(self._deadlines.items(), key=lambda pair: pair[1]):
-                self._order.add(until, one)
+            for leased, until in sorted(self._deadlines.items(), key=lambda pair: pair[1]):
+                self._order.add(until, leased)
 
     def drop(self, job: int) -> None:
         """The claim is over."""

@@ -119,13 +119,13 @@ class Taking:
         seen: set[int] = set()
         bounds = self._ages.bounds(self._ages.moment)
         for level in range(PRIORITY_MAX, -1, -1):
-            found: list[int] = []
+            ready: list[int] = []
             for lane in self._served_up_to(level, queues):
                 windows = level - lane.priority
                 wanted = self._ready_within(lane, bounds, windows)
                 fresh = (job for job in wanted if job not in seen)
-                found += islice(fresh, count - len(jobs))
-            chosen = sorted(found)[: count - len(jobs)]
+                ready += islice(fresh, count - len(jobs))
+            chosen = sorted(ready)[: count - len(jobs)]
             jobs += chosen
             seen.update(chosen)
             if len(jobs) >= count:
@@ -170,8 +170,8 @@ class Taking:
             if level < PRIORITY_MAX:
                 risen.update(islice(self._ready_within(lane, bounds, windows + 1), most))
                 higher += len(risen)
-            before = takewhile(lambda one: one < job, self._ready_within(lane, bounds, windows))
-            older += sum(1 for one in islice(before, most) if one not in risen)
+            before = takewhile(lambda other: other < job, self._ready_within(lane, bounds, windows))
+            older += sum(1 for other in islice(before, most) if other not in risen)
         return higher, min(older, most)
 
     def oldest_ready(self) -> dict[str, tuple[int, ...]]:
@@ -188,11 +188,11 @@ class Taking:
                 first = next(entries, NO_JOB)
                 place = lane.queue, is_fresh
                 firsts[place] = min(firsts.get(place, NO_JOB), first)
-        found: dict[str, tuple[int, ...]] = {}
+        oldest: dict[str, tuple[int, ...]] = {}
         for (queue, _), job in firsts.items():
             if job != NO_JOB:
-                found[queue] = (*found.get(queue, ()), job)
-        return found
+                oldest[queue] = (*oldest.get(queue, ()), job)
+        return oldest
 
     # -- waiting for long -------------------------------------------------------------------------
 
@@ -250,8 +250,8 @@ class Taking:
         """The lanes that a claim of so many jobs looks at, by the highest level of their jobs."""
         levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
         for ready in self._ready:
-            for one in _served(ready, queues, tasks):
-                for lane in (one,) if isinstance(one, Lane) else one.front(max(count, _FRONT_MIN)):
+            for top in _served(ready, queues, tasks):
+                for lane in (top,) if isinstance(top, Lane) else top.front(max(count, _FRONT_MIN)):
                     levels[_top(lane, bounds)].append(lane)
         return levels
 
@@ -361,11 +361,11 @@ class Taking:
 
     def _served_up_to(self, level: int, queues: frozenset[str] | None) -> Iterator[Lane]:
         for ready in self._ready[: level + 1]:
-            for one in _served(ready, queues, None):
-                if isinstance(one, Lane):
-                    yield one
+            for top in _served(ready, queues, None):
+                if isinstance(top, Lane):
+                    yield top
                 else:
-                    yield from one.ready
+                    yield from top.ready
 
     def _ready_within(self, lane: Lane, bounds: Bounds, windows: int) -> Iterator[int]:
         fresh_below = bounds.fresh[windows]
@@ -464,8 +464,8 @@ class Weights:
             wanted = min(self._left, count - len(taken))
             queue = self._turns[self._turn][0]
             is_open = queues is None or queue <= queues
-            found = taking.take(wanted, queue, tasks) if is_open else []
-            taken += found
-            self._left = self._left - wanted if len(found) == wanted else 0
-            empty = 0 if found else empty + 1
+            jobs = taking.take(wanted, queue, tasks) if is_open else []
+            taken += jobs
+            self._left = self._left - wanted if len(jobs) == wanted else 0
+            empty = 0 if jobs else empty + 1
         return taken

@@ -31,8 +31,8 @@ def failed(
 ) -> Ended:
     """The end of a job that raised; ``called`` is false if its arguments could not be had."""
     settlement = None if called else settle_unreadable(delivery, error)
-    told = ended(number, settlement or settle_failure(task, delivery, error), seconds)
-    return told._replace(error=pickled_error(error))
+    end = ended(number, settlement or settle_failure(task, delivery, error), seconds)
+    return end._replace(error=pickled_error(error))
 
 
 def succeeded(

@@ -185,7 +185,7 @@ class _Bench:
             return app
         view = self._views.get((id(app), log))
         if view is None:
-            shards = (one for one in app.logs() if str(one.data_dir) == log)
+            shards = (shard for shard in app.logs() if str(shard.data_dir) == log)
             view = self._views[id(app), log] = next(shards, None) or app.over(log)
         return view
 
@@ -237,8 +237,8 @@ class _Bench:
         if task is not None:
             return task
         with importing():
-            found = importlib.import_module(module)
-        for value in list(vars(found).values()):
+            imported = importlib.import_module(module)
+        for value in list(vars(imported).values()):
             if isinstance(value, TaskQ):
                 self._take_tasks(value)
             elif isinstance(value, Task):

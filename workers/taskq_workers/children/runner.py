@@ -109,7 +109,7 @@ class ProcessRunner:
             return given_back(0, delivery, str(error))
         # It is another where it was packed, or completed by what ran before.
         given = None if payload == delivery.stored_payload else payload
-        child.on_told = lambda told: _hear(job, told)
+        child.on_told = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
         log = "" if log == self._outfit.data_dir else log
         done = child.run(Work(ship(delivery, given), module, telemetry.leave(), log))
@@ -265,11 +265,11 @@ class ProcessRunner:
             _log.warning("child process %d was killed, but is still there", child.pid)
 
 
-def _hear(job: JobContext, told: Told | Logged) -> None:
-    if isinstance(told, Logged):
-        keep_line(job, told.line)
+def _hear(job: JobContext, message: Told | Logged) -> None:
+    if isinstance(message, Logged):
+        keep_line(job, message.line)
     else:
-        job.progress(told.fraction, told.message)
+        job.progress(message.fraction, message.message)
 
 
 def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:

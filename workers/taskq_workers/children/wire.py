@@ -113,7 +113,7 @@ class Inlet:
         """
         pieces = self._pieces
         pieces += piece
-        found = []
+        messages = []
         while len(pieces) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(pieces)
             if length > MESSAGE_BYTES_MAX:
@@ -124,10 +124,10 @@ class Inlet:
             body = bytes(memoryview(pieces)[_LENGTH.size : end])
             del pieces[:end]
             try:
-                found.append(pickle.loads(body))  # noqa: S301 - see above
+                messages.append(pickle.loads(body))  # noqa: S301 - see above
             except Exception as error:
                 raise LostChild(f"{type(error).__name__}: {error}") from error
-        return found
+        return messages
 
 
 def receive(channel: socket.socket) -> Any:
@@ -185,26 +185,26 @@ class Outlet:
 
     def tell(self, fraction: float, message: str) -> None:
         """Send how far the job is, now or soon."""
-        told = Told(fraction, message)
+        progress = Told(fraction, message)
         with self._guard:
             if self._timer is not None:
-                self._latest = told
+                self._latest = progress
             else:
-                self._send(told)
+                self._send(progress)
 
     def log(self, line: str) -> None:
         """Send a line at once: it is wanted most of a job that does not end by itself."""
         with self._guard:
             self._channel.sendall(packed(Logged(line)))
 
-    def _send(self, told: Told) -> None:
+    def _send(self, progress: Told) -> None:
         self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)
         self._timer.daemon = True
         self._timer.start()
-        self._channel.sendall(packed(told))
+        self._channel.sendall(packed(progress))
 
     def _on_time(self) -> None:
         with self._guard:
-            told, self._latest, self._timer = self._latest, None, None
-            if told is not None:
-                self._send(told)
+            progress, self._latest, self._timer = self._latest, None, None
+            if progress is not None:
+                self._send(progress)

@@ -60,7 +60,7 @@ class Breaker(Gate):
             self._row = 0
             return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
-        before = (one.kind for one in outcomes if self._counts(one))
+        before = (outcome.kind for outcome in outcomes if self._counts(outcome))
         if next(before, None) is kinds.SUCCESS:
             self._row = 0
         if self.mode is Mode.OPEN:
@@ -75,7 +75,7 @@ class Breaker(Gate):
     def flushed(self, settlements: list[Settlement]) -> None:
         """A success ends the row, unless failures came after it: these were counted already."""
         super().flushed(settlements)
-        last = next((one.kind for one in reversed(settlements) if self._counts(one)), None)
+        last = next((end.kind for end in reversed(settlements) if self._counts(end)), None)
         if last is kinds.SUCCESS:
             self._row = 0
 

@@ -40,7 +40,7 @@ class ConditionGate(Gate):
 
     async def has_lost_network(self) -> bool:
         """Whether the network that its jobs need is gone; asked when one met a network failure."""
-        needed = [one for one in self.conditions if one.is_network]
+        needed = [condition for condition in self.conditions if condition.is_network]
         if not needed:
             return False
         probes = self.host.probes

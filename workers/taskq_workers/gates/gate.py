@@ -147,7 +147,7 @@ class Gate(ABC):
     def flushed(self, settlements: list[Settlement]) -> None:
         """Jobs of the worker ended."""
         if self._flying:
-            self._flying.difference_update(one.delivery.token for one in settlements)
+            self._flying.difference_update(settlement.delivery.token for settlement in settlements)
             if not self._flying:
                 self._landed.set()
 
@@ -172,7 +172,7 @@ class Gate(ABC):
         """Return whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
         return await self.host.port.look(
-            lambda one: one.facets.need_agenda().taking.has_ready(queues, tasks)
+            lambda sight: sight.facets.need_agenda().taking.has_ready(queues, tasks)
         )
 
     # -- for the two kinds ------------------------------------------------------------------------

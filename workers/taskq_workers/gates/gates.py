@@ -214,7 +214,7 @@ class Gates:
             if delivery is None or delivery.task not in tasks:
                 continue
             if self._app.tasks[delivery.task].while_running:
-                slot.stop(lambda one: given_back(one, Cause.CONDITION))
+                slot.stop(lambda running: given_back(running, Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
         """Return the hosts that tasks of a queue say they need."""
@@ -222,11 +222,11 @@ class Gates:
 
         tasks = self._app.tasks.values()
         return [
-            one
+            condition
             for task in tasks
             if task.queue == queue
-            for one in task.requires
-            if isinstance(one, Online)
+            for condition in task.requires
+            if isinstance(condition, Online)
         ]
 
     # -- for slots and the worker -----------------------------------------------------------------
@@ -341,7 +341,7 @@ class Gates:
         shut = [gate for gate in self._by_conditions.values() if gate.mode is not Mode.OPEN]
         self._shut_tasks = frozenset(name for gate in shut for name in gate.tasks)
         self._shut_queues = frozenset(
-            queue for queue, one in self._breakers.items() if one.mode is not Mode.OPEN
+            queue for queue, breaker in self._breakers.items() if breaker.mode is not Mode.OPEN
         )
 
 

@@ -129,7 +129,8 @@ class Probes(dict["Condition", Probe]):
         """Return one of the conditions that did not hold so short a time ago."""
         oldest = asyncio.get_running_loop().time() - age_seconds
         probes = (self[condition] for condition in conditions)
-        return next((one for one in probes if one.problem and one.probed_at >= oldest), None)
+        young = (probe for probe in probes if probe.probed_at >= oldest)
+        return next((probe for probe in young if probe.problem), None)
 
     async def unmet(
         self, conditions: Iterable[Condition], age_seconds: float | None = None
@@ -152,7 +153,8 @@ class Probes(dict["Condition", Probe]):
                 for probe in probes
             )
         )
-        return next((one for one, problem in zip(probes, problems, strict=True) if problem), None)
+        both = zip(probes, problems, strict=True)
+        return next((probe for probe, problem in both if problem), None)
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Stop all that run when it is cancelled; until then they are run by those who ask."""

@@ -45,8 +45,8 @@ def check_app(
 
 def check_versions() -> Check:
     """Return what runs here."""
-    told = f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}"
-    return Check(name="versions", ok=True, detail=told)
+    detail = f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}"
+    return Check(name="versions", ok=True, detail=detail)
 
 
 def _tasks(target: str, app: TaskQ) -> Check:
@@ -54,8 +54,8 @@ def _tasks(target: str, app: TaskQ) -> Check:
     if not tasks:
         detail = f"{target} has no task: name the modules that define some with -I"
         return Check(name="tasks", ok=False, detail=detail)
-    told = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    return _outcome("tasks", told, _problems(partial(_look_at, app, one) for one in tasks))
+    summary = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+    return _outcome("tasks", summary, _problems(partial(_look_at, app, task) for task in tasks))
 
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
@@ -71,8 +71,8 @@ def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
 
 def _schedules(app: TaskQ) -> Check:
     planned = list(app.hooks.schedules.all.values())
-    told = f"{len(planned)} schedule{'' if len(planned) == 1 else 's'}"
-    return _outcome("schedules", told, _problems(one.enrolment for one in planned))
+    summary = f"{len(planned)} schedule{'' if len(planned) == 1 else 's'}"
+    return _outcome("schedules", summary, _problems(schedule.enrolment for schedule in planned))
 
 
 def _waiting(app: TaskQ) -> Check:
@@ -80,13 +80,15 @@ def _waiting(app: TaskQ) -> Check:
     try:
         with LogReader.open(str(app.data_dir)) as reader:
             ready = reader.ready_jobs()
-            serving = [one for owner in reader.owners() if owner.alive for one in owner.serves]
+            serving = [
+                serves for owner in reader.owners() if owner.alive for serves in owner.serves
+            ]
     except LogError:  # there is none yet, or what is wrong with it is told elsewhere
         return Check(name="jobs", ok=True, detail="none wait")
-    told = strays_of(ready, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
+    strays = strays_of(ready, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
     count = sum(ready.values())
-    detail = "; ".join(told) or f"{count:,} wait, all for tasks that are known"
-    return Check(name="jobs", ok=not told, detail=detail)
+    detail = "; ".join(strays) or f"{count:,} wait, all for tasks that are known"
+    return Check(name="jobs", ok=not strays, detail=detail)
 
 
 def _problems(looks: Iterable[Callable[[], object]]) -> Iterator[str]:
@@ -97,6 +99,6 @@ def _problems(looks: Iterable[Callable[[], object]]) -> Iterator[str]:
             yield str(error)
 
 
-def _outcome(name: str, told: str, problems: Iterable[str]) -> Check:
-    found = list(problems)
-    return Check(name=name, ok=not found, detail="; ".join(found) or told)
+def _outcome(name: str, summary: str, problems: Iterable[str]) -> Check:
+    faults = list(problems)
+    return Check(name=name, ok=not faults, detail="; ".join(faults) or summary)

@@ -129,8 +129,8 @@ class Guard:
             self._say(f"guard stopped after {spoken_seconds(seconds)}: all workers have ended")
         finally:
             signal.set_wakeup_fd(-1)
-            for one in self._processes():
-                one.send(signal.SIGKILL)
+            for process in self._processes():
+                process.send(signal.SIGKILL)
             self._alarm.close()
             self._poke.close()
         return self._exit_code
@@ -142,8 +142,8 @@ class Guard:
             self._poke.send(b"\0")
 
     def _processes(self) -> list[WorkerProcess]:
-        pairs = [one for place in self._places for one in (place.current, place.coming)]
-        return [*(one for one in pairs if one is not None), *self._leaving]
+        pairs = [process for place in self._places for process in (place.current, place.coming)]
+        return [*(process for process in pairs if process is not None), *self._leaving]
 
     def _is_over(self) -> bool:
         return not self._processes() and all(place.over for place in self._places)
@@ -152,20 +152,21 @@ class Guard:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        moments = [one.deadline for one in self._processes() if one.deadline is not None]
+        deadlines = (process.deadline for process in self._processes())
+        moments = [deadline for deadline in deadlines if deadline is not None]
         empty = [place for place in self._places if place.current is None]
         moments += [place.restart_at for place in empty if place.restart_at is not None]
         if self._notifier.watchdog_seconds and self._told_ready:
             self._notifier.alive()
             moments.append(now + self._notifier.watchdog_seconds)
         seconds = max(min(moments) - now, 0) if moments else None
-        sockets = {one.socket: one for one in self._processes() if not one.ready}
+        sockets = {process.socket: process for process in self._processes() if not process.ready}
         ready, _, _ = select.select([self._alarm, *sockets], [], [], seconds)
         if self._alarm in ready:
             self._alarm.recv(_ALARM_BYTES)
-        for one in ready:
-            if one in sockets and sockets[one].hear():
-                self._on_ready(sockets[one])
+        for process in ready:
+            if process in sockets and sockets[process].hear():
+                self._on_ready(sockets[process])
 
     def _take_signals(self, *, has_terminal: bool) -> None:
         signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
@@ -181,8 +182,8 @@ class Guard:
         del frame
         self._stops_asked += 1
         if self._stops_asked >= _EXIT_AT:
-            for one in self._processes():
-                one.send(signal.SIGKILL)
+            for process in self._processes():
+                process.send(signal.SIGKILL)
             os._exit(_SIGNALLED + number)
 
     def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
@@ -191,14 +192,14 @@ class Guard:
 
     def _on_pause(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        for one in self._processes():
-            one.send(signal.SIGTSTP)
+        for process in self._processes():
+            process.send(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _on_go_on(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        for one in self._processes():
-            one.send(signal.SIGCONT)
+        for process in self._processes():
+            process.send(signal.SIGCONT)
 
     # Acting on what was asked.
 
@@ -229,8 +230,8 @@ class Guard:
         self._to_replace.clear()
         for place in self._places:
             place.over, place.restart_at = True, None
-        for one in self._processes():
-            one.stop(self._drain_seconds)
+        for process in self._processes():
+            process.stop(self._drain_seconds)
 
     def _reload(self) -> None:
         what = self._changes.pop()
@@ -269,15 +270,15 @@ class Guard:
                     problem = f"worker {place.number} cannot be started ({error})"
                     self._try_again(place, problem)
 
-    def _on_ready(self, one: WorkerProcess) -> None:
+    def _on_ready(self, process: WorkerProcess) -> None:
         self._told.clear()
-        place = self._places[one.number - 1]
-        if place.coming is one:
+        place = self._places[process.number - 1]
+        if place.coming is process:
             place.coming = None
             if place.current is not None:
                 place.current.stop(self._drain_seconds)
                 self._leaving.append(place.current)
-            place.current = one
+            place.current = process
             self._replace_next()
         serving = [other.current for other in self._places if other.current is not None]
         if all(other.ready for other in serving) and len(serving) == len(self._places):
@@ -289,60 +290,62 @@ class Guard:
 
     def _reap(self) -> None:
         now = time.monotonic()
-        for one in self._processes():
-            code = one.ended()
+        for process in self._processes():
+            code = process.ended()
             if code is not None:
-                self._on_ended(one, code)
-            elif one.deadline is not None and one.deadline <= now:
-                self._overdue(one, now)
+                self._on_ended(process, code)
+            elif process.deadline is not None and process.deadline <= now:
+                self._overdue(process, now)
 
-    def _overdue(self, one: WorkerProcess, now: float) -> None:
+    def _overdue(self, process: WorkerProcess, now: float) -> None:
         """It had its time: cancel its jobs, and kill it if that was tried."""
-        if self._reloads and one.stops == 1:
-            one.deadline = now + self._drain_seconds
-            one.stop(self._drain_seconds)
+        if self._reloads and process.stops == 1:
+            process.deadline = now + self._drain_seconds
+            process.stop(self._drain_seconds)
             return
-        self._say(f"worker {one.number}, process {one.pid}, did not end in time: killed")
-        one.deadline = None
-        one.send(signal.SIGKILL)
+        self._say(f"worker {process.number}, process {process.pid}, did not end in time: killed")
+        process.deadline = None
+        process.send(signal.SIGKILL)
 
-    def _on_ended(self, one: WorkerProcess, code: int) -> None:
-        if one.error and one.error not in self._told:
-            self._told.add(one.error)
-            self._complain(one.error)
-        if one in self._leaving:
-            self._leaving.remove(one)
+    def _on_ended(self, process: WorkerProcess, code: int) -> None:
+        if process.error and process.error not in self._told:
+            self._told.add(process.error)
+            self._complain(process.error)
+        if process in self._leaving:
+            self._leaving.remove(process)
             return
-        place = self._places[one.number - 1]
-        if place.coming is one:
+        place = self._places[process.number - 1]
+        if place.coming is process:
             place.coming = None
             if place.over:
                 return
-            self._keep_old(one.number, told(code))
+            self._keep_old(process.number, told(code))
             return
         place.current = None
         if place.over:
             # Told to end before it listened for that, it ended by the signal itself.
-            is_well = not code or (code == -signal.SIGTERM and one.stops and not one.ready)
+            is_well = not code or (code == -signal.SIGTERM and process.stops and not process.ready)
             self._exit_code = self._exit_code or (0 if is_well else 1)
         elif place.restart_at is not None:
             return  # it was told to end, and starts again
         elif self._reloads:
-            self._say(f"worker {one.number} ended ({told(code)}): waiting for a change")
-        elif code == _WRONG_USAGE and not one.ready:
+            self._say(f"worker {process.number} ended ({told(code)}): waiting for a change")
+        elif code == _WRONG_USAGE and not process.ready:
             self._give_up(code)
-        elif code == 0 or (self._burst and one.error and not one.ready):
+        elif code == 0 or (self._burst and process.error and not process.ready):
             # A burst that cannot use its log ends as a single one would; others may be luckier.
             self._exit_code = self._exit_code or code
             place.over, place.failures = self._burst, 0
             place.restart_at = None if self._burst else time.monotonic()
         else:
-            self._restart_later(place, one, code)
+            self._restart_later(place, process, code)
 
-    def _restart_later(self, place: Place, one: WorkerProcess, code: int) -> None:
+    def _restart_later(self, place: Place, process: WorkerProcess, code: int) -> None:
         now = time.monotonic()
-        place.failures = 1 if now - one.started > STEADY_SECONDS else place.failures + 1
-        self._try_again(place, f"worker {one.number}, process {one.pid}, died ({told(code)})")
+        place.failures = 1 if now - process.started > STEADY_SECONDS else place.failures + 1
+        self._try_again(
+            place, f"worker {process.number}, process {process.pid}, died ({told(code)})"
+        )
 
     def _try_again(self, place: Place, problem: str) -> None:
         # No power is needed of a number that has grown for days.
@@ -361,8 +364,8 @@ class Guard:
         self._exit_code = code
         for place in self._places:
             place.over, place.restart_at = True, None
-        for one in self._processes():
-            one.stop(self._drain_seconds)
+        for process in self._processes():
+            process.stop(self._drain_seconds)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

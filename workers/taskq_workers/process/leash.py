@@ -204,14 +204,14 @@ class Notifier:
         if address.startswith("@"):
             address = f"\0{address[1:]}"
         # A manager that went away is no reason for jobs to fail; nor may a full socket block.
-        with contextlib.suppress(OSError), _datagram_socket() as one:
-            one.sendto("\n".join(lines).encode(), address)
+        with contextlib.suppress(OSError), _datagram_socket() as datagrams:
+            datagrams.sendto("\n".join(lines).encode(), address)
 
 
 def _datagram_socket() -> socket.socket:
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    one.setblocking(False)
-    return one
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.setblocking(False)
+    return datagrams
 
 
 def _watchdog_seconds() -> float:

@@ -31,8 +31,8 @@ class CodeWatcher:
         try:
             self._watchfiles: Any = importlib.import_module("watchfiles")
         except ImportError as error:
-            told = missing("--reload", error.name, "reload")
-            raise UsageError(f"{told}, or leave the option out") from error
+            lacking = missing("--reload", error.name, "reload")
+            raise UsageError(f"{lacking}, or leave the option out") from error
         self._folder = folder
         self._over = threading.Event()
 

@@ -238,7 +238,7 @@ def overdue_lines(
 
 def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
     """Return jobs that run, one in a line, the longest first."""
-    ordered = sorted(held, key=lambda one: -(one[1] or 0.0))
+    ordered = sorted(held, key=lambda pair: -(pair[1] or 0.0))
     lines = [
         f"  {flat(job.task)}  {job.job_id}"
         + ("" if seconds is None else f"  running for {spoken_seconds(seconds)}")
@@ -254,12 +254,12 @@ def stopped_line(
     """A worker's life in one line: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
     counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
     jobs = " job " if counts and counts[0][0] == 1 else " jobs "
-    told = ", ".join(
+    ends = ", ".join(
         f"{_grouped(count)}{' ' if number else jobs}{word}"
         for number, (count, word) in enumerate(counts)
     )
     drained = "" if drained_seconds is None else f", drained in {spoken_seconds(drained_seconds)}"
-    return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {told or 'no job ran'}"
+    return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {ends or 'no job ran'}"
 
 
 def _running(held: Sequence[object]) -> str:
@@ -292,8 +292,8 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
 
 def summary_line(counts: Mapping[JobEnd, int]) -> str:
     """Return what was too much to list: ``… 12 345 jobs succeeded, 3 dead``."""
-    told = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
-    first, *others = told
+    parts = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
+    first, *others = parts
     number, word = first.rsplit(" ", 1)
     return ", ".join([f"… {number} {'job' if number == '1' else 'jobs'} {word}", *others])
 

@@ -75,9 +75,9 @@ def run_one(
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
     with contextlib.nullcontext() if tie is None else _telling(tie):
         app = _app(order, data_dir)
-        told = vars(app).get("settings")
-        if told:
-            configure_logging(log(told.log_level, told.log_format))
+        settings = vars(app).get("settings")
+        if settings:
+            configure_logging(log(settings.log_level, settings.log_format))
         _run(app, order, executor, reporter, style, tie, began)
 
 
@@ -122,11 +122,11 @@ def _run(
             page = find_plugin("taskq.services", "web", "web")(app)
             reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
-        one = stack.enter_context(executed)
-        one.tells_drain = False
+        worker = stack.enter_context(executed)
+        worker.tells_drain = False
 
         def on_ready(store: Store, stats: LogStats) -> None:
-            facts = _facts(one, store, stats, time.perf_counter() - began)
+            facts = _facts(worker, store, stats, time.perf_counter() - began)
             if tie is None:
                 reporter.open(banner(facts, style))
             else:
@@ -136,7 +136,7 @@ def _run(
             if tie is not None:
                 tie.ready()
 
-        _supervise(Supervisor(one, on_ready, reporter.say, process), reporter)
+        _supervise(Supervisor(worker, on_ready, reporter.say, process), reporter)
 
 
 def run_guarded(
@@ -260,26 +260,28 @@ def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
     )
 
 
-def _facts(one: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
+def _facts(worker: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
     return Facts(
         version=taskq.__version__,
         pid=os.getpid(),
-        directory=_told(one),
+        directory=_told(worker),
         is_empty=not stats.queues,
         durability=store.config.durability.value,
         recovered=store.taken_back,
-        queues=one.queues,
-        tasks=frozenset(one.app.tasks),
-        concurrency=one.concurrency,
+        queues=worker.queues,
+        tasks=frozenset(worker.app.tasks),
+        concurrency=worker.concurrency,
         ready_seconds=ready_seconds,
-        executor=one.executor,
-        settings_files=_settings_files(one.app),
+        executor=worker.executor,
+        settings_files=_settings_files(worker.app),
     )
 
 
-def _told(one: Worker) -> str:
-    count = len(one.directories)
-    return ", ".join(one.directories) if count <= _TOLD_MAX else f"{one.app.data_dir}, {count} logs"
+def _told(worker: Worker) -> str:
+    count = len(worker.directories)
+    if count > _TOLD_MAX:
+        return f"{worker.app.data_dir}, {count} logs"
+    return ", ".join(worker.directories)
 
 
 def _settings_files(app: TaskQ) -> tuple[str, ...]:

@@ -106,8 +106,8 @@ class Supervisor:
             end(loop)
             signal.set_wakeup_fd(self._wakes_before)
             self._leave_forks()
-            for one in self._alarm:
-                one.close()
+            for channel in self._alarm:
+                channel.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def exit_despite_threads(self, failure: TaskqError | None) -> None:
@@ -227,7 +227,7 @@ class Supervisor:
 
 
 def _executor_threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith(_EXECUTOR)]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(_EXECUTOR)]
 
 
 def _meet(together: threading.Barrier) -> None:

@@ -56,8 +56,8 @@ def forbid_stop(
     Others may stop the loop as ever. Of several workers on one loop each says which jobs are its.
     """
     attributes = vars(loop)
-    found = attributes.get("stop")
-    guard = found if isinstance(found, _Guard) else _Guard(loop)
+    stop = attributes.get("stop")
+    guard = stop if isinstance(stop, _Guard) else _Guard(loop)
     attributes["stop"] = guard
     guard.runs.append(runs)
 

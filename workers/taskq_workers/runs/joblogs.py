@@ -104,8 +104,8 @@ class _WithJob:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
         job = running_job.get(None)
-        told = ("", "", 0) if job is None else (job.id, job.task, job.attempt)
-        record.taskq_job, record.taskq_task, record.taskq_attempt = told
+        fields = ("", "", 0) if job is None else (job.id, job.task, job.attempt)
+        record.taskq_job, record.taskq_task, record.taskq_attempt = fields
         return record
 
 
@@ -140,7 +140,7 @@ class _Documents(logging.Formatter):
     """One JSON document a line; what a program gives as ``extra`` is in it by its own names."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        document: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -148,14 +148,14 @@ class _Documents(logging.Formatter):
         }
         job_id, task, attempt = _job_of(record)
         if job_id:
-            told |= {"job": job_id, "task": task, "attempt": attempt}
+            document |= {"job": job_id, "task": task, "attempt": attempt}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
+            document["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
-            told["stack"] = record.stack_info
-        extra = {k: v for k, v in vars(record).items() if k not in _OWN and k not in told}
-        text = json.dumps(without_secrets(told | extra), default=str, ensure_ascii=False)
-        return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+            document["stack"] = record.stack_info
+        extra = {k: v for k, v in vars(record).items() if k not in _OWN and k not in document}
+        text = json.dumps(without_secrets(document | extra), default=str, ensure_ascii=False)
+        return _UNPRINTABLE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:

@@ -127,8 +127,8 @@ class LifespanHolder:
         if self._task is not None:
             await asyncio.wait({self._task})
             error = None if self._task.cancelled() else self._task.exception()
-            told = "it was cancelled" if error is None else describe(error)
-            raise TaskqError(f"a lifespan ended while the worker ran: {told}")
+            reason = "it was cancelled" if error is None else describe(error)
+            raise TaskqError(f"a lifespan ended while the worker ran: {reason}")
 
     async def leave(self) -> None:
         """Leave all, last entered first; one that hangs is cancelled, then left behind."""

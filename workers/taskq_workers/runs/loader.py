@@ -60,8 +60,8 @@ def import_included(app: TaskQ) -> None:
         # They import the app by its module's name: a second copy would make an app of its own.
         copy = sys.modules.setdefault(main_module_name(), main)
     for name in app.hooks.included:
-        tasks = [one for one in vars(_import(name)).values() if isinstance(one, Task)]
-        own = [one.app for one in tasks if one.fn.__module__ == name]
+        tasks = [task for task in vars(_import(name)).values() if isinstance(task, Task)]
+        own = [task.app for task in tasks if task.fn.__module__ == name]
         if own and app not in own:
             raise UsageError(
                 f"include: the tasks of {name!r} are registered with another TaskQ, none with "
@@ -108,11 +108,11 @@ def _not_found(name: str, missing: str) -> str:
 
 
 def _modules_in(paths: Iterable[str]) -> set[str]:
-    found = set()
+    names = set()
     for folder in map(Path, paths):
         if folder.is_dir():
-            found |= {entry.stem for entry in folder.iterdir() if _is_module(entry)}
-    return {name for name in found if name.isidentifier()}
+            names |= {entry.stem for entry in folder.iterdir() if _is_module(entry)}
+    return {name for name in names if name.isidentifier()}
 
 
 def _is_module(path: Path) -> bool:
@@ -130,15 +130,15 @@ def _apps_of(module: ModuleType) -> dict[str, TaskQ]:
 
 
 def _app_named(module: ModuleType, attribute: str) -> TaskQ:
-    found: object = module
+    value: object = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise UsageError(_no_attribute(module, attribute, part))
-        found = getattr(found, part)
-    if isinstance(found, TaskQ):
-        return found
+        value = getattr(value, part)
+    if isinstance(value, TaskQ):
+        return value
     raise UsageError(
-        f"{module.__name__}:{attribute} is of type {type(found).__name__} and no TaskQ"
+        f"{module.__name__}:{attribute} is of type {type(value).__name__} and no TaskQ"
         f"{_offer(module, 'give')}"
     )
 
@@ -176,12 +176,15 @@ def _broken(name: str, error: BaseException) -> UsageError:
     """The error of a module that raised while it was imported, with the lines that led there."""
     trace = _without_import_system(error.__traceback__)
     if isinstance(error, TaskqError):  # refused by taskq: the line that asked for it says it all
-        frames = takewhile(lambda one: not is_machinery(one.filename), traceback.extract_tb(trace))
+        calls = traceback.extract_tb(trace)
+        frames = takewhile(lambda call: not is_machinery(call.filename), calls)
         where = "".join(traceback.format_list(list(frames)[-_FRAMES_MAX:]))
         return UsageError(f"importing {name!r} failed:\n{where}{type(error).__name__}: {error}")
-    told = traceback.TracebackException(type(error), error, trace, limit=-_FRAMES_MAX, compact=True)
-    told.__cause__ = told.__context__ = None
-    lines = "".join(told.format()).rstrip().removeprefix("Traceback (most recent call last):\n")
+    traced = traceback.TracebackException(
+        type(error), error, trace, limit=-_FRAMES_MAX, compact=True
+    )
+    traced.__cause__ = traced.__context__ = None
+    lines = "".join(traced.format()).rstrip().removeprefix("Traceback (most recent call last):\n")
     return UsageError(f"importing {name!r} failed:\n{lines}")
 
 

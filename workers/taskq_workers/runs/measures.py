@@ -41,20 +41,20 @@ class Measures:
         self._duration = meter.create_histogram(
             "messaging.process.duration", "s", "How long an attempt ran."
         )
-        for name, unit, told, observe in (
+        for name, unit, text, observe in (
             ("taskq.queue.jobs", "{job}", "Jobs in this state now.", _standing),
             ("taskq.queue.oldest_ready", "s", "Age of the oldest ready job.", _oldest),
             ("taskq.engine.sync.p99", "s", "Of fsyncs since the start.", _of("sync_seconds.p99")),
             ("taskq.engine.batch.mean", "{record}", "A frame's.", _of("batch_records.mean")),
         ):
-            meter.create_observable_gauge(name, [self._observer(observe)], unit, told)
-        for name, unit, told, observe in (
+            meter.create_observable_gauge(name, [self._observer(observe)], unit, text)
+        for name, unit, text, observe in (
             ("taskq.engine.syncs", "{fsync}", "Fsyncs of segments.", _of("sync_seconds.count")),
             ("taskq.engine.batches", "{frame}", "Frames appended.", _of("batches")),
             ("taskq.engine.records", "{record}", "Records in them.", _of("records")),
             ("taskq.engine.appended", "By", "Bytes of them.", _of("appended_bytes")),
         ):
-            meter.create_observable_counter(name, [self._observer(observe)], unit, told)
+            meter.create_observable_counter(name, [self._observer(observe)], unit, text)
 
     def count(self, event: JobFinished) -> None:
         """Take up one attempt."""
@@ -124,7 +124,7 @@ def _of(path: str) -> Callable[[LogStats], Iterator[Observation]]:
     def observe(stats: LogStats) -> Iterator[Observation]:
         engine: EngineStats | None = stats.engine
         if engine is not None:
-            found: Any = getattr(engine, first)
-            yield Observation(getattr(found, second) if second else found)
+            part: Any = getattr(engine, first)
+            yield Observation(getattr(part, second) if second else part)
 
     return observe

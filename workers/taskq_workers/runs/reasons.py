@@ -92,10 +92,10 @@ def _message(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     trace = user_traceback(error.__traceback__)
-    told = traceback.TracebackException(
+    traced = traceback.TracebackException(
         type(error), error, trace, limit=-FRAMES_MAX, compact=True, capture_locals=False
     )
-    plain = told.__cause__ is None and told.__context__ is None and told.exceptions is None
+    plain = traced.__cause__ is None and traced.__context__ is None and traced.exceptions is None
     if plain and "\n" not in _message(error).strip():
-        return "".join(told.stack.format())
-    return "".join(told.format())
+        return "".join(traced.stack.format())
+    return "".join(traced.format())

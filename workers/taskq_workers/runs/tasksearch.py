@@ -31,16 +31,16 @@ def without_tasks(target: str, directory: str) -> str:
         directory: of the app's log.
     """
     head = f"{target} has an app, but no task is registered with it"
-    found = _beside(target.partition(":")[0])[:_NAMED_MAX]
-    if not found:
+    modules = _beside(target.partition(":")[0])[:_NAMED_MAX]
+    if not modules:
         return (
             f"{head}: decorate a function with @app.task, there or in a module that is named "
             f"with -I MODULE"
         )
-    *others, last = found
+    *others, last = modules
     listed = f"{', '.join(others)} and {last} define" if others else f"{last} defines"
-    include = ", ".join(f'"{name}"' for name in found)
-    words = [word for name in found for word in ("-I", name)]
+    include = ", ".join(f'"{name}"' for name in modules)
+    words = [word for name in modules for word in ("-I", name)]
     return (
         f"{head}: {listed} some. Write TaskQ(include=[{include}]), or: "
         f"{command(directory, 'worker', target, *words)}"
@@ -54,13 +54,13 @@ def modules_with_tasks(folder: Path, package: str) -> list[str]:
         folder: where to look; at most 1 000 files are read.
         package: what it is called; "" if it is no package.
     """
-    found: list[str] = []
+    modules: list[str] = []
     for file in islice(_modules(folder), _FILES_MAX):
         names = [*package.split("."), *file.relative_to(folder).with_suffix("").parts]
         name = ".".join(part for part in names if part and part != "__init__")
         if name and _defines_tasks(file):
-            found.append(name)
-    return sorted(found)
+            modules.append(name)
+    return sorted(modules)
 
 
 def _beside(module: str) -> list[str]:

@@ -43,8 +43,8 @@ class _Attempt:
 
         error, message, _ = failure_of(event.task, event.outcome, event.reason)
         self.span.set_attribute("error.type", error)
-        told = {"exception.type": error, "exception.message": message}
-        self.span.add_event("exception", told | {"exception.stacktrace": event.reason})
+        attributes = {"exception.type": error, "exception.message": message}
+        self.span.add_event("exception", attributes | {"exception.stacktrace": event.reason})
 
 
 class TracedRuns:

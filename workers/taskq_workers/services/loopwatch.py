@@ -110,7 +110,8 @@ class LoopWatch:
             return ""  # it waits: the machine is just busy
         frames = _of_the_user(frame) or [frame]
         # The last line of the task's own file is the one to change; what it called stands behind.
-        own = next(one for one in frames if one.f_code.co_filename == frames[-1].f_code.co_filename)
+        file = frames[-1].f_code.co_filename
+        own = next(inner for inner in frames if inner.f_code.co_filename == file)
         if not self._is_news(own):
             return ""
         where = _place(own)
@@ -143,15 +144,15 @@ _REMEDY: Final = (
 
 def _of_the_user(frame: FrameType | None) -> list[FrameType]:
     """Return the frames from the innermost to the first of the machinery's that called them."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     while frame is not None:
         if is_machinery(frame.f_code.co_filename):
-            if found:
+            if frames:
                 break
         else:
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _place(frame: FrameType) -> str:

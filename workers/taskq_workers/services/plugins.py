@@ -28,9 +28,9 @@ def plug_in(app: TaskQ) -> None:
     settings = vars(app).get("settings")  # an app that was told nothing has read none
     if settings is None or not settings.plugins or app in _PLUGGED:
         return
-    found = {name: find_plugin(_GROUP, name) for name in settings.plugins}
+    plugins = {name: find_plugin(_GROUP, name) for name in settings.plugins}
     _PLUGGED.add(app)
-    for name, plugin in found.items():
+    for name, plugin in plugins.items():
         try:
             plugin(app)
         except Exception:  # noqa: BLE001 - a plugin is somebody else's code

@@ -95,9 +95,9 @@ class Scheduler:
         """
         port = store.port()
         planned = list(self._app.hooks.schedules.all.values())
-        new = [one for one in planned if one not in self._enrolled]
+        new = [entry for entry in planned if entry not in self._enrolled]
         if new:
-            await port.enrol([one.enrolment() for one in new])
+            await port.enrol([entry.enrolment() for entry in new])
             self._enrolled.update(new)
         now_ns, states = await port.look(_states)
         turns: list[Turn] = []
@@ -140,8 +140,8 @@ class Scheduler:
             and (not state.is_paused or known[1] > now_ns)
         ):
             return known[1]
-        found = schedule.next_due_ns(done_ns)
-        due_ns = now_ns + round(self._look_seconds * SECOND_NS) if found is None else found
+        next_ns = schedule.next_due_ns(done_ns)
+        due_ns = now_ns + round(self._look_seconds * SECOND_NS) if next_ns is None else next_ns
         self._next[schedule.name] = state.done_ns, due_ns
         return due_ns
 
@@ -177,5 +177,5 @@ async def _tick(port: LoopPort, turns: list[Turn]) -> None:
             _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
-def _states(one: Sight) -> tuple[int, dict[str, ScheduleState]]:
-    return one.journal.clock.wall_ns(), dict(one.facets.need_agenda().schedules)
+def _states(sight: Sight) -> tuple[int, dict[str, ScheduleState]]:
+    return sight.journal.clock.wall_ns(), dict(sight.facets.need_agenda().schedules)

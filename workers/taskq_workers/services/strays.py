@@ -73,7 +73,7 @@ class StrayWatch:
         warnings = self._unused(known)
         if ready:
             workers = await off_loop(store.live_workers)
-            servings = [serving for one in workers for serving in one.serves]
+            servings = [serving for worker in workers for serving in worker.serves]
             # A full disk may have kept its own from being told to others.
             own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(ready, [own, *servings]).told()

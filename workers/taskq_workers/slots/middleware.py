@@ -44,7 +44,7 @@ class Surrounded:
     """
 
     def __init__(self, middleware: Sequence[Around], entered: Resources) -> None:
-        self._all = [(one, one.resources(entered)) for one in middleware]
+        self._all = [(around, around.resources(entered)) for around in middleware]
 
     def wrap(
         self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
@@ -62,10 +62,10 @@ class Surrounded:
             tell_deadline(hard)
             try:
                 async with AsyncExitStack() as stack:
-                    for one, resources in self._all:
-                        manager = one.enter(job, resources)
+                    for around, resources in self._all:
+                        manager = around.enter(job, resources)
                         if hard is not None:
-                            manager = _InTime(manager, one.name, job, hard)
+                            manager = _InTime(manager, around.name, job, hard)
                         await stack.enter_async_context(manager)
                     job._spent_seconds = monotonic() - began
                     value = await call(*args, **kwargs)

@@ -375,7 +375,7 @@ class Rounds:
 
     def surrender(self) -> list[Delivery]:
         """From another thread, while the loop stands still: take all that no slot has begun."""
-        return [one for share in self._alive for one in share.feed.surrender()]
+        return [delivery for share in self._alive for delivery in share.feed.surrender()]
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class Rounds:
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
         """A burst is over once all logs were dry since the last job began, as it may add to any."""
-        if self._quota.is_used_up() or all(one.dry_at == self.begun for one in self._alive):
+        if self._quota.is_used_up() or all(share.dry_at == self.begun for share in self._alive):
             stop(None)
         else:
             self.refill_soon()
@@ -430,14 +430,14 @@ class Rounds:
     def withdraw(self, ask: Ask) -> Delivery | None:
         """Return a cancelled job that a gate of any log holds."""
         gates = (share.gates for share in self._alive)
-        held = (one.withdraw(ask) for one in gates if one is not None)
+        held = (gate.withdraw(ask) for gate in gates if gate is not None)
         return next((delivery for delivery in held if delivery is not None), None)
 
     # -- as a port, for the settler ---------------------------------------------------------------
 
     def succeed_soon(self, deliveries: list[Delivery], on_error: OnError) -> None:
         """Hand successes to their logs."""
-        for share, some in self._apart(deliveries, lambda one: one.tag):
+        for share, some in self._apart(deliveries, lambda delivery: delivery.tag):
             try:
                 share.port.succeed_soon(some, on_error)
             except TaskqError as error:
@@ -445,7 +445,7 @@ class Rounds:
 
     def settle_soon(self, items: list[Settlement], on_error: OnError) -> None:
         """Hand outcomes to their logs."""
-        for share, some in self._apart(items, lambda one: one.delivery.tag):
+        for share, some in self._apart(items, lambda settlement: settlement.delivery.tag):
             try:
                 share.port.settle_soon(some, on_error)
             except TaskqError as error:
@@ -454,24 +454,24 @@ class Rounds:
     def settle(self, items: list[Settlement]) -> Future[list[Settled]]:
         """Hand outcomes to their logs; gives what these answer, in the same order."""
         answer: Future[list[Settled]] = self.slots.loop.create_future()
-        told: dict[int, Settled] = {}
+        results: dict[int, Settled] = {}
 
         def answered(some: list[Settlement], done: Future[list[Settled]]) -> None:
             error = done.exception()
             if isinstance(error, TaskqError):
-                told.update(dict.fromkeys(map(id, some), error))
+                results.update(dict.fromkeys(map(id, some), error))
             else:
-                told.update(zip(map(id, some), done.result(), strict=True))
-            if len(told) == len(items) and not answer.done():
-                answer.set_result([told[id(item)] for item in items])
+                results.update(zip(map(id, some), done.result(), strict=True))
+            if len(results) == len(items) and not answer.done():
+                answer.set_result([results[id(item)] for item in items])
 
-        for share, some in self._apart(items, lambda one: one.delivery.tag):
+        for share, some in self._apart(items, lambda settlement: settlement.delivery.tag):
             try:
                 share.port.settle(some).add_done_callback(partial(answered, some))
             except TaskqError as error:
-                told.update(dict.fromkeys(map(id, some), error))
-        if len(told) == len(items):
-            answer.set_result([told[id(item)] for item in items])
+                results.update(dict.fromkeys(map(id, some), error))
+        if len(results) == len(items):
+            answer.set_result([results[id(item)] for item in items])
         return answer
 
     def _apart(self, items: Iterable[T], tag_of: Callable[[T], str]) -> list[tuple[Share, list[T]]]:

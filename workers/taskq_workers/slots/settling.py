@@ -108,14 +108,14 @@ class Settler:
         successes: list[Delivery] = []
         items: list[Settlement] = []
         if self.observers:
-            items = [settled(one) for one in outcomes]
+            items = [settled(outcome) for outcome in outcomes]
             self._tell(items)
         else:
-            for one in outcomes:
-                if isinstance(one, Delivery):
-                    successes.append(one)
+            for outcome in outcomes:
+                if isinstance(outcome, Delivery):
+                    successes.append(outcome)
                 else:
-                    items.append(one)
+                    items.append(outcome)
         self._count(items)
         self.ended[_SUCCESS] += len(successes)
         try:
@@ -126,8 +126,8 @@ class Settler:
             if items:
                 self._port.settle_soon(items, self._on_error)
         except TaskqError as error:
-            for one in [*map(settled, successes), *items]:
-                self._on_error(one, error)
+            for outcome in [*map(settled, successes), *items]:
+                self._on_error(outcome, error)
         self._flushed(len(outcomes))
 
     async def settle_all(self) -> None:
