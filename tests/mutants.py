@@ -214,8 +214,8 @@ def row_of(mutant: Mutant, verdict: str) -> Row:
 
 def rows_in(text: str) -> list[Row]:
     """Return the lines of a ledger."""
-    found = re.findall(r"^\| (\S+\.py):(\d+) \| (.*?) \| (.*?) \| (.*) \|$", text, re.MULTILINE)
-    return [Row(path, int(line), *cells) for path, line, *cells in found]
+    rows = re.findall(r"^\| (\S+\.py):(\d+) \| (.*?) \| (.*?) \| (.*) \|$", text, re.MULTILINE)
+    return [Row(path, int(line), *cells) for path, line, *cells in rows]
 
 
 def scores(rows: list[Row]) -> Iterator[str]:

@@ -158,7 +158,7 @@ def settings() -> str:
             continue
         field = Settings.model_fields[name]
         value = field.get_default(call_default_factory=True)
-        choices = ", ".join(f'`"{one}"`' for one in choices_of(field.annotation))
+        choices = ", ".join(f'`"{choice}"`' for choice in choices_of(field.annotation))
         is_span = isinstance(value, float)
         default = f"`{span(value)}`" if is_span else written(value)
         rows.append((f"`{name}`", default, sentence(said) + (f": {choices}" if choices else "")))
@@ -195,8 +195,8 @@ def worker_options() -> str:
     for option in command.params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
-        said, _, told = (option.help or "").partition("  [default: ")
-        default = told.rstrip("]") or (str(option.default) if option.show_default else "")
+        said, _, stated = (option.help or "").partition("  [default: ")
+        default = stated.rstrip("]") or (str(option.default) if option.show_default else "")
         metavar = option.metavar or max(option.opts, key=len)[2:].upper()
         name = ", ".join(option.opts) + ("" if option.is_flag else f" {metavar}")
         rows.append((f"`{name}`", default, said))
@@ -209,8 +209,8 @@ def worker_keywords() -> str:
     assert documented
     listed = documented.split("Args:\n")[1].split("\n\n")[0]
     said = {
-        found[1]: " ".join(found[2].split())
-        for found in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", listed, re.MULTILINE)
+        match[1]: " ".join(match[2].split())
+        for match in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", listed, re.MULTILINE)
     }
     rows = []
     for name, parameter in inspect.signature(Worker).parameters.items():
@@ -279,7 +279,7 @@ MADE: Final[dict[str, Callable[[], str]]] = {
 
 def anew(text: str) -> str:
     """Return a document with all such parts as the code has them now."""
-    return _BLOCK.sub(lambda found: found[1] + MADE[found[2]]() + found[4], text)
+    return _BLOCK.sub(lambda match: match[1] + MADE[match[2]]() + match[4], text)
 
 
 @cache
@@ -299,12 +299,12 @@ def homes_of_tests() -> dict[str, list[str]]:
 def mended(text: str) -> str:
     """Return those links that lead nowhere, led to where the test is now, if it is in one place."""
 
-    def mend(found: re.Match[str]) -> str:
-        title, place = found.groups()
+    def mend(match: re.Match[str]) -> str:
+        title, place = match.groups()
         homes = homes_of_tests()
         name = title if title.endswith(".py") else f"test_{title.replace(' ', '_')}"
         there = homes.get(name, [])
-        return found[0] if place in there or len(there) != 1 else f"[{title}]({there[0]})"
+        return match[0] if place in there or len(there) != 1 else f"[{title}]({there[0]})"
 
     return TEST_LINK.sub(mend, text)
 

@@ -271,6 +271,26 @@ def test_nothing_of_ours_waits_for_the_threads_of_a_loop() -> None:
     assert not names | {call for call in calls if call.startswith("asyncio.to_thread")}
 
 
+def names_given(node: ast.AST) -> list[str]:
+    """Return the names that a node gives to values."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    return [getattr(node, "name", None) or ""] if isinstance(node, ast.ExceptHandler) else []
+
+
+def test_variables_are_named_for_what_they_hold() -> None:
+    seen = [
+        f"{place(path, node)}: {name}"
+        for path in (*SOURCES, *TESTS)
+        for node in nodes(path)
+        for name in names_given(node)
+        if name in {"one", "told", "found"}
+    ]
+    assert not seen
+
+
 def test_no_test_sleeps() -> None:
     """A test waits for an event, or drives a clock of its own: a sleep is too short or too long."""
     seen = [

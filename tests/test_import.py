@@ -46,15 +46,15 @@ print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)
 def probe() -> dict[str, Any]:
     """What a fresh interpreter tells after ``import taskq``, without its byte code cached."""
     done = run_python("-B", "-c", PROBE, check=True)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def test_a_cold_import_takes_under_200_ms_and_40_mib() -> None:
     # The quickest of three: what else the machine does is not the import's doing.
-    told = [probe() for _ in range(3)]
-    assert min(one["seconds"] for one in told) < SECONDS_MAX
-    assert max(one["rss"] for one in told) < RSS_BYTES_MAX
+    reports = [probe() for _ in range(3)]
+    assert min(report["seconds"] for report in reports) < SECONDS_MAX
+    assert max(report["rss"] for report in reports) < RSS_BYTES_MAX
 
 
 def test_an_import_brings_no_slow_library_along() -> None:
@@ -129,7 +129,7 @@ def loaded(program: str) -> tuple[set[str], set[str]]:
 
 def pinned(rooms: dict[str, str]) -> set[str]:
     """Return the modules of a table above, and their rooms."""
-    return {"taskq", *rooms, *(f"{room}.{one}" for room in rooms for one in rooms[room].split())}
+    return {"taskq", *rooms, *(f"{room}.{name}" for room in rooms for name in rooms[room].split())}
 
 
 def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
@@ -162,13 +162,13 @@ def test_help_loads_these_modules_and_click() -> None:
 
 def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     (tmp_path / "telling.py").write_text(WORKER_APP)
-    told = tmp_path / "told.json"
+    report = tmp_path / "told.json"
     for command in (
-        ("-c", f"from telling import tell; tell.enqueue_sync({str(told)!r})"),
+        ("-c", f"from telling import tell; tell.enqueue_sync({str(report)!r})"),
         ("-m", "taskq", "worker", "telling:app", "--burst"),
     ):
         subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, check=True)
-    modules = set(json.loads(told.read_text()))
+    modules = set(json.loads(report.read_text()))
     assert not modules & set(LATE.split())
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     # anyio looks for sniffio, which need not be installed.
@@ -260,9 +260,9 @@ def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_
         for name in filter(lambda name: name[0].isupper(), home.__all__):
             with pytest.raises(AttributeError, match=f"{name} is in {home.__name__}: from"):
                 getattr(taskq, name)
-    assert {one.__module__ for one in vars(taskq.errors).values() if isinstance(one, type)} == {
-        "taskq.errors"
-    }
+    assert {
+        value.__module__ for value in vars(taskq.errors).values() if isinstance(value, type)
+    } == {"taskq.errors"}
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
@@ -271,15 +271,15 @@ def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
     drawn: dict[str, str] = {}
     assert taskq.errors.__doc__ is not None
     for line in taskq.errors.__doc__.splitlines():
-        found = re.match(r"    ([│├└─ ]*)(\w+)", line)
-        if found is None:
+        match = re.match(r"    ([│├└─ ]*)(\w+)", line)
+        if match is None:
             continue
-        depth = len(found[1]) // 4
-        above[depth:] = [found[2]]
-        drawn[found[2]] = above[depth - 1] if depth else ""
+        depth = len(match[1]) // 4
+        above[depth:] = [match[2]]
+        drawn[match[2]] = above[depth - 1] if depth else ""
     assert sorted(drawn) == taskq.errors.__all__
     for name, base in drawn.items():
-        kinds = [one.__name__ for one in getattr(taskq.errors, name).__bases__]
+        kinds = [kind.__name__ for kind in getattr(taskq.errors, name).__bases__]
         assert not base or kinds[0] == base, name
 
 

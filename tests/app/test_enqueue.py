@@ -260,14 +260,14 @@ async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) ->
 
 
 async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os") as one:
+    async with TaskQ(tmp_path / "data", durability="os") as first:
         async with TaskQ(tmp_path / "data", durability="os") as two:
-            assert one.store() is two.store()
-            job = await add_task(one).enqueue(1)
+            assert first.store() is two.store()
+            job = await add_task(first).enqueue(1)
             add_task(two)
             await run_one(two)
             assert await job.result() == 1
-        assert (await add_task(one, aliases=["again"]).enqueue(1)).duplicate is False
+        assert (await add_task(first, aliases=["again"]).enqueue(1)).duplicate is False
 
 
 async def test_two_apps_with_different_options_do_not_share(tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(live: TaskQ) -> None:
     add = add_task(live)
     running = [asyncio.ensure_future(add.enqueue(n)) for n in range(10)]
     await asyncio.sleep(0)
-    for one in running:
-        one.cancel()
+    for task in running:
+        task.cancel()
     done = await asyncio.gather(*running, return_exceptions=True)
-    assert all(isinstance(one, asyncio.CancelledError) for one in done)
+    assert all(isinstance(error, asyncio.CancelledError) for error in done)
     stands = await claim(live, 10)
     assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)

@@ -304,10 +304,10 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
     script.write_text(SCRIPT.format(line=line))
     done = run_python(script, tmp_path / "data", env={**os.environ, "PYTHON_COLORS": "0"})
     assert done.returncode == 1
-    lines = [one for one in done.stderr.splitlines() if set(one.strip()) - set("^~")]
+    lines = [shown for shown in done.stderr.splitlines() if set(shown.strip()) - set("^~")]
     assert lines[-1].startswith("AttributeError:" if ".delay" in line else "taskq."), done.stderr
     assert lines[-2].strip() == line, done.stderr
-    assert "/taskq/" not in "".join(one for one in lines if one.lstrip().startswith("File"))
+    assert "/taskq/" not in "".join(shown for shown in lines if shown.lstrip().startswith("File"))
     assert "direct cause" not in done.stderr
     assert "During handling" not in done.stderr
 

@@ -173,17 +173,17 @@ def test_an_import_of_another_library_is_answered_where_it_stands() -> None:
         for name in ("shared_task", "crontab", "signals", "Reject", "JobFailed", "nonsense")
     )
     done = run_python("-c", tries, check=True)
-    told = done.stdout.splitlines()
-    assert told[:2] == [
+    printed = done.stdout.splitlines()
+    assert printed[:2] == [
         "taskq has no 'shared_task': write from taskq import task: it is of the default app",
         f"taskq has no 'crontab': write {habits.IMPORTS['crontab']}",
     ]
-    assert told[2].startswith("taskq has no 'signals': write @app.middleware")
-    assert told[3:5] == [
+    assert printed[2].startswith("taskq has no 'signals': write @app.middleware")
+    assert printed[3:5] == [
         "taskq has no 'Reject': write raise Discard(\"why\") of taskq",
         "JobFailed is in taskq.errors: from taskq.errors import JobFailed",
     ]
-    assert told[5].startswith("cannot import name 'nonsense'")
+    assert printed[5].startswith("cannot import name 'nonsense'")
     for name in habits.IMPORTS:
         assert not hasattr(taskq, name)
 
@@ -218,9 +218,9 @@ def test_a_task_without_an_app_or_with_self_is_told_what_to_write(app: TaskQ) ->
 def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
     def download(ctx: Any, url: str) -> None: ...
 
-    with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as told:
+    with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as refused:
         app.task(name="download")(download).call("https://a.example")  # type: ignore[call-arg]
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["", 3, "a\nb"])

@@ -25,12 +25,12 @@ async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:
     job = await log.put(b"x", queue="mail")
     other = await log.put(b"x", queue="other")
     assert [view.job_id for view in await log.peek()] == [other]
-    assert [one.job_id for one in await log.claim(10)] == [other]
+    assert [delivery.job_id for delivery in await log.claim(10)] == [other]
     paused = {queue.queue: queue.paused for queue in (await log.stats()).queues}
     assert paused == {"mail": True, "other": False}
     assert await log.resume("mail") is True
     assert await log.resume("mail") is False
-    assert [one.job_id for one in await log.claim(10)] == [job]
+    assert [delivery.job_id for delivery in await log.claim(10)] == [job]
 
 
 async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
@@ -40,7 +40,7 @@ async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
     await log.stats()  # by now the claim waits
     assert not claim.done()
     await log.resume("mail")
-    assert [one.job_id for one in await claim] == [job]
+    assert [delivery.job_id for delivery in await claim] == [job]
 
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256])
@@ -182,7 +182,7 @@ async def test_an_edit_with_wrong_arguments_changes_nothing(log: TaskLog) -> Non
             await log.edit(job, **wrong)
     with pytest.raises(JobNotFound):
         await log.edit(job + "7", priority=1)
-    assert [one.kind for one in await log.timeline(job)] == ["enqueued"]
+    assert [event.kind for event in await log.timeline(job)] == ["enqueued"]
 
 
 def test_jobs_are_edited_from_code_without_a_loop(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ MOST: Final = {
 def test_a_route_stays_short(way: str) -> None:
     """Make whoever adds a step say so here."""
     command = [sys.executable, str(ROUTE), way, "--shortest", "--json"]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     for title, most in MOST[way].items():
-        counts = tuple(found[title].values())
+        counts = tuple(measured[title].values())
         assert all(map(int.__le__, counts, most)), (title, counts)

@@ -43,7 +43,7 @@ async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:
 async def test_higher_priorities_come_first_and_equal_ones_in_order(log: TaskLog) -> None:
     ids = await log.put_many([Put(payload=b"%d" % n, priority=n % 3) for n in range(9)])
     claimed = await log.claim(9)
-    assert [one.payload for one in claimed] == [
+    assert [delivery.payload for delivery in claimed] == [
         b"2",
         b"5",
         b"8",
@@ -54,7 +54,7 @@ async def test_higher_priorities_come_first_and_equal_ones_in_order(log: TaskLog
         b"3",
         b"6",
     ]
-    assert {one.job_id for one in claimed} == set(ids)
+    assert {delivery.job_id for delivery in claimed} == set(ids)
 
 
 async def test_many_jobs_are_put_all_or_none(log: TaskLog) -> None:
@@ -283,8 +283,8 @@ async def test_a_key_tells_the_job_that_holds_it_for_as_long_as_it_does(tmp_path
         assert await log.find("photo-1") is None
         job = await log.put(b"one", key="photo-1")
         other = await log.put(b"two", key="photo-1", queue="mail")
-        found = [await log.find("photo-1"), await log.find(b"photo-1", queue="mail")]
-        assert [one and (one.job_id, one.payload) for one in found] == [
+        holders = [await log.find("photo-1"), await log.find(b"photo-1", queue="mail")]
+        assert [holder and (holder.job_id, holder.payload) for holder in holders] == [
             (job, b"one"), (other, b"two"),
         ]  # fmt: skip
         assert await log.find("photo-2") is None

@@ -18,7 +18,7 @@ SAMPLES = ("typed_app", "typed_flows")
 
 
 @pytest.fixture(scope="module")
-def told() -> list[str]:
+def output() -> list[str]:
     """Return what one run of mypy says of all samples: its start costs more than they do."""
     done = run_python(
         "-m",
@@ -36,9 +36,9 @@ def told() -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("typing")
 @pytest.mark.parametrize("name", SAMPLES)
-def test_mypy_finds_the_sample_errors_and_no_others(told: list[str], name: str) -> None:
+def test_mypy_finds_the_sample_errors_and_no_others(output: list[str], name: str) -> None:
     sample = ROOT / "tests" / "samples" / f"{name}.py"
-    result = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", told)
+    result = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", output)
     source = sample.read_text().splitlines()
     wanted = {
         (number, match[1])
@@ -46,7 +46,7 @@ def test_mypy_finds_the_sample_errors_and_no_others(told: list[str], name: str) 
         if (match := re.search(r"# E: ([\w-]+)$", line))
     }
     assert wanted
-    assert result == wanted, told
+    assert result == wanted, output
 
 
 def _matches(pattern: str, lines: Iterable[str]) -> set[tuple[int, str]]:

@@ -140,12 +140,14 @@ async def test_a_host_is_online_if_one_of_its_addresses_answers(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         places = [closed.getsockname(), server.sockets[0].getsockname()]
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places[::order]]
-        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+        addresses = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places[::order]
+        ]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: addresses)
         assert await online("two.localhost:80").problem() == ""
-        del found[places[::order].index(places[1])]
+        del addresses[places[::order].index(places[1])]
         assert await online("two.localhost:80").problem() == "Connection refused"
-        found.clear()
+        addresses.clear()
         assert await online("two.localhost:80").problem() == "two.localhost has no address"
     server.close()
     await server.wait_closed()
@@ -226,15 +228,15 @@ async def test_where_the_machine_cannot_tell_conditions_hold(
     for _ in range(2):
         assert await unmetered().problem() == ""
         assert await on_power().problem() == ""
-    told = [one.getMessage() for one in caplog.records]
-    assert sorted(line.partition(" ")[0] for line in told) == ["on_power()", "unmetered()"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert sorted(line.partition(" ")[0] for line in messages) == ["on_power()", "unmetered()"]
 
 
 def test_a_connected_device_that_is_metered_is_named() -> None:
-    told = "GENERAL.DEVICE:{}\nGENERAL.STATE:{}\nGENERAL.METERED:{}\n"
-    wire = told.format("eth0", "100 (connected)", "no (guessed)")
-    phone = told.format("wwan0", "100 (connected)", "yes (guessed)")
-    away = told.format("wlan0", "30 (disconnected)", "yes")
+    template = "GENERAL.DEVICE:{}\nGENERAL.STATE:{}\nGENERAL.METERED:{}\n"
+    wire = template.format("eth0", "100 (connected)", "no (guessed)")
+    phone = template.format("wwan0", "100 (connected)", "yes (guessed)")
+    away = template.format("wlan0", "30 (disconnected)", "yes")
     assert metered_devices(f"{wire}\n{away}") == ""
     assert metered_devices(f"{wire}\n{phone}") == "the network is metered (wwan0)"
 

@@ -60,11 +60,11 @@ def test_a_loop_that_is_not_asyncios_is_told_what_to_use(
     if is_open:
         task_of(app).enqueue_sync("a")
     try:
-        with pytest.raises(UsageError, match="none runs here: under trio use") as told:
+        with pytest.raises(UsageError, match="none runs here: under trio use") as refused:
             ask(app).send(None)
     finally:
         app.close_sync()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_threads_of_eventlet_are_refused_before_anything_hangs(

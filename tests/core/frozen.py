@@ -101,45 +101,45 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
 }  # fmt: skip
 
 
-def attributes(one: object) -> list[str]:
+def attributes(part: object) -> list[str]:
     """Return all that an object holds."""
-    if hasattr(one, "__dict__"):
-        return sorted(vars(one))
-    return sorted(name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
+    if hasattr(part, "__dict__"):
+        return sorted(vars(part))
+    return sorted(name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ()))
 
 
-def own(one: object) -> list[str]:
+def own(part: object) -> list[str]:
     """Return all that is not bound to a part of something else."""
-    return [name for name in attributes(one) if DECISIONS[type(one)].get(name) != "bound"]
+    return [name for name in attributes(part) if DECISIONS[type(part)].get(name) != "bound"]
 
 
-def picture(one: Any) -> Any:
+def picture(part: Any) -> Any:
     """Everything that is reached from an object, as plain values; what is "reset" is left out."""
-    if type(one) in DECISIONS:
-        names = [name for name in own(one) if DECISIONS[type(one)].get(name) != "reset"]
-        return {name: _attribute(one, name) for name in names}
-    if isinstance(one, array):
-        return one.typecode, one.tolist()
-    if isinstance(one, list | tuple | deque):
-        return [picture(item) for item in one]
-    if isinstance(one, dict):
-        return {key: picture(value) for key, value in one.items()}
-    return one
+    if type(part) in DECISIONS:
+        names = [name for name in own(part) if DECISIONS[type(part)].get(name) != "reset"]
+        return {name: _attribute(part, name) for name in names}
+    if isinstance(part, array):
+        return part.typecode, part.tolist()
+    if isinstance(part, list | tuple | deque):
+        return [picture(item) for item in part]
+    if isinstance(part, dict):
+        return {key: picture(value) for key, value in part.items()}
+    return part
 
 
-def _attribute(one: Any, name: str) -> Any:
-    value = getattr(one, name)
+def _attribute(part: Any, name: str) -> Any:
+    value = getattr(part, name)
     if name == "_last":
-        return one._chunks.index(value) if one._chunks else None
+        return part._chunks.index(value) if part._chunks else None
     if name == "_by_key":
         return [{key: lane.number for key, lane in level.items()} for level in value]
-    if name == "ready" and isinstance(one, Queues):
+    if name == "ready" and isinstance(part, Queues):
         return [{lane.number for lane in _each_lane(level)} for level in value]
     if name == "groups":
-        rows = ((key, times.pairs()) for key, times in value.rows(one._ages.moment))
+        rows = ((key, times.pairs()) for key, times in value.rows(part._ages.moment))
         return dict(rows), {key: group.running for key, group in value._groups.items()}
-    if isinstance(one, Chunk) and isinstance(value, array):
-        return picture(value[: one.used])
+    if isinstance(part, Chunk) and isinstance(value, array):
+        return picture(value[: part.used])
     return picture(value)
 
 
@@ -161,9 +161,9 @@ class Columns:
         self._columns.reverse()
 
     def take(self, code: str) -> array[int]:
-        found, numbers = self._columns.pop()
-        if found != code:
-            raise ValueError(f"{found} stands where {code} should")
+        stored, numbers = self._columns.pop()
+        if stored != code:
+            raise ValueError(f"{stored} stands where {code} should")
         return array(code, numbers)
 
     def take_arrays(self, code: str) -> list[array[int]]:

@@ -51,11 +51,11 @@ def test_what_a_record_says_happened_happened(kind: Kind) -> None:
     """A fold meets records whose forerunner was damaged: the kind decides, from any state."""
     origins = ORIGINS[kind]
     for state, waits in product(State, (False, True)):
-        found = after(state, kind, waits=waits)
+        reached = after(state, kind, waits=waits)
         if not origins:
-            assert found is state
+            assert reached is state
         for origin in origins:
-            assert found is TRANSITIONS[origin, kind][-1 if waits else 0]
+            assert reached is TRANSITIONS[origin, kind][-1 if waits else 0]
 
 
 def test_a_kind_leads_to_the_same_states_from_every_origin() -> None:
@@ -119,12 +119,12 @@ def test_nothing_else_in_the_library_chooses_a_state() -> None:
     """A state comes out of ``after``, ``BY_TIME`` or the job table, never out of a literal."""
     tables = {ROOT / f"taskq/core/{name}.py" for name in ("model", "records", "kinds")}
     sources = {*ROOT.glob("taskq/**/*.py"), *ROOT.glob("workers/**/*.py")} - tables
-    found = {
+    elsewhere = {
         f"{path.relative_to(ROOT)}:{line}"
         for path in sources
         for line in chosen_states(ast.parse(path.read_text()))
     }
-    assert not found
+    assert not elsewhere
 
 
 # -- the diagram of the guide ----------------------------------------------------------------------

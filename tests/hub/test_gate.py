@@ -63,10 +63,10 @@ async def test_a_content_type_lifts_no_limit(place: Place) -> None:
     body = carried(_SYNC).body
     packed = zlib.compress(body + b" " * 9_000_000, 9)
     headers = {"Content-Type": PACKED}
-    told = await place.ask("POST", "/v1/sync", content=packed, headers=headers)
-    assert told.status_code == 400
-    told = await place.ask("POST", "/v1/sync", content=body + b" " * 300_000, headers=headers)
-    assert told.status_code == 413
+    answer = await place.ask("POST", "/v1/sync", content=packed, headers=headers)
+    assert answer.status_code == 400
+    answer = await place.ask("POST", "/v1/sync", content=body + b" " * 300_000, headers=headers)
+    assert answer.status_code == 413
     assert not place.copies()
 
 
@@ -176,9 +176,9 @@ class _Fuzz:
         """Send so many; returns what they were answered."""
         statuses = set()
         for _ in range(count):
-            told = await _sent(self.place, _SYNC)
+            begun = await _sent(self.place, _SYNC)
             asked = self.chance.choice(
-                _requests(told.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
+                _requests(begun.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
             )
             method, path, headers, body = self._spoilt(*carried(asked))
             sent = {name: value.encode() for name, value in headers.items()}

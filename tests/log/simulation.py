@@ -119,7 +119,7 @@ class Simulation(Snapshooting, Care, Uploads):
             (2 if self._faults else 0, self.fault), (2, self.upload), (4, self.adopt),
         ]  # fmt: skip
         weights = [weight for weight, _ in acts]
-        act = self.chance.choices([one for _, one in acts], weights)[0]
+        act = self.chance.choices([action for _, action in acts], weights)[0]
         try:
             if not self.processes or self._is_failed:
                 self.appear()
@@ -132,7 +132,7 @@ class Simulation(Snapshooting, Care, Uploads):
             self.check()
         except ProcessKilled:
             self.counts["killed in a step"] += 1
-            for process in [one for one in self.processes if one.disk.is_dead]:
+            for process in [dead for dead in self.processes if dead.disk.is_dead]:
                 self._bury(process)
             self.check()
         self.forget_adopters()
@@ -219,7 +219,7 @@ class Simulation(Snapshooting, Care, Uploads):
         process.kill()
         self.processes.remove(process)
         self.old += self.held.pop(process)
-        self.pending = [one for one in self.pending if one[0] is not process]
+        self.pending = [entry for entry in self.pending if entry[0] is not process]
         self.drop_snapshots([process])
         self.counts["killed"] += 1
 
@@ -320,16 +320,18 @@ class Simulation(Snapshooting, Care, Uploads):
         request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
 
         def accept(deliveries: list[Delivery]) -> None:
-            for one in deliveries:
+            for delivery in deliveries:
                 # A lease may be over before its holder hears of the claim.
-                assert lease_ns or one.job not in self.memory.settled, "settled jobs stay settled"
-                self.memory.mean(one.job, "job", one.payload)
-                self.memory.mean(one.token, "claim", one.job)
+                assert lease_ns or delivery.job not in self.memory.settled, (
+                    "settled jobs stay settled"
+                )
+                self.memory.mean(delivery.job, "job", delivery.payload)
+                self.memory.mean(delivery.token, "claim", delivery.job)
                 if queues is None:
-                    self.memory.free_claims.add(one.token)
-                if one.attempts_max == 1 and one.job not in self.memory.reborn:
-                    assert one.job not in self.memory.run_once, "a single attempt ran twice"
-                    self.memory.run_once.add(one.job)
+                    self.memory.free_claims.add(delivery.token)
+                if delivery.attempts_max == 1 and delivery.job not in self.memory.reborn:
+                    assert delivery.job not in self.memory.run_once, "a single attempt ran twice"
+                    self.memory.run_once.add(delivery.job)
             self.held[process] += deliveries
             self.counts["claims"] += len(deliveries)
 
@@ -379,10 +381,10 @@ class Simulation(Snapshooting, Care, Uploads):
 
         def accept(done: Done) -> None:
             self.memory.end(delivery.job, State.SUCCEEDED, item.body)
-            for job, told in zip(cancels, done.cancelled, strict=True):
-                self.memory.cancel(job, told)
-            for one, answer in zip(items, done.jobs, strict=True):
-                self._enqueued(one, answer)
+            for job, is_cancelled in zip(cancels, done.cancelled, strict=True):
+                self.memory.cancel(job, is_cancelled)
+            for wanted, answer in zip(items, done.jobs, strict=True):
+                self._enqueued(wanted, answer)
             self.counts["transactions"] += 1
 
         return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
@@ -407,9 +409,9 @@ class Simulation(Snapshooting, Care, Uploads):
             self.counts["stale"] += 1
 
         if self.chance.random() < 0.5:
-            free = [one for one in mine[:count] if not one.record[FLAGS_AT] & _TIED]
+            free = [delivery for delivery in mine[:count] if not delivery.record[FLAGS_AT] & _TIED]
             if free:
-                self.held[process] = [one for one in mine if one not in free]
+                self.held[process] = [delivery for delivery in mine if delivery not in free]
                 return Op.SUCCEED_SOON, (free, on_error), lambda _: None
         items = [
             Settlement(Kind.SUCCEEDED, mine.pop(0))

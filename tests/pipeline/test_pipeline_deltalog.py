@@ -102,10 +102,10 @@ def test_tables_say_what_is_in_them_and_for_how_long(tmp_path: Path) -> None:
         assert (entry["min.device"], entry["max.device"]) == ("edge-1", "edge-1")
     jobs: list[dict[str, Any]] = lake.dataset("jobs").to_table().to_pylist()
     for job in jobs:
-        found = DeltaTable(str(lake.path / "jobs")).to_pyarrow_table(
+        dead = DeltaTable(str(lake.path / "jobs")).to_pyarrow_table(
             filters=[("enqueued_at", "=", job["enqueued_at"]), ("state", "=", job["state"])]
         )
-        assert job["job_id"] in found["job_id"].to_pylist()
+        assert job["job_id"] in dead["job_id"].to_pylist()
 
 
 def test_a_table_of_an_earlier_version_is_given_what_it_lacks(tmp_path: Path) -> None:

@@ -99,13 +99,13 @@ class Chaos:
             assert child.wait() == 0
 
 
-def check_story(chaos: Chaos, found: list[LogRecord]) -> None:
+def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
     """Every record is legal after those before it, and only the killed lost their jobs."""
     states: dict[int, State] = {}
     claims: dict[int, LogRecord] = {}
     keys: dict[bytes, int] = {}
     last = 0
-    for record in found:
+    for record in records:
         assert record.lsn > last
         last = record.lsn
         if not record.job:
@@ -128,14 +128,16 @@ def check_story(chaos: Chaos, found: list[LogRecord]) -> None:
             keys[record.extras.key] = job
 
 
-def check_acknowledged(chaos: Chaos, found: list[LogRecord]) -> None:
+def check_acknowledged(chaos: Chaos, records: list[LogRecord]) -> None:
     """What was told is there."""
     bodies = {
-        one.lsn: (one.body or b"").decode().strip() for one in found if one.kind == Kind.ENQUEUED
+        record.lsn: (record.body or b"").decode().strip()
+        for record in records
+        if record.kind == Kind.ENQUEUED
     }
     assert len(set(bodies.values())) == len(bodies)
     assert chaos.enqueued.items() <= bodies.items()
-    ends = {one.job: one.kind for one in found if one.kind in ENDS.values()}
+    ends = {record.job: record.kind for record in records if record.kind in ENDS.values()}
     assert chaos.ended.items() <= ends.items()
 
 
@@ -156,12 +158,12 @@ def test_chaos_leaves_a_log_in_which_everything_told_is_true(
     """Kills and stops at random: no answer is taken back and no living worker loses its job."""
     chaos = Chaos(tmp_path, durability, seed)
     chaos.run(rounds)
-    found = log_records(tmp_path)
-    check_story(chaos, found)
-    check_acknowledged(chaos, found)
+    records = log_records(tmp_path)
+    check_story(chaos, records)
+    check_acknowledged(chaos, records)
     report = LogReader.open(str(tmp_path)).verify()
     assert report.damage == ()
-    eventually(lambda: not any(one.alive for one in LogReader.open(str(tmp_path)).owners()))
+    eventually(lambda: not any(owner.alive for owner in LogReader.open(str(tmp_path)).owners()))
     print(  # noqa: T201 - figures
         f"{len(chaos.killed)} kills, {len(chaos.enqueued)} jobs, {len(chaos.ended)} ends, "
         f"{len(chaos.stale)} stale, {report.segments} segments"

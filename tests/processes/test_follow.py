@@ -125,11 +125,11 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
         assert seen[before:] == list(range(seen[before], seen[-1] + 1))
         assert not before or seen[before] <= max(seen[:before]) + 1
     records = log_records(tmp_path)
-    expected = {one.lsn for one in records}
+    expected = {record.lsn for record in records}
     last = max(expected)
     with Child("follow_log.py", tmp_path, "billing", "os") as reader:
         while seen[-1] < last:
             seen.append(told(reader)[0])
     assert set(seen) == expected
-    assert [one.kind for one in records].count(Kind.ENQUEUED) == jobs
+    assert [record.kind for record in records].count(Kind.ENQUEUED) == jobs
     store.close()

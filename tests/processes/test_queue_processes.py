@@ -36,7 +36,7 @@ async def test_what_one_process_requeues_another_ones_worker_runs(tmp_path: Path
             await job.requeue()
             assert await job.result(timeout=20) == worker.pid
             view = await job.view()
-            assert [one.outcome for one in view.attempts] == ["dead", "succeeded"]
+            assert [attempt.outcome for attempt in view.attempts] == ["dead", "succeeded"]
 
 
 async def test_a_worker_of_another_process_heeds_a_pause_and_wakes_at_the_resume(
@@ -70,9 +70,9 @@ def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path)
     """Each letter is requeued by one of them; the other passes it over."""
     asyncio.run(_make_letters(tmp_path))
     with Child("letters.py", tmp_path) as first, Child("letters.py", tmp_path) as second:
-        told = first.rest() + second.rest()
+        lines = first.rest() + second.rest()
         eventually(lambda: None not in (first.process.poll(), second.process.poll()))
-    ids = [line for line in told if line != "open"]
+    ids = [line for line in lines if line != "open"]
     requeued = [record.job for record in of_kind(log_records(tmp_path), Kind.REQUEUED)]
     assert len(requeued) == len(set(requeued)) == LETTERS
     assert len(ids) == len(set(ids))

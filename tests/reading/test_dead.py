@@ -24,7 +24,7 @@ async def die(log: TaskLog, *jobs: Put, reason: str = "ValueError: no") -> list[
     """Put these jobs and let them die at once."""
     ids = await log.put_many(jobs)
     while deliveries := await log.claim(4_000):
-        await asyncio.gather(*(log.nack(one, reason) for one in deliveries))
+        await asyncio.gather(*(log.nack(delivery, reason) for delivery in deliveries))
     return ids
 
 
@@ -68,7 +68,7 @@ async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> No
             await requeue()
         assert await job.result(timeout=10) == "at last"
         view = await job.view()
-        assert [one.outcome for one in view.attempts] == ["dead", "dead", "succeeded"]
+        assert [attempt.outcome for attempt in view.attempts] == ["dead", "dead", "succeeded"]
         assert view.attempt == 1
 
 
@@ -93,8 +93,8 @@ async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None
     assert (await log.dead.requeue_all()).count == MANY - LETTERS_MAX - 1
     assert await log.dead.count() == 0
     claimed = await log.claim(4_000)
-    assert [one.payload for one in claimed] == [b"%d" % number for number in range(MANY)]
-    await asyncio.gather(*(log.nack(one, "again") for one in claimed))
+    assert [delivery.payload for delivery in claimed] == [b"%d" % number for number in range(MANY)]
+    await asyncio.gather(*(log.nack(delivery, "again") for delivery in claimed))
     assert (await log.dead.purge_all(dry_run=True)).count == MANY
     assert (await log.dead.purge_all()).count == MANY
     (queue,) = (await log.stats()).queues

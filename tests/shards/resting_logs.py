@@ -52,7 +52,9 @@ class AllLogs:
 
     @property
     def running(self) -> dict[int, Delivery]:
-        return {token: one for log in self.logs.values() for token, one in log.running.items()}
+        return {
+            token: delivery for log in self.logs.values() for token, delivery in log.running.items()
+        }
 
     def clear(self) -> None:
         for log in self.logs.values():

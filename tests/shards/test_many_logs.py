@@ -34,7 +34,7 @@ async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) ->
     """Enqueue a job for each argument into a log; their ids."""
     log = over(app, path)
     async with log:
-        jobs = await log._send_here([task.options(**options).call(one) for one in calls])
+        jobs = await log._send_here([task.options(**options).call(argument) for argument in calls])
     return [job.id for job in jobs]
 
 
@@ -66,7 +66,7 @@ async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> 
     async with app.worker(logs=[a, b], burst=True) as worker:
         await worker.stopped.wait()
     assert sorted(seen) == sorted(
-        f"{text}:{one.partition('-')[0]}" for text, one in zip("123", ids, strict=True)
+        f"{text}:{job.partition('-')[0]}" for text, job in zip("123", ids, strict=True)
     )
     await all_over(app, a, 2)
     await all_over(app, b, 1)
@@ -76,7 +76,7 @@ async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> 
 async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> None:
     """Children, enqueues, transactions, handles and progress; from a thread, too."""
     app = TaskQ(tmp_path / "own")
-    told: dict[str, Any] = {}
+    ids: dict[str, Any] = {}
 
     @app.task
     async def leaf(text: str) -> str:
@@ -96,8 +96,8 @@ async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> 
         many = await app.enqueue_many([leaf.call("many")])
         async with app.transaction() as tx:
             late = tx.enqueue(thread.call("tx"))
-        told[text] = [job.id, many[0].id, late.id, current_job().id]
-        told[text].append(await late.handle.result(timeout=10))
+        ids[text] = [job.id, many[0].id, late.id, current_job().id]
+        ids[text].append(await late.handle.result(timeout=10))
 
     logs = [tmp_path / "a", tmp_path / "b"]
     for path in logs:
@@ -109,7 +109,7 @@ async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> 
             (queue,) = (await log.stats()).queues
             assert (queue.succeeded, queue.dead) == (6, 0)
             tag = log._connection.tag
-        assert {one.partition("-")[0] for one in told[path.name]} == {tag}
+        assert {job.partition("-")[0] for job in ids[path.name]} == {tag}
     assert not (tmp_path / "own").exists()
 
 
@@ -160,7 +160,7 @@ async def test_priorities_hold_within_a_log(tmp_path: Path) -> None:
     async with app.worker(1, logs=[tmp_path / "a", tmp_path / "b"], burst=True) as worker:
         await worker.stopped.wait()
     for name in "ab":
-        assert [priority for one, priority in begun if one == name] == [9, 5, 1]
+        assert [priority for log, priority in begun if log == name] == [9, 5, 1]
 
 
 async def test_a_limit_holds_within_a_log(tmp_path: Path) -> None:

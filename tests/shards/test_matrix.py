@@ -114,9 +114,9 @@ def made(path: Path) -> Path:
     """Make two shards, each with a job that waits and a dead letter."""
     with TaskQ(shards=Shards(path), durability="os") as app:
         app.task(name="fails", retry=1)(refuse)
-        for one in app.logs():
-            one.enqueue_by_name_sync("waits")
-            one.enqueue_by_name_sync("fails")
+        for log in app.logs():
+            log.enqueue_by_name_sync("waits")
+            log.enqueue_by_name_sync("fails")
         app.run_worker(burst=True)
     return path
 

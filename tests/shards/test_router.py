@@ -28,7 +28,7 @@ def sharded(path: Path, bits: int = 2, **options: Any) -> TaskQ:
 
 
 def names_in(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(file.name for file in path.iterdir())
 
 
 async def run_all(app: TaskQ, **options: Any) -> None:
@@ -79,7 +79,7 @@ def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
 
     shards = Shards(tmp_path, bits=10)
     assert shards.index_of(free.call("a")) is None
-    found = [
+    homes = [
         shards.index_of(call)
         for call in (
             free.options(key="k").call("a"),
@@ -91,7 +91,7 @@ def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
             all_of_it.options(key="k").call("b"),
         )
     ]
-    assert found == [497, 582, 875, 875, 206, 159, 159]
+    assert homes == [497, 582, 875, 875, 206, 159, 159]
 
 
 async def test_a_wrong_number_of_shards_is_refused_and_says_what_to_write(tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ async def test_a_key_is_held_over_all_shards(tmp_path: Path) -> None:
     homes = set()
     async with app, other:
         for number in range(20):
-            one = await first.options(key=f"k{number}").enqueue("a")
+            first_job = await first.options(key=f"k{number}").enqueue("a")
             two = await second.options(key=f"k{number}").enqueue("b")
-            assert (one.duplicate, two.duplicate, two.id) == (False, True, one.id)
-            homes.add(one.id.partition("-")[0])
+            assert (first_job.duplicate, two.duplicate, two.id) == (False, True, first_job.id)
+            homes.add(first_job.id.partition("-")[0])
             with pytest.raises(DuplicateKey):
                 await second.options(key=f"k{number}", on_conflict="raise").enqueue("c")
     assert len(homes) == 4
@@ -138,7 +138,7 @@ async def test_calls_of_several_shards_are_no_transaction(tmp_path: Path) -> Non
     async with app:
         with pytest.raises(UsageError, match="atomic=False"):
             await app.enqueue_many(calls)
-        assert not any([(await one.stats()).queues for one in app.logs()])
+        assert not any([(await log.stats()).queues for log in app.logs()])
         jobs = await app.enqueue_many(calls, atomic=False)
         assert [(await job.view()).key for job in jobs] == [call.extras.key for call in calls]  # type: ignore[union-attr]
         same = await app.enqueue_many([calls[0].options(window="1h"), note.call("free")])
@@ -187,7 +187,7 @@ async def test_a_schedule_ticks_in_one_shard(tmp_path: Path) -> None:
     async with app, app.worker():
         async with asyncio.timeout(20):
             await enough.wait()
-        known = [{one.name for one in await log.schedules.list()} for log in app.logs()]
+        known = [{schedule.name for schedule in await log.schedules.list()} for log in app.logs()]
     assert all(len(tags) == 1 for tags in seen.values())
     assert sorted(name for names in known for name in names) == [f"s{n}" for n in range(6)]
     assert sum(map(bool, known)) > 1
@@ -258,7 +258,7 @@ def test_read_commands_take_the_root(tmp_path: Path) -> None:
     root = str(tmp_path)
     listed = told("ls", root)
     assert sorted(listed) == [f"jobs.2.00{index}" for index in range(4)]
-    assert {one["id"] for shard in listed.values() for one in shard} == {job.id for job in jobs}
+    assert {row["id"] for shard in listed.values() for row in shard} == {job.id for job in jobs}
     assert sum(q["dead"] for shard in told("stats", root).values() for q in shard["queues"]) == 8
     assert sum(map(len, told("dead", "ls", root).values())) == 8
     assert len(told("workers", root)) == 4
@@ -342,21 +342,21 @@ async def test_stats_pause_dead_and_adopt_are_of_all_shards_together(tmp_path: P
         assert await app.pause("mail")
         assert not await app.pause("mail")
         assert (await app.stats()).queues[0].paused
-        for one in app.logs():
-            assert (await one.stats()).queues[0].paused
+        for log in app.logs():
+            assert (await log.stats()).queues[0].paused
         assert (await app.cancel_many(queue="mail", limit=3)).count == 3
         assert await app.resume("mail")
         await run_all(app)
-        assert [(one.ready, one.cancelled, one.dead) for one in (await app.stats()).queues] == [
+        assert [(q.ready, q.cancelled, q.dead) for q in (await app.stats()).queues] == [
             (0, 3, 17),
         ]  # fmt: skip
         assert await app.dead.count() == await app.dead.count(error="no ") == 17
         listed = await app.dead.list(limit=5)
-        assert [one.settled_ns for one in listed] == sorted(
-            (one.settled_ns for one in await app.dead.list()), reverse=True
+        assert [letter.settled_ns for letter in listed] == sorted(
+            (letter.settled_ns for letter in await app.dead.list()), reverse=True
         )[:5]
         assert (await app.dead.requeue_all(limit=6)).count == 6
-        few = [one.job_id for one in await app.dead.list(limit=4)]
+        few = [letter.job_id for letter in await app.dead.list(limit=4)]
         assert (await app.dead.purge_many(few)).count == 4
         await app.dead.requeue((await app.dead.list(limit=1))[0].job_id)
         assert (await app.dead.purge_all()).count == 6

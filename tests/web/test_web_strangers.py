@@ -52,10 +52,10 @@ class Site:
         connection = self.connect()
         self.send(connection, path, **body)
         answer = connection.getresponse()
-        told = json.loads(answer.read())
-        assert answer.status == 200, told
+        answered = json.loads(answer.read())
+        assert answer.status == 200, answered
         connection.close()
-        return told
+        return answered
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def counts(site: Site) -> dict[str, int]:
     with LogReader.open(str(site.path)) as reader:
         queues = reader.stats().queues
     states = ("ready", "scheduled", "running", "succeeded", "dead", "cancelled", "expired")
-    return {name: sum(getattr(one, name) for one in queues) for name in states}
+    return {name: sum(getattr(queue, name) for queue in queues) for name in states}
 
 
 def test_who_hangs_up_while_it_waits_has_claimed_nothing(site: Site) -> None:
@@ -108,13 +108,13 @@ def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
     assert sorted(said) == sorted(
-        [*(["succeeded", one] for one in good + sums), *(["failed", f"{one}:"] for one in bad)]
+        [*(["succeeded", job] for job in good + sums), *(["failed", f"{job}:"] for job in bad)]
     )
     with LogReader.open(str(site.path)) as reader:
-        jobs = {one: reader.job(reader.parse_id(one)) for one in good + sums + bad}
-    assert [jobs[one].result for one in good] == [f'"Ü{n}"'.encode() for n in range(49)]  # type: ignore[union-attr]
-    assert [json.loads(jobs[one].result or b"") for one in sums] == [n + 0.5 for n in range(49)]  # type: ignore[union-attr]
-    assert [jobs[one].reason.partition("\n")[0] for one in bad] == [  # type: ignore[union-attr]
+        jobs = {job: reader.job(reader.parse_id(job)) for job in good + sums + bad}
+    assert [jobs[job].result for job in good] == [f'"Ü{n}"'.encode() for n in range(49)]  # type: ignore[union-attr]
+    assert [json.loads(jobs[job].result or b"") for job in sums] == [n + 0.5 for n in range(49)]  # type: ignore[union-attr]
+    assert [jobs[job].reason.partition("\n")[0] for job in bad] == [  # type: ignore[union-attr]
         "TypeError: Cannot read properties of undefined (reading 'toUpperCase')",
         "Error: this worker has no task nobody.knows",
     ]
@@ -150,10 +150,10 @@ def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
         "--max-examples", "5", "--seed", "1", "--request-timeout", "70", "--no-color",
     ]  # fmt: skip
     program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
-    found = subprocess.run(
+    run = subprocess.run(
         [*program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert found.returncode == 0, found.stdout[-5_000:] + found.stderr[-1_000:]
+    assert run.returncode == 0, run.stdout[-5_000:] + run.stderr[-1_000:]
     site.child.send(signal.SIGINT)
     assert site.child.process.wait(20) == 0
     happened, left = anyio.run(kinds, site.path), counts(site)
@@ -165,4 +165,4 @@ def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
     assert (after["ready"], after["running"]) == (0, 0)
     with LogReader.open(str(site.path)) as reader:
         assert not reader.verify().damage
-        assert None not in [reader.job(reader.parse_id(one)) for one in made]
+        assert None not in [reader.job(reader.parse_id(job)) for job in made]

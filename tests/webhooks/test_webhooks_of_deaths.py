@@ -81,9 +81,9 @@ async def test_deaths_in_each_of_several_logs_are_told(tmp_path: Path, kind: str
     tasks_of(app)
     async with app:
         others = [TaskQ(path, durability="os") for path in logs]
-        for one in app.logs() if kind == "shards" else others:
-            async with one:
-                await one.enqueue_by_name("broken")
+        for log in app.logs() if kind == "shards" else others:
+            async with log:
+                await log.enqueue_by_name("broken")
         for _ in range(2):
             await app.worker(burst=True, **options).run()
     assert receiver.told() == [("job.dead", "broken")] * 2
@@ -141,7 +141,7 @@ async def test_a_task_hears_of_each_death_but_those_of_its_own_jobs(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "parameter", "told"),
+    ("options", "parameter", "message"),
     [
         ({}, int, "tell is to hear of deaths: let it take one letter: DeadLetter"),
         ({"key": lambda letter: letter.job_id}, DeadLetter, "leave key and concurrency_key out"),
@@ -153,7 +153,7 @@ async def test_a_task_hears_of_each_death_but_those_of_its_own_jobs(tmp_path: Pa
     ],
 )
 async def test_a_task_that_cannot_hear_of_deaths_is_refused_at_the_start(
-    tmp_path: Path, options: dict[str, Any], parameter: type, told: str
+    tmp_path: Path, options: dict[str, Any], parameter: type, message: str
 ) -> None:
     app = TaskQ(tmp_path, durability="os")
 
@@ -162,7 +162,7 @@ async def test_a_task_that_cannot_hear_of_deaths_is_refused_at_the_start(
     tell.__annotations__["letter"] = parameter
     app.on_dead(app.task(name="tell", **options)(tell))
     async with app:
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             await app.worker().start()
     with pytest.raises(UsageError, match="a task of another app"):
         TaskQ(tmp_path / "other").on_dead(next(iter(app.tasks.values())))

@@ -95,7 +95,9 @@ class FakePort:
     def succeed_soon(
         self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
     ) -> None:
-        self.settle_soon([Settlement(Kind.SUCCEEDED, one) for one in deliveries], on_error)
+        self.settle_soon(
+            [Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries], on_error
+        )
 
     def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
         future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()

@@ -195,5 +195,7 @@ def test_a_cell_that_declares_all_there_is_may_run_again(app: TaskQ, notebook: N
     assert hooks[0] is notebook.names["tell"]
     assert [hook(None) for hook in hooks[1:]] == [1, 2]  # type: ignore[arg-type]
     assert len(app.hooks.lifespans) == 1
-    assert {one.rule.rule for one in app.hooks.schedules.all.values()} == {b"every 120000000000"}
+    assert {schedule.rule.rule for schedule in app.hooks.schedules.all.values()} == {
+        b"every 120000000000"
+    }
     assert app.hooks.breakers["mail"].failures == 2

@@ -52,7 +52,7 @@ class Clocked:
 
     def take(self, count: int = 1) -> list[int]:
         expected = self.agenda.taking.next_ready(count, None)
-        jobs = [one[0] for one in self.agenda.taking.take(count, None, None)]
+        jobs = [claim[0] for claim in self.agenda.taking.take(count, None, None)]
         assert jobs == expected
         self.agenda.running.update(dict.fromkeys(jobs, (1, 1, 1)))
         return jobs
@@ -205,10 +205,10 @@ def test_who_asks_for_some_queues_or_tasks_gets_the_aged_ones_of_those(clocked: 
     mine, other = clocked.enqueue(0, task="mine"), clocked.enqueue(0, task="other")
     clocked.wait(2 * WINDOW)
     fresh = clocked.enqueue(1, task="mine")
-    taken = [one[0] for one in clocked.agenda.taking.take(9, None, frozenset({"mine"}))]
+    taken = [claim[0] for claim in clocked.agenda.taking.take(9, None, frozenset({"mine"}))]
     assert taken == [mine, fresh]
     assert clocked.agenda.taking.next_ready(9, frozenset({"none"})) == []
-    assert [one[0] for one in clocked.agenda.taking.take(9, frozenset({"q"}), None)] == [other]
+    assert [claim[0] for claim in clocked.agenda.taking.take(9, frozenset({"q"}), None)] == [other]
 
 
 def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:

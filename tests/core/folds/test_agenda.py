@@ -34,7 +34,7 @@ def enqueue(agenda: Agenda, lane: Lane, *jobs: int, meta: int = 0) -> None:
 
 
 def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
-    taken = [one[0] for one in agenda.taking.take(count, None, None)]
+    taken = [entry[0] for entry in agenda.taking.take(count, None, None)]
     agenda.running.update(dict.fromkeys(taken, (1, 1, 1)))
     return taken
 
@@ -78,8 +78,8 @@ def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
     for job, (queue, task) in enumerate((("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")), 1):
         enqueue(agenda, lane_of(agenda, queue=queue, task=task), job)
     assert agenda.taking.next_ready(9, frozenset({"b"})) == [2, 4]
-    assert [one[0] for one in agenda.taking.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
-    assert [one[0] for one in agenda.taking.take(9, None, frozenset({"y", "z"}))] == [3]
+    assert [entry[0] for entry in agenda.taking.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
+    assert [entry[0] for entry in agenda.taking.take(9, None, frozenset({"y", "z"}))] == [3]
     assert agenda.taking.take(9, frozenset(), None) == []
     assert claim(agenda) == [1, 2]
 
@@ -237,9 +237,9 @@ def test_expired_jobs_of_both_kinds_come_in_bounded_numbers() -> None:
         enqueue(agenda, lane, job, meta=META_EXPIRES)
         agenda.apply_expiry(job, NOW + job, is_wall=job % 2 == 0)
     assert agenda.next_expiry_ns() == NOW + 1
-    found = [agenda.expired(NOW + 5, 2) for _ in range(4)]
-    assert [len(jobs) for jobs in found] == [2, 2, 1, 0]
-    assert {job for jobs in found for job in jobs} == {1, 2, 3, 4, 5}
+    expired = [agenda.expired(NOW + 5, 2) for _ in range(4)]
+    assert [len(jobs) for jobs in expired] == [2, 2, 1, 0]
+    assert {job for jobs in expired for job in jobs} == {1, 2, 3, 4, 5}
     assert agenda.next_expiry_ns() == NOW + 6
 
 

@@ -158,15 +158,15 @@ class AgendaMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def expire(self, count: int) -> None:
         expected = self.model.expired()
-        found: list[int] = []
+        expired: list[int] = []
         while True:
             following = self.agenda.next_expiry_ns()
             if following is None or following > self.model.now:
                 break
-            found += self.agenda.expired(self.model.now, count)
-        assert sorted(found) == sorted(expected)
+            expired += self.agenda.expired(self.model.now, count)
+        assert sorted(expired) == sorted(expected)
         self.agenda.times.forget_over()
-        self._expire(found)
+        self._expire(expired)
 
     def _expire(self, jobs: list[int]) -> None:
         for job in jobs:
@@ -192,7 +192,7 @@ class AgendaMachine(RuleBasedStateMachine):
         if tasks is None and not self.model.concurrency:
             assert self.agenda.taking.next_ready(count, queues) == expected
         taken = self.agenda.taking.take(count, queues, tasks)
-        assert [one[0] for one in taken] == expected
+        assert [entry[0] for entry in taken] == expected
         passed, self.agenda.taking.passed = self.agenda.taking.passed, []
         assert late.issuperset(passed)
         self._expire(passed)
@@ -305,8 +305,8 @@ class AgendaMachine(RuleBasedStateMachine):
             self.model.edit(number, where[0], where[1], moment, is_wall=is_wall)
             lane = self.lane((job.priority, job.queue, job.task, job.key))
             shift = self.model.shift
-            told = job.due + (0 if job.is_wall else shift), job.is_wall
-            wait = job.state, told, job.since + shift, None
+            when = job.due + (0 if job.is_wall else shift), job.is_wall
+            wait = job.state, when, job.since + shift, None
             assert self.agenda.apply_edited(number, number * 3, lane, *wait)
             self.agenda.queues.retire(lane)
 
@@ -385,7 +385,7 @@ class AgendaMachine(RuleBasedStateMachine):
                 if job.task == task and job.state is State.READY
             }
             for key in waiting:
-                claims = [one[2] for one in self.model.claims if one[:2] == (task, key)]
+                claims = [claim[2] for claim in self.model.claims if claim[:2] == (task, key)]
                 if self.model.room(task, key) <= 0:
                     moments.append(claims[-most] + window + self.model.shift)
         return min(moments, default=None)
@@ -398,12 +398,12 @@ class AgendaMachine(RuleBasedStateMachine):
             if job.key and job.state in {State.SCHEDULED, State.READY, State.RUNNING}
         }
         lanes = [lane for lane in self.agenda.lanes if lane.family is not None]
-        found = {
+        keyed = {
             (lane.priority, lane.queue, lane.task, lane.concurrency_key)
             for lane in lanes
             if lane.ready or lane.scheduled or lane.running
         }
-        assert found == live
+        assert keyed == live
 
 
 TestAgenda = AgendaMachine.TestCase

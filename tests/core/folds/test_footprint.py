@@ -92,18 +92,18 @@ def size_of(*roots: object) -> int:
     left: list[object] = list(roots)
     total = 0
     while left:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, type):
+        value = left.pop()
+        if id(value) in seen or isinstance(value, type):
             continue
-        seen.add(id(one))
-        total += sys.getsizeof(one)
-        if isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | deque):
-            left += one
-        elif not isinstance(one, array | int | str | bytes):
-            left += vars(one).values() if hasattr(one, "__dict__") else ()
-            left += [getattr(one, name) for name in getattr(type(one), "__slots__", ())]
+        seen.add(id(value))
+        total += sys.getsizeof(value)
+        if isinstance(value, dict):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | deque):
+            left += value
+        elif not isinstance(value, array | int | str | bytes):
+            left += vars(value).values() if hasattr(value, "__dict__") else ()
+            left += [getattr(value, name) for name in getattr(type(value), "__slots__", ())]
     return total
 
 

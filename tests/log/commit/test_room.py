@@ -90,15 +90,15 @@ def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> 
     jobs = [first.enqueue(b"x" * 500), first.enqueue(b"x" * 500)]
     for delivery in first.claim(2):
         first.settle(delivery, Kind.DEAD)
-    found = letters(first.committer.sight, jobs).items
+    dead = letters(first.committer.sight, jobs).items
     world.machine.free = MIN_FREE - 1
     world.clock.advance(10)
     with pytest.raises(DiskFull):
-        first.ask(Op.REQUEUE, found)
+        first.ask(Op.REQUEUE, dead)
     assert first.ask(Op.PURGE, jobs[:1]) == [None]
     world.machine.free = None
-    assert first.ask(Op.REQUEUE, found[1:]) == [None]
-    assert [one.job for one in first.claim(9)] == jobs[1:]
+    assert first.ask(Op.REQUEUE, dead[1:]) == [None]
+    assert [claimed.job for claimed in first.claim(9)] == jobs[1:]
 
 
 def test_jobs_expire_while_enqueues_are_refused() -> None:

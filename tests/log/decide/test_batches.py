@@ -48,6 +48,6 @@ def test_a_listener_that_left_hears_of_no_death() -> None:
         (delivery,) = process.claim()
         process.committer.answers.later.clear()
         process.committer.commit([(Op.SETTLE_SOON, None, None, ([_dead(delivery)], _never))])
-        told = [port for port, *_ in process.committer.answers.later if port is not None]
-        assert sorted(told) == heard
+        ports = [port for port, *_ in process.committer.answers.later if port is not None]
+        assert sorted(ports) == heard
         (leave if len(heard) == 2 else stay)()

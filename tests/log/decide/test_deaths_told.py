@@ -27,10 +27,10 @@ ONCE = EnqueueSpec(attempts=1, task="mail")
 def told(world: World) -> list[bytes]:
     """Return the bodies of the jobs that tell, each in the frame of a death."""
     records = world.records()
-    deaths = [one for one in records if one.kind == Kind.DEAD]
-    jobs = [one for one in records if (one.kind, one.task) == (Kind.ENQUEUED, b"tell")]
-    assert [one.time_ns for one in jobs] == [one.time_ns for one in deaths]
-    return [one.body or b"" for one in jobs]
+    deaths = [record for record in records if record.kind == Kind.DEAD]
+    jobs = [record for record in records if (record.kind, record.task) == (Kind.ENQUEUED, b"tell")]
+    assert [job.time_ns for job in jobs] == [death.time_ns for death in deaths]
+    return [job.body or b"" for job in jobs]
 
 
 def telling(process: Process) -> Process:
@@ -104,7 +104,7 @@ def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
         (Op.CLAIM, None, claimed, ClaimRequest(1, wait_until_ns=0)),
         (Op.SETTLE_SOON, None, None, ([died], print)),
     ])  # fmt: skip
-    assert [one.task for one in claimed.result(0)] == ["tell"]
+    assert [taken.task for taken in claimed.result(0)] == ["tell"]
 
 
 def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
@@ -144,7 +144,7 @@ def test_only_who_claims_ends_the_jobs_of_a_killed_worker() -> None:
     """A command that comes by knows of nobody who is to be told; the others go back at once."""
     world = World()
     worker = world.process()
-    last, cancelled, other = (worker.enqueue(spec=one) for one in (ONCE, ONCE, EnqueueSpec()))
+    last, cancelled, other = (worker.enqueue(spec=spec) for spec in (ONCE, ONCE, EnqueueSpec()))
     worker.claim(3)
     worker.ask(Op.CANCEL, cancelled)
     worker.kill()

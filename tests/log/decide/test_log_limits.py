@@ -40,7 +40,7 @@ def claim(process: Process, count: int = 9) -> list[Delivery]:
 
 
 def jobs(deliveries: list[Delivery]) -> list[int]:
-    return [one.job for one in deliveries]
+    return [delivery.job for delivery in deliveries]
 
 
 def test_no_more_jobs_of_a_task_run_at_a_time_whoever_claims_and_from_whatever_queue() -> None:
@@ -152,8 +152,8 @@ def test_a_claim_that_is_given_back_counts_all_the_same() -> None:
     process = world.process()
     for _ in range(4):
         process.enqueue(spec=POST)
-    for one in claim(process):
-        process.settle(one, Kind.RELEASED, cause=Cause.DRAIN)
+    for delivery in claim(process):
+        process.settle(delivery, Kind.RELEASED, cause=Cause.DRAIN)
     assert claim(process) == []
 
 
@@ -192,8 +192,8 @@ def test_compaction_loses_no_claim_of_a_window() -> None:
     request.queues = None
     for _ in range(2):
         process.enqueue(spec=POST, extras=of("k"))
-    for one in process.ask(Op.CLAIM, request):
-        process.settle(one)
+    for delivery in process.ask(Op.CLAIM, request):
+        process.settle(delivery)
     for _ in range(6):
         fill_segment(process)
     before = len(world.segments())
@@ -227,10 +227,10 @@ def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_ane
             fill_segment(other)
         tend(other)
         assert Kind.RATED in world.kinds()
-    for one in (process, world.process()):
+    for each in (process, world.process()):
         for spec in (POST, EnqueueSpec(task="posted")):
-            one.enqueue(spec=spec, extras=of("k"))
-        agenda = one.catch_up().need_agenda()
+            each.enqueue(spec=spec, extras=of("k"))
+        agenda = each.catch_up().need_agenda()
         assert agenda.taking.take(0, None, None) == []
         agenda.groups.tell(limits, agenda.moment)
         group = agenda.groups.get("post", b"k")
@@ -282,7 +282,7 @@ def test_keys_that_have_no_job_any_more_take_no_room() -> None:
     assert facets.agenda is not None
     assert len(facets.agenda.lanes) == 2_001
     while held := claim(process, 500):
-        process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, one) for one in held])
+        process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery) for delivery in held])
     for agenda in (facets.agenda, world.fold().agenda):
         assert agenda is not None
         assert len(agenda.lanes) <= 2

@@ -84,9 +84,9 @@ def test_a_kind_that_is_added_to_the_table_is_known_to_all(tmp_path: Path) -> No
     assert not done.stderr
     seen = json.loads(done.stdout)
     assert (seen["state"], seen["counted"], seen["reason"]) == ("cancelled", 1, "no use")
-    told = seen["timeline"][-1]
-    assert (told["kind"], told["reason"], told["cause"]) == ("abandoned", "no use", "caller")
-    assert told["owner"] == seen["timeline"][1]["owner"]
+    event = seen["timeline"][-1]
+    assert (event["kind"], event["reason"], event["cause"]) == ("abandoned", "no use", "caller")
+    assert event["owner"] == seen["timeline"][1]["owner"]
     streamed = seen["tail"][-1]
     assert (streamed["kind"], streamed["queue"], streamed["reason"]) == (
         "abandoned", "mail", "no use",
@@ -169,10 +169,10 @@ def test_the_loops_and_the_story_do_what_the_table_says(
     for due_ns, state in zip((0, NOW + 9), states, strict=False):
         written = Written(jobs, before)
         written.add(kind, due_ns)
-        live, told = written.states(is_alone=is_alone)
+        live, stories = written.states(is_alone=is_alone)
         known = state in LIVE_STATES or state is State.DEAD
         assert live == [state if known else State.ABSENT] * jobs
-        assert told == [state] * jobs
+        assert stories == [state] * jobs
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.zip")))

@@ -63,7 +63,7 @@ def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: boo
     world.machine.put(_FIRST, data)
     world.lose_power()
     assert _peak_bytes(lambda: world.process().enqueue()) < _MEMORY_MAX
-    assert [one.job for one in world.process().claim()] == [kept]
+    assert [delivery.job for delivery in world.process().claim()] == [kept]
 
 
 def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_path: Path) -> None:
@@ -106,7 +106,10 @@ def test_a_damaged_length_of_a_record_costs_no_memory() -> None:
     world.lose_power()
     after = world.process()
     claimed: list[int] = []
-    assert _peak_bytes(lambda: claimed.extend(one.job for one in after.claim(9))) < _MEMORY_MAX
+    assert (
+        _peak_bytes(lambda: claimed.extend(delivery.job for delivery in after.claim(9)))
+        < _MEMORY_MAX
+    )
     assert claimed == kept
 
 
@@ -149,7 +152,9 @@ def test_a_payload_that_holds_the_whole_segment_is_never_taken_for_records(
     after = world.process()
     deliveries = after.claim(99)
     # Its header is gone, but the record says by its own CRC that it is whole.
-    assert [one.job for one in deliveries] == sorted([*jobs, carrier] if not cut else jobs)
+    assert [delivery.job for delivery in deliveries] == sorted(
+        [*jobs, carrier] if not cut else jobs
+    )
     assert len(after.catch_up().damage) == (0 if cut else 1)
 
 
@@ -168,7 +173,7 @@ def test_a_copy_at_the_very_same_offsets_of_the_next_segment_is_no_frame() -> No
     world.machine.corrupt(second, 70, b"\xff")
     world.lose_power()
     after = world.process()
-    assert [one.job for one in after.claim(9)] == jobs
+    assert [delivery.job for delivery in after.claim(9)] == jobs
     assert after.enqueue() > carrier
 
 
@@ -206,7 +211,7 @@ def test_a_record_of_an_unknown_type_from_128_on_is_passed_over(tmp_path: Path) 
     before = first.enqueue()
     first.append(_record(200) + _record(255, size=16), 2)
     after = first.enqueue()
-    assert [one.job for one in world.process().claim(9)] == [before, after]
+    assert [delivery.job for delivery in world.process().claim(9)] == [before, after]
     views = _dump(world, tmp_path).jobs(None, None, None, 10)
     assert [view.lsn for view in views] == [after, before]
 
@@ -222,7 +227,12 @@ def test_an_unknown_type_from_128_on_does_not_end_a_salvage() -> None:
     first.enqueue(b"last")
     world.machine.corrupt(_FIRST, 64 + 30, b"\xff")
     world.lose_power()
-    assert [one.payload for one in world.process().claim(9)] == [b"x", b"y", b"later", b"last"]
+    assert [delivery.payload for delivery in world.process().claim(9)] == [
+        b"x",
+        b"y",
+        b"later",
+        b"last",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +288,6 @@ def test_a_log_that_names_features_from_before_the_first_release_works() -> None
     world.machine.put(path, json.dumps(values).encode())
     world.lose_power()
     process = world.process()
-    assert [one.job for one in process.claim()] == [job]
+    assert [delivery.job for delivery in process.claim()] == [job]
     process.enqueue()
     assert json.loads(world.machine.content(path)) == values

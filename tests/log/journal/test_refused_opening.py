@@ -38,8 +38,8 @@ _ENOUGH: Final = 24
 
 
 def _descriptors() -> set[str]:
-    links = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
-    return {str(one.readlink()) for one in links}
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {str(link.readlink()) for link in links}
 
 
 def _refuse(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
@@ -68,7 +68,7 @@ def test_what_the_disk_refuses_at_opening_is_a_log_error_and_leaves_nothing_open
             _refuse(patch, name, number, code)
             with contextlib.suppress(LogError):  # it may open without that, too
                 open_store(path, _CONFIG).close()
-        assert not [one for one in _descriptors() if one.startswith(path)]
+        assert not [link for link in _descriptors() if link.startswith(path)]
     open_store(path, _CONFIG).close()
 
 
@@ -87,7 +87,7 @@ def test_without_descriptors_the_limit_is_named_and_nothing_leaks(tmp_path: Path
             assert "ulimit -n" in str(error)  # noqa: PT017 - with enough of them it opens
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not [one for one in _descriptors() if one.startswith(path)]
+        assert not [name for name in _descriptors() if name.startswith(path)]
     assert refused
 
 

@@ -28,5 +28,5 @@ def test_jobs_since_a_moment_are_those_enqueued_then_or_later_however_they_were_
         for number, moment in enumerate(moments):
             for since, first in ((moment, number), (moment + 1, number + 1)):
                 past = Chosen(frozenset({State.DEAD}), since_ns=since)
-                found = [one.record.job for one in past_jobs(world.reader(), past)]
-                assert found == jobs[first:], (is_compacted, number)
+                listed = [past_job.record.job for past_job in past_jobs(world.reader(), past)]
+                assert listed == jobs[first:], (is_compacted, number)

@@ -74,10 +74,10 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
         assert again == first
         assert stats.queues[0].ready >= JOBS - 2
         assert cancelled
-        assert {one.job_id for one in claimed} <= {ids[0], ids[1], ids[2]}
+        assert {delivery.job_id for delivery in claimed} <= {ids[0], ids[1], ids[2]}
         assert await log.get(plain) is not None
-        for one in claimed:
-            await log.ack(one)
+        for delivery in claimed:
+            await log.ack(delivery)
 
 
 @pytest.mark.parametrize("was_alone", [False, True])
@@ -87,56 +87,56 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
 ) -> None:
     """Also by who was alone with the log when he last looked."""
     world = World()
-    one, other = world.process(), world.process()
-    one.committer.builds_in_steps = True
-    job = one.enqueue()
-    (held,) = one.claim()
+    process, other = world.process(), world.process()
+    process.committer.builds_in_steps = True
+    job = process.enqueue()
+    (held,) = process.claim()
     if names != "agenda":
-        one.offer(extras=Extras(key=b"mine", window_ns=10**15))
-    one.committer.journal.writer.is_alone = was_alone
+        process.offer(extras=Extras(key=b"mine", window_ns=10**15))
+    process.committer.journal.writer.is_alone = was_alone
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
-    settled = one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, held)])
-    looked = one.send(Op.LOOK, (lambda _: "seen", True))
-    keyed = one.send(Op.ENQUEUE, (PLAIN, b"k", Extras(key=b"mine")))
-    assert isinstance(one.offer(), int)  # answered at once
+    settled = process.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, held)])
+    looked = process.send(Op.LOOK, (lambda _: "seen", True))
+    keyed = process.send(Op.ENQUEUE, (PLAIN, b"k", Extras(key=b"mine")))
+    assert isinstance(process.offer(), int)  # answered at once
     assert not settled.done()
     assert not looked.done()
     steps = 0
-    while one.committer.facets.unfinished:
-        one.committer.facets.build()
+    while process.committer.facets.unfinished:
+        process.committer.facets.build()
         steps += 1
     assert steps > 50
-    one.commit([])
-    one.sync()
+    process.commit([])
+    process.sync()
     assert settled.result(0) == [None]
     assert looked.result(0) == "seen"
     assert isinstance(keyed.result(0), int if names == "agenda" else Duplicate)
     view = world.view(job)
     assert view is not None
     assert view.state is State.SUCCEEDED
-    assert len(one.claim(500)) == 202
+    assert len(process.claim(500)) == 202
 
 
 def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> None:
     """What came while the fold was built is read at once, however much of it there is."""
     world = World()
-    one, other = world.process(), world.process()
-    one.committer.builds_in_steps = True
+    process, other = world.process(), world.process()
+    process.committer.builds_in_steps = True
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
-    claim = one.send(Op.CLAIM, ClaimRequest(1))
+    claim = process.send(Op.CLAIM, ClaimRequest(1))
     for _ in range(3):
         if claim.done():
             break
-        while one.committer.facets.unfinished:
-            one.committer.facets.build()
+        while process.committer.facets.unfinished:
+            process.committer.facets.build()
         other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
-        one.commit([])
-        one.sync()
+        process.commit([])
+        process.sync()
     assert claim.done()
     # Afterwards it is built in steps again.
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
-    late = one.send(Op.CLAIM, ClaimRequest(1))
-    assert one.committer.facets.unfinished
+    late = process.send(Op.CLAIM, ClaimRequest(1))
+    assert process.committer.facets.unfinished
     assert not late.done()
 
 
@@ -145,26 +145,26 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
 ) -> None:
     """Who was told that the job could not be acknowledged may run it again: so it runs still."""
     world = World()
-    one, other = world.process(), world.process()
-    one.committer.builds_in_steps = True
-    jobs = [one.enqueue(), one.enqueue()]
-    first, second = one.claim(2)
+    process, other = world.process(), world.process()
+    process.committer.builds_in_steps = True
+    jobs = [process.enqueue(), process.enqueue()]
+    first, second = process.claim(2)
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
-    one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, first)])
-    one.send(Op.SETTLE_SOON, ([Settlement(Kind.SUCCEEDED, second)], lambda *_: None))
-    told: list[Answer] = []
+    process.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, first)])
+    process.send(Op.SETTLE_SOON, ([Settlement(Kind.SUCCEEDED, second)], lambda *_: None))
+    answers: list[Answer] = []
     storage = thread.StorageThread.__new__(thread.StorageThread)
-    storage.peers, storage.writer = LocalPeers.__new__(LocalPeers), one.journal.writer
-    storage.journal, storage.committer = one.journal, one.committer
+    storage.peers, storage.writer = LocalPeers.__new__(LocalPeers), process.journal.writer
+    storage.journal, storage.committer = process.journal, process.committer
     monkeypatch.setattr(storage, "_mailbox", Mailbox("data"), raising=False)
-    monkeypatch.setattr(storage, "_deliver", told.extend)
+    monkeypatch.setattr(storage, "_deliver", answers.extend)
     storage._answer_late(30.0)
-    (answer,) = told
+    (answer,) = answers
     assert isinstance(answer[2], LogLocked)
-    while one.committer.facets.unfinished:
-        one.committer.facets.build()
-    one.commit([])
-    one.sync()
+    while process.committer.facets.unfinished:
+        process.committer.facets.build()
+    process.commit([])
+    process.sync()
     states = [view.state for job in jobs if (view := world.view(job)) is not None]
     assert states == [State.RUNNING, State.SUCCEEDED]
 
@@ -174,21 +174,21 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
 ) -> None:
     """The disk is full when it is had at last, and the reserve is given up for what is left."""
     world = World(config=replace(SMALL, reserve_bytes=100_000))
-    one = world.process()
-    job = one.enqueue()
-    (delivery,) = one.claim()
-    lock = one.journal.lock
+    process = world.process()
+    job = process.enqueue()
+    (delivery,) = process.claim()
+    lock = process.journal.lock
     late: list[Request] = []
 
     def lock_late() -> None:
         if late:
             lock()
         else:
-            late.extend(one.committer.undecided.take_in_flight())
+            late.extend(process.committer.undecided.take_in_flight())
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(one.journal, "lock", lock_late)
-    settled = one.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
+    monkeypatch.setattr(process.journal, "lock", lock_late)
+    settled = process.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
     assert len(late) == 1
     assert not settled.done()
     view = world.view(job)
@@ -198,10 +198,10 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
 
 def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
     world = World()
-    one = world.process()
+    process = world.process()
     for _ in range(3):
-        one.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 50)
-    one.close()
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 50)
+    process.close()
     journal = world.reader()
     second = [item for _, item in journal.frames(journal.start())][1]
     place = second.offset + codec.FRAME_HEADER_SIZE + 30

@@ -56,13 +56,13 @@ def bodies(request: Request) -> list[bytes]:
 def test_every_job_is_taken_once_and_in_order_while_others_come(
     mailbox: Mailbox, port: LoopPort
 ) -> None:
-    count, found = 20_000, list[bytes]()
+    count, seen = 20_000, list[bytes]()
     over = threading.Event()
 
     def take() -> None:
         while not over.is_set() or mailbox.requests:
             for request in taken(mailbox, 20_000):
-                found.extend(bodies(request))
+                seen.extend(bodies(request))
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -70,13 +70,13 @@ def test_every_job_is_taken_once_and_in_order_while_others_come(
         port.enqueue(MAIL, b"%d" % number, None)
     over.set()
     thread.join()
-    assert found == [b"%d" % number for number in range(count)]
+    assert seen == [b"%d" % number for number in range(count)]
 
 
 def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     mailbox: Mailbox, port: LoopPort
 ) -> None:
-    count, found = 20_000, (list[bytes](), list[bytes]())
+    count, taken_by = 20_000, (list[bytes](), list[bytes]())
     over = threading.Event()
 
     def take(mine: list[bytes]) -> None:
@@ -87,7 +87,7 @@ def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
                 continue
             mine.extend(bodies(request) if request else ())
 
-    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in taken_by]
     for thread in threads:
         thread.start()
     for number in range(count):
@@ -95,7 +95,7 @@ def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     over.set()
     for thread in threads:
         thread.join()
-    assert sorted(map(int, found[0] + found[1])) == list(range(count))
+    assert sorted(map(int, taken_by[0] + taken_by[1])) == list(range(count))
 
 
 def test_single_jobs_of_one_loop_stay_in_the_order_in_which_they_were_asked_for(
@@ -104,8 +104,8 @@ def test_single_jobs_of_one_loop_stay_in_the_order_in_which_they_were_asked_for(
     extras = Extras(key=b"key")
     for number, options in enumerate((None, None, extras, None, extras, None, None)):
         port.enqueue(MAIL, b"%d" % number, options)
-    found = [bodies(request) for request in taken(mailbox)]
-    assert found == [[b"0", b"1"], [b"2"], [b"3"], [b"4"], [b"5", b"6"]]
+    requests = [bodies(request) for request in taken(mailbox)]
+    assert requests == [[b"0", b"1"], [b"2"], [b"3"], [b"4"], [b"5", b"6"]]
 
 
 def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(
@@ -128,9 +128,9 @@ def test_each_job_of_a_line_counts_for_the_limit_of_the_mailbox(port: LoopPort) 
 def test_jobs_are_decided_by_spec_in_their_order() -> None:
     specs = [MAIL, MAIL, SMS, MAIL, SMS, SMS]
     run = Run(specs, [b"%d" % number for number in range(6)], [None] * 6)
-    found = list(run.by_spec())
-    assert [spec for spec, _ in found] == [MAIL, SMS, MAIL, SMS]
-    assert [part for _, part in found] == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
+    parts = list(run.by_spec())
+    assert [spec for spec, _ in parts] == [MAIL, SMS, MAIL, SMS]
+    assert [part for _, part in parts] == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
 
 
 def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_those_who_come_after_the_end_are_all_refused(mailbox: Mailbox, port: Lo
     mailbox.end()
     after = [port.enqueue(MAIL, b"") for _ in range(3)]
     loop.run_until_complete(asyncio.wait([*before, *after], timeout=5))
-    assert all(isinstance(one.exception(), LogClosed) for one in (*before, *after))
+    assert all(isinstance(future.exception(), LogClosed) for future in (*before, *after))
 
 
 def test_a_success_that_comes_twice_is_refused_once_and_the_others_stand(tmp_path: Path) -> None:
@@ -204,6 +204,6 @@ def test_a_success_that_comes_twice_is_refused_once_and_the_others_stand(tmp_pat
         (stats,) = (await port.stats()).queues
         assert (stats.succeeded, stats.running, stats.ready) == (20, 0, 0)
         await asyncio.to_thread(store.close)
-        assert [one.delivery for one in refused] == [deliveries[7]]
+        assert [settlement.delivery for settlement in refused] == [deliveries[7]]
 
     asyncio.run(main())

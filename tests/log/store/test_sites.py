@@ -59,8 +59,8 @@ class Party:
                 error = next(
                     (item for item in _listed(answer) if isinstance(item, TaskqError)), None
                 )
-            except TaskqError as told:
-                error = told
+            except TaskqError as problem:
+                error = problem
             if error is None:
                 return answer
             self.scene.note(error)

@@ -31,12 +31,14 @@ def main() -> None:
     number = 0
     while True:
         number += 1
-        for one in extras:
-            port.enqueue(EnqueueSpec(), b"x" * 200, one).result()
+        for extra in extras:
+            port.enqueue(EnqueueSpec(), b"x" * 200, extra).result()
         port.enqueue(EnqueueSpec(), b"x", Extras(key=b"%d %d" % (os.getpid(), number))).result()
         taken = port.claim(ClaimRequest(3, wait_until_ns=0)).result()
         kinds = (Kind.SUCCEEDED, Kind.DEAD)
-        port.settle([Settlement(kinds[one.job % 2], one) for one in taken[1:]]).result()
+        port.settle(
+            [Settlement(kinds[delivery.job % 2], delivery) for delivery in taken[1:]]
+        ).result()
         os.write(1, b"round %d\n" % number)
 
 

@@ -37,7 +37,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def guarding(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(guard, "WorkerProcess", Started)
     monkeypatch.setattr(Started, "refuses", False)
     result = Guard(
@@ -56,28 +56,28 @@ def one(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
-    one: Any, said: list[str]
+    guarding: Any, said: list[str]
 ) -> None:
     Started.refuses = True
-    one._start_due()
-    assert all(place.current is None and place.restart_at for place in one._places)
+    guarding._start_due()
+    assert all(place.current is None and place.restart_at for place in guarding._places)
     assert "worker 1 cannot be started (" in said[0]
     Started.refuses = False
-    one._places[0].restart_at = 0.0
-    one._start_due()
-    assert one._places[0].current is not None
+    guarding._places[0].restart_at = 0.0
+    guarding._start_due()
+    assert guarding._places[0].current is not None
 
 
 def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
-    one: Any, said: list[str]
+    guarding: Any, said: list[str]
 ) -> None:
-    one._start_due()
-    before = [place.current for place in one._places]
+    guarding._start_due()
+    before = [place.current for place in guarding._places]
     Started.refuses = True
-    one._replace_asked = True
-    one._act()
-    assert [place.current for place in one._places] == before
-    assert not one._to_replace
+    guarding._replace_asked = True
+    guarding._act()
+    assert [place.current for place in guarding._places] == before
+    assert not guarding._to_replace
     assert "the old ones stay" in said[-1]
 
 
@@ -85,13 +85,13 @@ def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
     ("is_ready", "code", "exit_code"), [(False, -15, 0), (True, -15, 1), (False, -9, 1)]
 )
 def test_workers_that_are_stopped_while_they_start_are_no_failure(
-    one: Any, is_ready: bool, code: int, exit_code: int
+    guarding: Any, is_ready: bool, code: int, exit_code: int
 ) -> None:
-    one._start_due()
-    one._stops_asked = 1
-    one._act()
-    for worker in one._processes():
+    guarding._start_due()
+    guarding._stops_asked = 1
+    guarding._act()
+    for worker in guarding._processes():
         worker.ready = is_ready
-        one._on_ended(worker, code)
-    assert one._is_over()
-    assert one._exit_code == exit_code
+        guarding._on_ended(worker, code)
+    assert guarding._is_over()
+    assert guarding._exit_code == exit_code

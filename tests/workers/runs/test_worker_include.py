@@ -178,7 +178,7 @@ def test_a_module_that_cannot_be_included_is_told_as_the_app_itself_would_be(
     write: Callable[..., None], names: tuple[str, ...], words: str
 ) -> None:
     write(app=_APP, tasks=_TASKS, bad="1 / 0\n")
-    done = run("-m", "taskq", "worker", "proj.app", *(w for one in names for w in ("-I", one)))
+    done = run("-m", "taskq", "worker", "proj.app", *(w for name in names for w in ("-I", name)))
     assert done.returncode == 2
     assert done.stderr.startswith(words)
     assert not Path("data").exists()

@@ -42,10 +42,12 @@ def test_a_script_without_a_main_guard_is_told_so_and_starts_no_workers_in_its_c
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     ended = run_python("script.py", cwd=tmp_path, timeout=SECONDS, check=True)
-    told = [line for line in ended.stdout.splitlines() if line.startswith("a child process cannot")]
-    assert len(told) == 1
-    assert "a child process cannot import script: UsageError: a worker is started" in told[0]
-    assert 'if __name__ == "__main__":' in told[0]
+    errors = [
+        line for line in ended.stdout.splitlines() if line.startswith("a child process cannot")
+    ]
+    assert len(errors) == 1
+    assert "a child process cannot import script: UsageError: a worker is started" in errors[0]
+    assert 'if __name__ == "__main__":' in errors[0]
     assert 'if __name__ == "__main__":' in ended.stderr  # the worker says it, too
 
 

@@ -25,7 +25,7 @@ ONCE = retry.exponential(attempts=1)
 
 
 @pytest.fixture
-def told() -> list[DeadLetter]:
+def letters() -> list[DeadLetter]:
     return []
 
 
@@ -50,16 +50,18 @@ async def end_of(app: TaskQ, *names: str) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def test_each_death_is_told_once_with_its_reason(app: TaskQ, told: list[DeadLetter]) -> None:
+async def test_each_death_is_told_once_with_its_reason(
+    app: TaskQ, letters: list[DeadLetter]
+) -> None:
     add_tasks(app)
-    app.on_dead(told.append)
+    app.on_dead(letters.append)
     async with app, app.worker():
         failed, discarded, _ = await end_of(app, "fail", "discard", "work")
-    assert [(one.job_id, one.cause, one.attempt) for one in told] == [
+    assert [(letter.job_id, letter.cause, letter.attempt) for letter in letters] == [
         (failed, "exhausted", 1),
         (discarded, "rejected", 1),
     ]
-    first = told[0]
+    first = letters[0]
     assert (first.queue, first.task, first.priority) == ("mail", "fail", 7)
     assert first.reason.startswith("ValueError: no good")
     assert first.settled_ns > 0
@@ -85,7 +87,7 @@ async def test_the_letter_is_in_the_log_when_the_hook_is_called(app: TaskQ) -> N
 
 
 async def test_a_raising_hook_is_logged_and_stops_nothing(
-    app: TaskQ, told: list[DeadLetter], caplog: pytest.LogCaptureFixture
+    app: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
 ) -> None:
     add_tasks(app)
 
@@ -98,25 +100,25 @@ async def test_a_raising_hook_is_logged_and_stops_nothing(
         raise RuntimeError("the other one, too")
 
     with caplog.at_level(logging.ERROR):
-        async with app, app.worker(on_dead=told.append):
+        async with app, app.worker(on_dead=letters.append):
             (failed, _) = await end_of(app, "fail", "work")
-    assert [one.job_id for one in told] == [failed]
+    assert [letter.job_id for letter in letters] == [failed]
     assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
 
 
 async def test_two_workers_of_one_process_call_an_apps_hook_once(
-    app: TaskQ, told: list[DeadLetter]
+    app: TaskQ, letters: list[DeadLetter]
 ) -> None:
     add_tasks(app)
-    app.on_dead(told.append)
+    app.on_dead(letters.append)
     async with app, app.worker(), app.worker():
         failed = await end_of(app, "fail", "fail")
-    assert sorted(one.job_id for one in told) == sorted(failed)
+    assert sorted(letter.job_id for letter in letters) == sorted(failed)
 
 
-async def test_a_stopped_worker_hears_nothing(app: TaskQ, told: list[DeadLetter]) -> None:
+async def test_a_stopped_worker_hears_nothing(app: TaskQ, letters: list[DeadLetter]) -> None:
     add_tasks(app)
-    app.on_dead(told.append)
+    app.on_dead(letters.append)
     async with app:
         async with app.worker():
             pass
@@ -124,7 +126,7 @@ async def test_a_stopped_worker_hears_nothing(app: TaskQ, told: list[DeadLetter]
             await log.put(b"x", attempts=1)
             (delivery,) = await log.claim()
             await log.nack(delivery)
-    assert told == []
+    assert letters == []
 
 
 async def test_a_slow_hook_gets_its_time_at_the_workers_end(app: TaskQ) -> None:

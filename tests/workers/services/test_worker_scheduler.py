@@ -46,7 +46,7 @@ async def app(tmp_path: Path, clock: FakeClock) -> AsyncIterator[TaskQ]:
 async def look(app: TaskQ, *schedulers: Scheduler) -> float:
     """Let schedulers look, all at once; the shortest sleep that they want."""
     await app.open()
-    return min(await asyncio.gather(*(one.look(app.store()) for one in schedulers)))
+    return min(await asyncio.gather(*(scheduler.look(app.store()) for scheduler in schedulers)))
 
 
 async def jobs(app: TaskQ) -> list[JobView]:
@@ -95,9 +95,11 @@ async def test_of_many_schedulers_one_ticks(app: TaskQ, clock: FakeClock) -> Non
     for _ in range(24 * 6):
         clock.advance(600)
         await look(app, *schedulers)
-    told = [job.headers["taskq-scheduled-at"] for job in await jobs(app)]
-    expected = [NIGHT.astimezone(UTC) + timedelta(minutes=30) * (one + 1) for one in range(48)]
-    assert told == [one.astimezone(BERLIN).isoformat() for one in expected]
+    moments_told = [job.headers["taskq-scheduled-at"] for job in await jobs(app)]
+    expected = [
+        NIGHT.astimezone(UTC) + timedelta(minutes=30) * (number + 1) for number in range(48)
+    ]
+    assert moments_told == [moment.astimezone(BERLIN).isoformat() for moment in expected]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ async def test_of_two_versions_the_one_that_was_started_last_ticks(
             clock.advance(300)
             await look(app, old)
             await look(new_app, new)
-    assert [one[-5:] for one in await moments(app)] == ["00:45", "01:00", "01:15", "01:30"]
+    assert [moment[-5:] for moment in await moments(app)] == ["00:45", "01:00", "01:15", "01:30"]
     assert caplog.text.count("schedule report is not ticked here (every 0:10:00)") == 1
     await new_app.close()
 
@@ -298,11 +300,11 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
         async with app.worker():
             await scheduler.look(app.store())  # the log knows it from here on
             clock.advance(7_200)
-            found = [await asyncio.wait_for(ran.get(), 10) for _ in range(2)]
+            handed = [await asyncio.wait_for(ran.get(), 10) for _ in range(2)]
             job = await report.enqueue()
             await asyncio.wait_for(job.result(), 10)
         assert await ran.get() == (None, "")
-    assert found == [
+    assert handed == [
         (datetime(2024, 3, 31, 1, tzinfo=UTC), "hourly"),
         (datetime(2024, 3, 31, 2, tzinfo=UTC), "hourly"),
     ]
@@ -427,4 +429,4 @@ async def test_schedules_are_listed_with_what_their_worker_said(
         datetime(2024, 4, day, 2, 30, tzinfo=BERLIN) for day in (3, 4)
     )
     assert await app.schedules.forget("b")
-    assert [one.name for one in await app.schedules.list()] == ["nightly"]
+    assert [schedule.name for schedule in await app.schedules.list()] == ["nightly"]

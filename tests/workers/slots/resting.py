@@ -63,9 +63,9 @@ class _Selector(selectors.DefaultSelector):
             return super().select(timeout)
         if timeout == 0 or loop.runs_threads():
             # What a thread does takes real time, and ends by a call of the loop.
-            found = super().select(0 if timeout == 0 else _THREAD_SECONDS)
-            assert found or timeout == 0, "a thread does not return"
-            return found
+            events = super().select(0 if timeout == 0 else _THREAD_SECONDS)
+            assert events or timeout == 0, "a thread does not return"
+            return events
         loop.on_wait(None if timeout == _FOREVER_SECONDS else timeout)
         return super().select(0)
 
@@ -123,7 +123,7 @@ class Log(FakePort):
         return self
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
-        return any(self._fits(one, queues, tasks) for one in self.ready)
+        return any(self._fits(delivery, queues, tasks) for delivery in self.ready)
 
     def is_claimable(self, delivery: Delivery) -> bool:
         """Return whether neither its queue nor its task's limit keeps it back."""
@@ -131,7 +131,7 @@ class Log(FakePort):
             return False
         if delivery.task != "limited":
             return True
-        return sum(one.task == "limited" for one in self.running.values()) < _LIMITED
+        return sum(running.task == "limited" for running in self.running.values()) < _LIMITED
 
     # What a worker calls.
 
@@ -211,10 +211,12 @@ class Log(FakePort):
         return taken
 
     def _fits(
-        self, one: Delivery, queues: frozenset[str] | None, tasks: frozenset[str] | None
+        self, delivery: Delivery, queues: frozenset[str] | None, tasks: frozenset[str] | None
     ) -> bool:
-        known = (queues is None or one.queue in queues) and (tasks is None or one.task in tasks)
-        return known and self.is_claimable(one)
+        known = (queues is None or delivery.queue in queues) and (
+            tasks is None or delivery.task in tasks
+        )
+        return known and self.is_claimable(delivery)
 
     def _answer(self, future: asyncio.Future[list[Delivery]], taken: list[Delivery]) -> None:
         is_lost = self._random.random() < self.trouble
@@ -294,7 +296,7 @@ class Jobs:
         def work(kind: str) -> None:
             self._work(kind)
 
-        app.breaker("mail", failures=2, is_failure=lambda one: isinstance(one, OSError))
+        app.breaker("mail", failures=2, is_failure=lambda error: isinstance(error, OSError))
         self.tasks = [
             app.task(name="plain", **options)(act),
             app.task(name="other", queue="other", **options)(act),
@@ -525,7 +527,7 @@ class Schedule:
 
     def _cancel_slot(self) -> None:
         """Somebody cancels whatever asyncio tasks there are."""
-        slots = sorted(self.crew.slots, key=lambda one: one.task.get_name())
+        slots = sorted(self.crew.slots, key=lambda idle: idle.task.get_name())
         if slots:
             self.random.choice(slots).task.cancel()
 

@@ -133,7 +133,9 @@ async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
                     view = await seen(port, job.lsn)
         assert view.attempt <= 1
         assert install_line("zstd") in view.attempts[0].reason
-        warnings = [one for one in caplog.messages if "jobs wait for another worker" in one]
+        warnings = [
+            message for message in caplog.messages if "jobs wait for another worker" in message
+        ]
         assert len(warnings) == 1
         async with quick_app.worker():
             assert await job.result(SECONDS) == len(TEXT)
@@ -257,7 +259,7 @@ async def test_a_result_whose_file_was_collected_before_its_record_runs_its_job_
     async def work() -> int:
         return 1
 
-    fake.fake.refuse = lambda one: SpillMissing("gone") if one.kind is Kind.SUCCEEDED else None
+    fake.fake.refuse = lambda item: SpillMissing("gone") if item.kind is Kind.SUCCEEDED else None
     async with fake.worker(concurrency=1):
         fake.put(work)
         (settled,) = await fake.fake.settlements(1)

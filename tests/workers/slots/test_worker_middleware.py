@@ -29,28 +29,28 @@ _who: ContextVar[str] = ContextVar("who", default="nobody")
 
 
 async def test_it_stands_around_each_attempt_the_first_declared_outermost(app: TaskQ) -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     @app.middleware
     async def outer(job: JobContext) -> AsyncIterator[None]:
-        told.append(f"outer before {job.task} {job.attempt}")
+        events.append(f"outer before {job.task} {job.attempt}")
         try:
             yield
         except ValueError:
-            told.append("outer failed")
+            events.append("outer failed")
             raise
-        told.append("outer after")
+        events.append("outer after")
 
     @app.middleware
     async def inner() -> AsyncIterator[None]:
-        told.append("inner before")
+        events.append("inner before")
         yield
-        told.append("inner after")
+        events.append("inner after")
 
     @app.task(name="work", retry=retry.fixed(2, 0))
     async def work() -> int:
-        told.append("run")
-        if told.count("run") == 1:
+        events.append("run")
+        if events.count("run") == 1:
             raise ValueError
         return 7
 
@@ -58,7 +58,7 @@ async def test_it_stands_around_each_attempt_the_first_declared_outermost(app: T
         assert await (await work.enqueue()).result(timeout=SECONDS) == 7
     first = ["outer before work 1", "inner before", "run", "outer failed"]
     again = ["outer before work 2", "inner before", "run", "inner after", "outer after"]
-    assert told == first + again
+    assert events == first + again
 
 
 async def test_what_it_sets_is_seen_by_the_task_on_the_loop_and_in_threads(app: TaskQ) -> None:
@@ -169,14 +169,14 @@ async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
 
 
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
-    told: list[type[BaseException]] = []
+    errors: list[type[BaseException]] = []
 
     @app.middleware
     async def sees(_job: JobContext) -> AsyncIterator[None]:
         try:
             yield
         except BaseException as error:
-            told.append(type(error))
+            errors.append(type(error))
             raise
 
     begun = asyncio.Event()
@@ -188,7 +188,7 @@ async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
 
     @app.task
     async def waits() -> None:
-        if not told:
+        if not errors:
             raise Snooze(0)
 
     async with app.worker():
@@ -198,11 +198,11 @@ async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
         await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout=SECONDS)
-    assert told == [Snooze, asyncio.CancelledError]
+    assert errors == [Snooze, asyncio.CancelledError]
 
 
 async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     app = afar_jobs.app
     app.data_dir = tmp_path / "data"
 
@@ -211,7 +211,7 @@ async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -
         try:
             yield
         except Exception as error:
-            told.append(error)
+            errors.append(error)
             raise
 
     try:
@@ -221,7 +221,7 @@ async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -
                 await job.result(timeout=SECONDS)
     finally:
         app.hooks.middleware.clear()
-    assert [(type(error), str(error)) for error in told] == [(LookupError, "in a process")]
+    assert [(type(error), str(error)) for error in errors] == [(LookupError, "in a process")]
 
 
 async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(tmp_path: Path) -> None:
@@ -238,12 +238,12 @@ async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(tmp_path
     try:
         async with app, app.worker():
             job = await afar_jobs.parent.enqueue(fails=False)
-            told = await job.result(timeout=SECONDS)
+            result = await job.result(timeout=SECONDS)
             assert await app.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
             stats = await app.stats()
     finally:
         app.hooks.middleware.clear()
-    assert told
+    assert result
     assert sum(queue.succeeded for queue in stats.queues) == 3
 
 

@@ -74,9 +74,9 @@ async def test_a_middleware_that_hangs_fails_the_attempt_and_frees_its_slot(
         if job.headers:
             await asyncio.Event().wait()
 
-    told = await end_of(app, kind)
-    assert "TimeoutError: not done within its timeout of 0.3 s: " in told
-    assert ".slow stands still" in told
+    reason = await end_of(app, kind)
+    assert "TimeoutError: not done within its timeout of 0.3 s: " in reason
+    assert ".slow stands still" in reason
 
 
 @pytest.mark.parametrize("kind", ["on_loop", "late"])
@@ -102,7 +102,7 @@ async def test_several_that_hang_as_they_are_left_are_cancelled_one_by_one(
 
 
 async def test_a_middleware_sees_the_timeout_of_the_task_and_may_clean_up(app: TaskQ) -> None:
-    told: list[object] = []
+    reasons: list[object] = []
 
     @app.middleware
     async def sees(job: JobContext) -> AsyncIterator[None]:
@@ -110,11 +110,11 @@ async def test_a_middleware_sees_the_timeout_of_the_task_and_may_clean_up(app: T
             yield
         except TimeoutError as error:
             await asyncio.sleep(0.01)
-            told.append(str(error))
+            reasons.append(str(error))
             raise
 
     assert "not done within its timeout of 0.3 s" in await end_of(app, "late")
-    assert told == ["not done within its timeout of 0.3 s"]
+    assert reasons == ["not done within its timeout of 0.3 s"]
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
