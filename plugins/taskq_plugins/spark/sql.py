@@ -82,9 +82,10 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     records = details.select(SCHEMA.names)
     tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}
     if folds:
-        from taskq_plugins.spark.tables import batches as made  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.batches import rows_of  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.logs import log_rows, logs_of  # noqa: PLC0415 - as above
 
-        rows = made.rows_of(details, made.logs_of(made.log_rows(details)))
+        rows = rows_of(details, logs_of(log_rows(details)))
         tables |= {"jobs": _shown(rows.jobs), "attempts": _handy(_shown(rows.attempts))}
     return tables
 

@@ -23,16 +23,9 @@ from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.source.rows import read_pieces
-from taskq_plugins.spark.tables.batches import (
-    KEYS,
-    LOG,
-    STEPS,
-    log_rows,
-    logs_of,
-    rows_of,
-    touched_by,
-)
-from taskq_plugins.spark.tables.fold import BIRTHS, CONCERNING, TOLD
+from taskq_plugins.spark.tables.batches import KEYS, rows_of, touched_by
+from taskq_plugins.spark.tables.events import BIRTHS, CONCERNING, TOLD
+from taskq_plugins.spark.tables.logs import LOG, STEPS, log_rows, logs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,8 +35,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile, Staged
     from taskq_plugins.spark.source.rows import Reading
-    from taskq_plugins.spark.tables.batches import LogKey
-    from taskq_plugins.spark.tables.fold import Log
+    from taskq_plugins.spark.tables.logs import Log, LogKey
 
 #: Records of one share, about: what fits into memory as Python's objects.
 SHARE_ROWS: Final = 100_000

@@ -1,4 +1,4 @@
-"""One row per job, with its attempts, out of the records of logs: Arrow and Python, and no Spark.
+"""One row per job, with its attempts, out of the records of logs: by columns, and no Spark.
 
 ``taskq.log.read.walks.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
 if that was in a segment that nobody read, with the first record that carries it. Records of a job
@@ -18,379 +18,416 @@ left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from taskq import State
 from taskq.arrow import attempts_in
-from taskq.engine import Cause, kinds
+from taskq_plugins.spark.tables.events import (
+    IS_ANEW,
+    IS_BESIDE,
+    IS_BIRTH,
+    IS_CARRYING,
+    IS_CLAIM,
+    IS_EDIT,
+    IS_END,
+    IS_EVENT,
+    IS_LAST,
+    IS_OVER,
+    IS_REMOVAL,
+    IS_REPEAT,
+    IS_RETURN,
+    IS_REVIVAL,
+    IS_SUCCESS,
+    IS_WHOLE,
+    KINDS,
+    LOST,
+    STATE,
+    TOLD,
+    Events,
+    text,
+)
+from taskq_plugins.spark.tables.logs import NEVER, NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping
 
-    import pyarrow as pa
+    from taskq.views import AttemptView
+    from taskq_plugins.spark.tables.logs import Ints, Log, LogKey, Mask
 
 #: Attempts of one job that are kept; of more, the latest: as many as the Python fold keeps.
 ATTEMPTS_SHOWN: Final = 100
-#: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
-TOLD: Final = "told"
-#: Bits of ``moments``: what does not shift with the clock.
-_DUE_IS_WALL: Final = 1
-_EXPIRES_IS_WALL: Final = 2
+_LONG: Final = pa.int64()
+_TEXT: Final = pa.string()
+_READY, _SCHEDULED, _DONE = (
+    STATE[str(state)] for state in (State.READY, State.SCHEDULED, State.SUCCEEDED)
+)
+_LOST: Final = STATE[LOST]
+#: An attempt ends as the event behind it says, or is lost with its worker.
+_OUTCOMES: Final = pa.array([*KINDS, "lost"], _TEXT)
+#: An attempt that a carried record tells of; ``of`` is the place of its job.
+_ATTEMPT: Final = pa.schema(
+    [
+        ("of", _LONG), ("number", pa.int32()), ("owner", _TEXT), ("started_ns", _LONG),
+        ("ended_ns", _LONG), ("outcome", _TEXT), ("reason", _TEXT), ("wait_ns", _LONG),
+        ("run_ns", _LONG),
+    ]
+)  # fmt: skip
 
 
-def named(numbers: frozenset[int]) -> frozenset[str]:
-    """Return kinds of records as the tables have them."""
-    return frozenset(map(kinds.name_of, numbers))
+class Folded(NamedTuple):
+    """What records tell of jobs: the columns of those that make a row.
+
+    Attributes:
+        events: all, of other jobs as well.
+        born, placed: the event that each job begins with, and what told last where it waits.
+        state: of each job, as a code.
+        columns: what else is made anew of jobs, by name.
+        attempts: of all jobs; ``of`` is the place of the job.
+        kept, kept_states: events that later batches need, and the states of their jobs.
+        told: jobs to be passed over if a record carries them again, as places among all.
+    """
+
+    events: Events
+    born: Ints
+    placed: Ints
+    state: Ints
+    columns: dict[str, pa.Array]
+    attempts: pa.Table
+    kept: Ints
+    kept_states: Ints
+    told: Ints
 
 
-BIRTHS: Final = named(kinds.BIRTHS)
-REPEATS: Final = named(kinds.REPEATS)
-_LOST: Final = Cause.OWNER_LOST.name.lower()
-_DONE, _SCHEDULED = str(State.SUCCEEDED), str(State.SCHEDULED)
-_READY, _ABSENT = str(State.READY), str(State.ABSENT)
-_SUCCESSES: Final = named(kinds.SUCCESSES)
-_CLAIMS: Final = named(kinds.CLAIMS)
-_EDITS: Final = named(kinds.EDITS)
-_REVIVALS: Final = named(kinds.REVIVALS)
-_REMOVALS: Final = named(kinds.REMOVALS)
-_ENDS: Final = named(kinds.ENDS)
-_ANEW: Final = _REVIVALS | _REMOVALS
-_RETURNS: Final = named(kinds.RETURNS)
-#: Behind these nothing concerns the job any more.
-_LAST: Final = named(kinds.LAST)
-CARRYING: Final = named(kinds.CARRYING)
-#: Kinds of records that do something to a job which an earlier one brought.
-EVENTS: Final = named(kinds.OF_JOBS - kinds.BESIDE)
-#: Those that end no attempt.
-_BESIDE: Final = _ANEW | _CLAIMS | _EDITS
-#: Those that tell all of a job as it stands.
-_WHOLE: Final = REPEATS | _EDITS
-#: Kinds of records that concern one job.
-CONCERNING: Final = EVENTS | CARRYING | BIRTHS
-#: State of a job that was not over where its log broke off, and that is not told of behind.
-LOST: Final = "lost"
-#: States that a job stays in.
-OVER: Final = {LOST} | {str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
-_STATES: Final = {
-    (row.name, waits): str(kinds.after(State.ABSENT, kind, waits=waits))
-    for kind, row in kinds.ROWS.items()
-    for waits in (False, True)
-}
-
-
-class Log(NamedTuple):
-    """What is known of a branch of a log as a whole, all batches together."""
-
-    #: time of the last record that was read: as of then a job still waits or is ready
-    now_ns: int
-    #: steps of its clock by lsn
-    steps: Sequence[tuple[int, int]]
-    #: the stretches that were read without a gap: (first lsn, last)
-    stretches: Sequence[tuple[int, int]]
-    #: the first lsn that is of this branch alone
-    begins: int = 0
-    #: ... and the first that the branch behind it does not share; None: it is the newest
-    left: int | None = None
-    #: declared gaps: (first lsn behind it, where the log ended when it was declared)
-    gaps: Sequence[tuple[int, int]] = ()
-
-    def is_past(self, gap: tuple[int, int]) -> bool:
-        """Return whether all was read that tells which jobs are left behind a gap."""
-        return any(last + 1 >= gap[1] for _, last in self.stretches)
-
-    def has_lost(self, last_lsn: int) -> bool:
-        """Return whether a job that is not over, and was told of last there, is told of no more."""
-        if self.left is not None:
-            return True
-        return any(last_lsn < gap[0] and self.is_past(gap) for gap in self.gaps)
-
-    def was_read(self, lsn: int) -> bool:
-        """Return whether a job's number lies in what was read, and so its ENQUEUED record."""
-        return any(first <= lsn <= last for first, last in self.stretches)
-
-    def stepped(self, first: int, last: int | None = None) -> int:
-        """Return nanoseconds that the clock was set by between records; None: since the first."""
-        if not self.steps:
-            return 0
-        return sum(step for lsn, step in self.steps if lsn > first and (last is None or lsn < last))
-
-
-class Event(NamedTuple):
-    """One record of a job; ``row`` is its place in the table."""
-
-    row: int
-    lsn: int
-    kind: str
-    ts_ns: int
-    attempt: int | None
-    owner: Any
-    cause: str | None
-    due_ns: int | None
-    expires_ns: int | None
-    moments: int | None
-    state: str | None
-    enqueued_ns: int | None
-    ended_ns: int | None
-
-    def begins(self) -> bool:
-        """Return whether a job's story may begin with it."""
-        return self.kind in BIRTHS or (self.kind in CARRYING and self.state != _ABSENT)
-
-    def state_behind(self) -> str:
-        """Return the job's state behind it."""
-        if self.kind in _WHOLE:
-            return self.state or _ABSENT
-        waits = self.due_ns is not None and self.due_ns > self.ts_ns
-        return _STATES[self.kind, waits]
-
-
-#: Columns of the records that an event has.
-COLUMNS: Final = Event._fields[1:]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One delivery of a job to a worker; None where a record does not tell."""
-
-    number: int | None
-    owner: Any
-    started_ns: int | None
-    ended_ns: int | None = None
-    outcome: str | None = None
-    reason: str | None = None
-    wait_ns: int | None = None
-    run_ns: int | None = None
-
-    def end(self, event: Event, bodies: Bodies, log: Log, since_lsn: int) -> None:
-        """Note what ended it."""
-        self.ended_ns = event.ts_ns
-        is_lost = event.kind in _RETURNS and event.cause == _LOST
-        self.outcome = "lost" if is_lost else event.kind
-        self.reason = bodies.reason(event)
-        if self.started_ns is not None:
-            gone_ns = event.ts_ns - self.started_ns - log.stepped(since_lsn, event.lsn)
-            self.run_ns = max(0, gone_ns)
-
-
-@dataclass(slots=True)
-class Job:
-    """A job as its records tell it."""
-
-    born: Event
-    #: what told last in which place it waits
-    placed: Event
-    state: str
-    attempt: int | None
-    enqueued_ns: int | None
-    due_ns: int | None = None
-    expires_ns: int | None = None
-    settled_ns: int | None = None
-    result: Any = None
-    reason: str | None = None
-    attempts: list[Attempt] = field(default_factory=list)
-
-
-class Bodies:
-    """What records carry, looked up where it is needed: most of it is moved by the column."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._columns = {name: table[name] for name in ("value", "result", "history")}
-
-    def of(self, column: str, row: int) -> Any:
-        """Return one value."""
-        return self._columns[column][row].as_py()
-
-    def reason(self, event: Event) -> str | None:
-        """Return what an event says of why, if it says anything."""
-        if event.kind in _SUCCESSES or event.kind in CARRYING:
-            return None
-        return _text(self.of("value", event.row))
-
-    def early(self, born: Event) -> list[Attempt]:
-        """Return the attempts that a carried record holds; what is cut short is left out."""
-        data = self.of("history", born.row)
-        if not data:
-            return []
-        views, is_whole = attempts_in(data)
-        attempts: list[Attempt] = []
-        before_ns: int | None = born.enqueued_ns if born.kind not in BIRTHS else born.ts_ns
-        for view in views:
-            ended_ns = view.ended_ns or None
-            wait_ns = None
-            if (attempts or is_whole) and before_ns is not None:
-                wait_ns = max(view.started_ns, before_ns) - before_ns
-            run_ns = None if ended_ns is None else max(0, ended_ns - view.started_ns)
-            attempts.append(
-                Attempt(
-                    number=view.number,
-                    owner=f"{view.owner:016x}",
-                    started_ns=view.started_ns,
-                    ended_ns=ended_ns,
-                    outcome=view.outcome or None,
-                    reason=view.reason or None,
-                    wait_ns=wait_ns,
-                    run_ns=run_ns,
-                )
-            )
-            before_ns = ended_ns
-        return attempts
-
-
-def _text(value: Any) -> str | None:
-    if not value:
-        return None
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
-
-
-def fold(number: int, events: Sequence[Event], bodies: Bodies, log: Log) -> Job | None:
-    """Return the job that these records tell of, by lsn; None: none, or it was told before.
+def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
+    """Return what records tell of the jobs that they concern.
 
     Args:
-        number: of the job.
-        events: all records that concern it, and rows of kind "told".
-        bodies: what they carry.
-        log: what is known of the log, these records included.
+        records: all of these jobs, and rows of kind "told", in any order.
+        logs: what is known of their logs, these records included.
     """
-    if any(event.kind == TOLD for event in events):
-        return None
-    born = next((event for event in events if event.begins()), None)
-    if born is None or (born.kind not in BIRTHS and log.was_read(number)):
-        return None
-    behind = [event for event in events if event.kind in EVENTS and event.lsn > born.lsn]
-    state = born.state_behind()
-    if state in OVER and born.kind not in _REVIVALS:
-        behind = []
-    ends = next((at for at, event in enumerate(behind) if event.kind in _LAST), None)
-    if ends is not None:
-        if behind[ends].kind in _REMOVALS and state not in OVER:
-            return None
-        behind = behind[: ends + 1]
-    return _job(born, behind, bodies, log)
+    jobs = _Jobs(Events(records, logs))
+    state, due_ns = jobs.standing()
+    early, reasons = _early(jobs)
+    reason, result = jobs.bodies(reasons)
+    state, due_ns, exists = jobs.parted(state, due_ns)
+    columns = {
+        "attempt": jobs.attempt(), "enqueued_ns": jobs.enqueued_ns(), "due_ns": due_ns,
+        "expires_ns": jobs.expires_ns(), "settled_ns": jobs.settled_ns(),
+    }  # fmt: skip
+    rows = np.flatnonzero(exists)
+    chosen = {name: numbers(values[rows]) for name, values in columns.items()}
+    bodies = {"reason": reason.take(pa.array(rows)), "result": result.take(pa.array(rows))}
+    kept, told = jobs.kept(exists, state)
+    attempts = _shown(pa.concat_tables([early, _claimed(jobs)]), rows)
+    return Folded(
+        jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], chosen | bodies, attempts,
+        kept, state[jobs.events.of[kept]], told,
+    )  # fmt: skip
 
 
-def _job(born: Event, acting: Sequence[Event], bodies: Bodies, log: Log) -> Job:
-    """Return what came of a job that began with one record and was acted upon by others."""
-    is_carried = born.kind in _WHOLE
-    job = Job(
-        born=born,
-        placed=next((event for event in reversed(acting) if event.kind in _EDITS), born),
-        state=acting[-1].state_behind() if acting else born.state_behind(),
-        attempt=(born.attempt or 0) if is_carried else 0,
-        enqueued_ns=born.ts_ns if born.kind in BIRTHS else born.enqueued_ns,
-        settled_ns=born.ended_ns if is_carried else None,
-    )
-    early = bodies.early(born)
-    _tell_reason(job, acting, early, bodies)
-    _tell_moments(job, acting, log)
-    if acting:
-        last = acting[-1]
-        job.attempt = 0 if last.kind in _ANEW else last.attempt
-        if last.kind in _SUCCESSES:
-            job.result = bodies.of("value", last.row)
-    if early and early[-1].ended_ns is None and acting and acting[0].kind not in _BESIDE:
-        early[-1].end(acting[0], bodies, log, born.lsn)
-    job.attempts = [*early, *_attempts(job, acting, bodies, log)][-ATTEMPTS_SHOWN:]
-    return job
+def numbers(values: Ints, kind: pa.DataType = _LONG) -> pa.Array:
+    """Return numbers as Arrow has them: ``NONE`` is null."""
+    return pa.array(values, mask=values == NONE).cast(kind)
 
 
-def _tell_reason(
-    job: Job, acting: Sequence[Event], early: Sequence[Attempt], bodies: Bodies
-) -> None:
-    """Tell why it failed last, unless it began anew or succeeded since; and its carried result."""
-    born = job.born
-    for event in reversed(acting):
-        if event.kind in _SUCCESSES or event.kind in _ANEW:
-            return
-        if (reason := bodies.reason(event)) is not None:
-            job.reason = reason
-            return
-    if born.kind in _WHOLE:
-        body = bodies.of("result", born.row)
-        if born.state == _DONE:
-            job.result = body
-            return
-        job.reason = _text(body)
+class _Jobs:
+    """All jobs that events concern; those that make no row hold anything.
+
+    Attributes:
+        events: all of them.
+        born: the event that each begins with.
+        is_acting, acting: the events that act upon jobs, and their places in order.
+        last: the last of these of each job.
+        placed: what told last in which place each waits.
+        settling: what settled it last, or let it begin anew.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        begins = events.begins()
+        self._carried_at = events.first(begins & ~IS_BIRTH[events.kind])
+        self._was_read = self._were_read()
+        self._was_told = events.first(events.kind == KINDS.index(TOLD)) >= 0
+        self.born = events.first(begins)
+        is_carried = self._carried_at == self.born
+        self._exists = (self.born >= 0) & ~self._was_told & ~(is_carried & self._was_read)
+        self.is_acting = self._act()
+        self.acting = np.flatnonzero(self.is_acting)
+        self.last = self._last_of(self.is_acting)
+        edit = self._last_of(IS_EDIT[events.kind])
+        self.placed = np.where(edit >= 0, edit, self.born)
+        self.settling = self._last_of((IS_END | IS_ANEW)[events.kind])
+
+    def _last_of(self, which: Mask) -> Ints:
+        """Return of each job the last of its acting events that is among these."""
+        return self.events.last(self.is_acting & which)
+
+    def _were_read(self) -> Mask:
+        """Return of jobs that are told again whether what they begin with was read before."""
+        events = self.events
+        carried = np.flatnonzero(events.first(IS_CARRYING[events.kind]) >= 0)
+        found = np.zeros(len(events.number), np.bool_)
+        found[carried] = events.logs.were_read(events.log[carried], events.number[carried])
+        return found
+
+    def _act(self) -> Mask:
+        """Return which events act upon jobs that are there; take those out that were purged."""
+        events, born = self.events, self.born
+        begun = events.behind[born]
+        goes_on = self._exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
+        acts: Mask = goes_on[events.of] & IS_EVENT[events.kind]
+        acts &= events.lsn > events.lsn[born][events.of]
+        end = events.first(acts & IS_LAST[events.kind])
+        self._exists &= (end < 0) | ~IS_REMOVAL[events.kind[end]] | IS_OVER[begun]
+        until = np.where(end < 0, len(events), end)
+        acts &= (np.arange(len(events)) <= until[events.of]) & self._exists[events.of]
+        return acts
+
+    def standing(self) -> tuple[Ints, Ints]:
+        """Return (states, when those that wait are due)."""
+        events, logs = self.events, self.events.logs
+        teller = np.where(self.last >= 0, self.last, self.born)
+        tells = (self.last < 0) | IS_EDIT[events.kind[teller]]
+        due_ns = events.due_ns[teller]
+        is_wall = tells & events.due_is_wall[teller]
+        shifted = due_ns + np.where(is_wall, 0, logs.stepped(events.log, events.lsn[teller]))
+        state = events.behind[teller]
+        waits = state == _SCHEDULED
+        is_due = (due_ns == NONE) | (shifted <= logs.now_ns[events.log])
+        return np.where(waits & is_due, _READY, state), np.where(waits & ~is_due, shifted, NONE)
+
+    def parted(self, state: Ints, due_ns: Ints) -> tuple[Ints, Ints, Mask]:
+        """Return (states, due times, whether it makes a row), as the branch of its log has it.
+
+        Of what was over where a branch begins, the one before tells.
+        """
+        events, logs = self.events, self.events.logs
+        last_lsn = events.lsn[events.ends]
+        is_over = IS_OVER[state]
+        first = np.where(is_over, logs.begins[events.log], logs.left[events.log])
+        is_lost = ~is_over & (last_lsn < logs.lost_before[events.log])
+        state, due_ns = np.where(is_lost, _LOST, state), np.where(is_lost, NONE, due_ns)
+        return state, due_ns, self._exists & (last_lsn >= first)
+
+    def attempt(self) -> Ints:
+        """Return how many were counted."""
+        events, last = self.events, self.last
+        begun = np.where(IS_WHOLE[events.kind[self.born]], events.attempt[self.born], 0)
+        behind = np.where(IS_ANEW[events.kind[last]], 0, events.attempt[last])
+        return np.where(last >= 0, behind, np.where(begun == NONE, 0, begun))
+
+    def enqueued_ns(self) -> Ints:
+        """Return when they were enqueued."""
+        events, born = self.events, self.born
+        is_birth = IS_BIRTH[events.kind[born]]
+        return np.where(is_birth, events.ts_ns[born], events.enqueued_ns[born])
+
+    def settled_ns(self) -> Ints:
+        """Return when they were settled."""
+        events, born, settling = self.events, self.born, self.settling
+        begun = np.where(IS_WHOLE[events.kind[born]], events.ended_ns[born], NONE)
+        ended = np.where(IS_END[events.kind[settling]], events.ts_ns[settling], NONE)
+        return np.where(settling >= 0, ended, begun)
+
+    def expires_ns(self) -> Ints:
+        """Return when they expire, as a requeue told last, or the birth.
+
+        A dead letter may be requeued, so that when it expires goes on to matter.
+        """
+        events, settling, born = self.events, self.settling, self.born
+        revival = self._last_of(IS_REVIVAL[events.kind])
+        teller = np.where(revival >= 0, revival, born)
+        over = np.where(IS_OVER[events.behind[born]], events.lsn[born], NEVER)
+        is_over = (IS_END & IS_LAST)[events.kind[settling]]
+        over = np.where(settling < 0, over, np.where(is_over, events.lsn[settling], NEVER))
+        spent = events.logs.stepped(events.log, events.lsn[teller], over)
+        told_ns = events.expires_ns[teller]
+        shifts = (told_ns != NONE) & ~events.expires_is_wall[teller]
+        return told_ns + np.where(shifts, spent, 0)
+
+    def bodies(self, early: Mapping[int, str]) -> tuple[pa.Array, pa.Array]:
+        """Return (why it failed last, unless it began anew or succeeded since; results).
+
+        Args:
+            early: why the last attempt failed of those that a carried record tells of, by job.
+        """
+        events, last, born = self.events, self.last, self.born
+        fresh = (IS_SUCCESS | IS_ANEW)[events.kind]
+        teller = self._last_of(fresh | events.have_text)
+        tells = (teller >= 0) & ~fresh[teller]
+        is_told = (teller < 0) & self._exists & IS_WHOLE[events.kind[born]]
+        is_done = is_told & (events.state[born] == _DONE)
+        is_success = (last >= 0) & IS_SUCCESS[events.kind[last]]
+        result = pc.coalesce(
+            events.taken("value", np.where(is_success, last, -1)),
+            events.taken("result", np.where(is_done, born, -1)),
+        )
+        reason = pc.coalesce(
+            text(events.taken("value", np.where(tells, teller, -1))),
+            text(events.taken("result", np.where(is_told & ~is_done, born, -1))),
+        )
         # Attempts that were counted before a requeue are not asked for a reason any more.
-        if job.reason is None and born.attempt:
-            job.reason = next(
-                (attempt.reason for attempt in reversed(early) if attempt.reason), None
-            )
+        asked = is_told & ~is_done & (np.maximum(events.attempt[born], 0) > 0)
+        asked &= np.isin(np.arange(len(asked)), list(early)) & reason.is_null().to_numpy(False)
+        others = [early[job] for job in np.flatnonzero(asked).tolist()]
+        return pc.replace_with_mask(reason, asked, pa.array(others, _TEXT)), result
+
+    def kept(self, exists: Mask, state: Ints) -> tuple[Ints, Ints]:
+        """Return (events that later batches need, jobs to be passed over when told again).
+
+        Of events that carry a job the first is needed. Behind a gap the last says that the job is
+        still told of, whatever it is.
+        """
+        events = self.events
+        is_open = exists & ~IS_OVER[state]
+        repeats = IS_REPEAT[events.kind]
+        first = events.first(repeats & events.begins())
+        needed = ~repeats
+        needed[first[(first >= 0) & ~self._was_read]] = True
+        needed[events.ends[events.logs.has_gaps[events.log]]] = True
+        told = self._was_told | ((self._carried_at >= 0) & ~self._was_read)
+        return np.flatnonzero(needed & is_open[events.of]), np.flatnonzero(told & ~is_open)
 
 
-def _tell_moments(job: Job, acting: Sequence[Event], log: Log) -> None:
-    """Tell when it is due, expires and was settled."""
-    born, last = job.born, acting[-1] if acting else None
-    settling = next(
-        (event for event in reversed(acting) if event.kind in _ENDS or event.kind in _ANEW), None
+# -- attempts --------------------------------------------------------------------------------------
+
+
+def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
+    """Return attempts that carried records hold, and by job why the last of them failed that did.
+
+    What was cut short in a record is left out.
+    """
+    events, enqueued_ns = jobs.events, jobs.enqueued_ns()
+    histories = events.taken("history", jobs.born)
+    rows: list[dict[str, Any]] = []
+    reasons: dict[int, str] = {}
+    open_rows: list[tuple[int, int]] = []
+    holds = pc.fill_null(pc.greater(pc.binary_length(histories), 0), fill_value=False)
+    for job in np.flatnonzero(holds).tolist():
+        views, is_whole = attempts_in(histories[job].as_py())
+        before_ns = None if enqueued_ns[job] == NONE else int(enqueued_ns[job])
+        for number, view in enumerate(views):
+            rows.append({"of": job} | _told(view, before_ns if number or is_whole else None))
+            before_ns = view.ended_ns or None
+            if view.reason:
+                reasons[job] = view.reason
+        if views and before_ns is None:
+            open_rows.append((len(rows) - 1, job))
+    return _closed(jobs, pa.Table.from_pylist(rows, _ATTEMPT), open_rows), reasons
+
+
+def _told(view: AttemptView, before_ns: int | None) -> dict[str, Any]:
+    """Return an attempt that a carried record holds; it could be claimed since ``before_ns``."""
+    ended_ns = view.ended_ns or None
+    return {
+        "number": view.number,
+        "owner": f"{view.owner:016x}",
+        "started_ns": view.started_ns,
+        "ended_ns": ended_ns,
+        "outcome": view.outcome or None,
+        "reason": view.reason or None,
+        "wait_ns": None if before_ns is None else max(0, view.started_ns - before_ns),
+        "run_ns": None if ended_ns is None else max(0, ended_ns - view.started_ns),
+    }
+
+
+def _closed(jobs: _Jobs, early: pa.Table, open_rows: list[tuple[int, int]]) -> pa.Table:
+    """Return early attempts with the ends of those that ran on behind the record."""
+    if not open_rows:
+        return early
+    events, of = jobs.events, early["of"].to_numpy()
+    end = np.full(len(of), -1)
+    rows, of_rows = np.array(open_rows, np.int64).T
+    end[rows] = events.first(jobs.is_acting)[of_rows]
+    end[IS_BESIDE[events.kind[end]]] = -1
+    ends = _ends(events, of, early["started_ns"].to_numpy(), jobs.born[of], end)
+    columns = dict(zip(early.column_names, early.columns, strict=True))
+    return pa.table(columns | {name: pc.coalesce(ends[name], columns[name]) for name in ends})
+
+
+def _claimed(jobs: _Jobs) -> pa.Table:
+    """Return the attempts that records of their own tell of."""
+    events, acting = jobs.events, jobs.acting
+    at = np.flatnonzero(IS_CLAIM[events.kind[acting]])
+    claim, of = acting[at], events.of[acting[at]]
+    before, behind = np.append(acting, -1)[at - 1], np.append(acting, -1)[at + 1]
+    is_first = (before < 0) | (events.of[before] != of)
+    before = np.where(is_first, jobs.born[of], before)
+    is_end = (behind >= 0) & (events.of[behind] == of) & ~IS_BESIDE[events.kind[behind]]
+    columns = {
+        "of": pa.array(of), "number": numbers(events.attempt[claim], pa.int32()),
+        "owner": events.taken("owner", claim), "started_ns": numbers(events.ts_ns[claim]),
+        "wait_ns": numbers(_wait_ns(events, before, claim, is_first)),
+    } | _ends(events, of, events.ts_ns[claim], claim, np.where(is_end, behind, -1))  # fmt: skip
+    return pa.table(columns).select(_ATTEMPT.names).cast(_ATTEMPT)
+
+
+def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
+    """Return how long jobs could be claimed until they were.
+
+    Args:
+        events: all of them.
+        before: of each claim the event before it that placed the job, or ended an attempt.
+        claim: places of the claims.
+        is_first: whether the job began with the event before.
+    """
+    kind, ts_ns, due_ns = events.kind[before], events.ts_ns[before], events.due_ns[before]
+    enqueued_ns, is_wall = events.enqueued_ns[before], events.due_is_wall[before]
+    is_placed = is_first | IS_EDIT[kind]
+    later = np.maximum(ts_ns, due_ns)  # NONE is before all
+    waits, is_ready = (events.state[before] == state for state in (_SCHEDULED, _READY))
+    told = np.where(is_ready & (due_ns == NONE) | waits & is_wall, enqueued_ns, due_ns)
+    told = np.where(is_ready | waits, told, NONE)
+    placed = np.where(IS_WHOLE[kind], told, np.where(is_wall, ts_ns, later))
+    back = np.where(IS_RETURN[kind], later, np.where(IS_REVIVAL[kind], ts_ns, NONE))
+    since_ns = np.where(is_placed, placed, back)
+    is_known = since_ns != NONE
+    since_ns += events.logs.stepped(
+        events.log[events.of[claim]], events.lsn[before], events.lsn[claim]
     )
-    if settling is not None:
-        job.settled_ns = settling.ts_ns if settling.kind in _ENDS else None
-    if job.state == _SCHEDULED:
-        told_by = last or born
-        due_ns = told_by.due_ns
-        tells = last is None or last.kind in _EDITS
-        is_wall = tells and (told_by.moments or 0) & _DUE_IS_WALL
-        if due_ns is not None and not is_wall:
-            due_ns += log.stepped(told_by.lsn)
-        if due_ns is None or due_ns <= log.now_ns:
-            job.state = _READY
-        else:
-            job.due_ns = due_ns
-    # What told last when it expires: a requeue, or the birth.
-    told_by = next((event for event in reversed(acting) if event.kind in _REVIVALS), born)
-    if told_by.expires_ns is None:
-        return
-    job.expires_ns = told_by.expires_ns
-    if not (told_by.moments or 0) & _EXPIRES_IS_WALL:
-        # A dead letter may be requeued, so that when it expires goes on to matter.
-        over_lsn = None
-        if settling is None:
-            over_lsn = born.lsn if born.state_behind() in OVER else None
-        elif settling.kind in _ENDS and settling.kind in _LAST:
-            over_lsn = settling.lsn
-        job.expires_ns += log.stepped(told_by.lsn, over_lsn)
+    # A date does not shift.
+    is_dated = is_placed & is_wall & (events.behind[before] == _SCHEDULED)
+    since_ns = np.where(is_dated, np.maximum(since_ns, due_ns), since_ns)
+    return np.where(is_known, np.maximum(events.ts_ns[claim] - since_ns, 0), NONE)
 
 
-def _attempts(job: Job, acting: Sequence[Event], bodies: Bodies, log: Log) -> Iterator[Attempt]:
-    """Yield the attempts that records of their own tell of."""
-    for at, claim in enumerate(acting):
-        if claim.kind not in _CLAIMS:
-            continue
-        attempt = Attempt(claim.attempt, claim.owner, claim.ts_ns)
-        before = acting[at - 1] if at else job.born
-        is_placed = not at or before.kind in _EDITS
-        since_ns = _since_placed(before) if is_placed else _since(before)
-        if since_ns is not None:
-            since_ns += log.stepped(before.lsn, claim.lsn)
-            if is_placed:
-                since_ns = max(since_ns, _wall_due_ns(before))
-            attempt.wait_ns = max(0, claim.ts_ns - since_ns)
-        if at + 1 < len(acting) and acting[at + 1].kind not in _BESIDE:
-            attempt.end(acting[at + 1], bodies, log, claim.lsn)
-        yield attempt
+def _ends(
+    events: Events, of: Ints, started_ns: Ints, first: Ints, end: Ints
+) -> dict[str, pa.Array]:
+    """Return what is told of the ends of attempts.
+
+    Args:
+        events: all of them.
+        of: places of the jobs, in order.
+        started_ns: when the attempts began.
+        first: the event that told of each.
+        end: the event that ended it, -1 for none.
+    """
+    has_end = end >= 0
+    steps = events.logs.stepped(events.log[of], events.lsn[first], events.lsn[end])
+    run_ns = np.maximum(events.ts_ns[end] - started_ns - steps, 0)
+    outcome = np.where(events.were_lost[end], len(KINDS), events.kind[end])
+    return {
+        "ended_ns": numbers(np.where(has_end, events.ts_ns[end], NONE)),
+        "outcome": _OUTCOMES.take(pa.array(outcome, mask=~has_end)),
+        "reason": text(events.taken("value", np.where(has_end & events.have_text[end], end, -1))),
+        "run_ns": numbers(np.where(has_end, run_ns, NONE)),
+    }
 
 
-def _since(before: Event) -> int | None:
-    """Return since when it could be claimed, by the event before, as the clock stood then."""
-    if before.kind in _RETURNS:
-        return max(before.ts_ns, before.due_ns or before.ts_ns)
-    return before.ts_ns if before.kind in _REVIVALS else None
-
-
-def _wall_due_ns(born: Event) -> int:
-    """Return the date before which it was not due, 0 for none: it does not shift."""
-    is_wall = (born.moments or 0) & _DUE_IS_WALL
-    return (born.due_ns or 0) if is_wall and born.state_behind() == _SCHEDULED else 0
-
-
-def _since_placed(born: Event) -> int | None:
-    """Return the same by the record that brought it, or let it wait otherwise."""
-    is_wall = (born.moments or 0) & _DUE_IS_WALL
-    if born.kind not in _WHOLE:
-        return born.ts_ns if is_wall or born.due_ns is None else max(born.ts_ns, born.due_ns)
-    if born.state == _SCHEDULED:
-        return born.enqueued_ns if is_wall else born.due_ns
-    if born.state == _READY:
-        return born.enqueued_ns if born.due_ns is None else born.due_ns
-    return None
+def _shown(attempts: pa.Table, jobs: Ints) -> pa.Table:
+    """Return the attempts of some jobs, of each the latest; ``of`` is the place among these."""
+    of = attempts["of"].to_numpy()
+    place = np.searchsorted(jobs, of)
+    is_shown = np.append(jobs, -1)[place] == of
+    rows = np.flatnonzero(is_shown)
+    rows = rows[np.argsort(place[rows], kind="stable")]
+    place = place[rows]
+    ends = np.searchsorted(place, place, side="right")
+    latest = ends - np.arange(len(rows)) <= ATTEMPTS_SHOWN
+    chosen = attempts.take(pa.array(rows[latest])).combine_chunks()
+    return chosen.set_column(0, "of", pa.array(place[latest]))

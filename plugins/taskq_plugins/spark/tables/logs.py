@@ -1,0 +1,187 @@
+"""What is known of logs as wholes: steps of their clocks, breaks, and how far they were read."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.arrow import BREAK
+from taskq.engine import kinds
+from taskq_plugins.spark.parts import POSITION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+LogKey: TypeAlias = tuple[str, int]
+
+#: Stands for no number, as null does in Arrow ...
+NONE: Final = int(np.iinfo(np.int64).min)
+#: ... and for an lsn behind all.
+NEVER: Final = int(np.iinfo(np.int64).max)
+#: What names a branch of a log, and a job in it: records before the fork are of both branches.
+LOG: Final = ("log_id", "branch")
+STEPS: Final = frozenset(map(kinds.name_of, kinds.STEPS))
+#: What is told of the last record of a stretch.
+_LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
+
+
+class Log(NamedTuple):
+    """What is known of a branch of a log as a whole, all batches together."""
+
+    #: time of the last record that was read: as of then a job still waits or is ready
+    now_ns: int
+    #: steps of its clock by lsn
+    steps: Sequence[tuple[int, int]]
+    #: the stretches that were read without a gap: (first lsn, last)
+    stretches: Sequence[tuple[int, int]]
+    #: the first lsn that is of this branch alone
+    begins: int = 0
+    #: ... and the first that the branch behind it does not share; None: it is the newest
+    left: int | None = None
+    #: declared gaps: (first lsn behind it, where the log ended when it was declared)
+    gaps: Sequence[tuple[int, int]] = ()
+
+    def is_past(self, gap: tuple[int, int]) -> bool:
+        """Return whether all was read that tells which jobs are left behind a gap."""
+        return any(last + 1 >= gap[1] for _, last in self.stretches)
+
+    def lost_before(self) -> int:
+        """Return the lsn of which no job is told behind that is not over, and told of last before.
+
+        Whatever is not over is written again behind a gap; a branch that was left tells no more.
+        """
+        if self.left is not None:
+            return NEVER
+        return max((gap[0] for gap in self.gaps if self.is_past(gap)), default=0)
+
+
+class LogColumns:
+    """What is known of some logs, for rows that are sorted by their place among these.
+
+    Attributes:
+        now_ns, begins, lost_before: of each log, as ``Log`` has it.
+        left: likewise, 0 for none.
+        has_gaps: whether there are any.
+    """
+
+    def __init__(self, logs: Sequence[Log]) -> None:
+        self._logs = logs
+        self.now_ns = np.array([log.now_ns for log in logs], np.int64)
+        self.begins = np.array([log.begins for log in logs], np.int64)
+        self.left = np.array([log.left or 0 for log in logs], np.int64)
+        self.lost_before = np.array([log.lost_before() for log in logs], np.int64)
+        self.has_gaps = np.array([bool(log.gaps) for log in logs], np.bool_)
+
+    def stepped(self, of: Ints, first: Ints, last: Ints | None = None) -> Ints:
+        """Return nanoseconds that clocks were set by between lsns; None: since the first.
+
+        Args:
+            of: the log of each row.
+            first: lsns ...
+            last: ... up to these.
+        """
+        spent = np.zeros(len(of), np.int64)
+        for number, log in enumerate(self._logs):
+            if not log.steps:
+                continue
+            rows = slice(*np.searchsorted(of, (number, number + 1)))
+            lsns = np.array([lsn for lsn, _ in log.steps], np.int64)
+            sums = np.cumsum([0, *(step for _, step in log.steps)], dtype=np.int64)
+            begin = np.searchsorted(lsns, first[rows], side="right")
+            end = len(lsns) if last is None else np.searchsorted(lsns, last[rows], side="left")
+            spent[rows] = sums[np.maximum(begin, end)] - sums[begin]
+        return spent
+
+    def were_read(self, of: Ints, lsns: Ints) -> Mask:
+        """Return which lsns lie in what was read."""
+        found = np.zeros(len(of), np.bool_)
+        for number in np.unique(of).tolist():
+            rows = slice(*np.searchsorted(of, (number, number + 1)))
+            for first, last in self._logs[number].stretches:
+                found[rows] |= (first <= lsns[rows]) & (lsns[rows] <= last)
+        return found
+
+
+def log_rows(records: pa.Table) -> pa.Table:
+    """Return the rows that tell of logs as a whole: steps of the clock, breaks, and what was read.
+
+    Args:
+        records: of a batch, and these rows of the batches before.
+    """
+    read = records.filter(pc.and_(pc.is_valid(records["segment"]), pc.is_valid(records["ts_ns"])))
+    others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
+    keys = [*LOG, "segment", "lsn"]
+    rows = pa.array(range(read.num_rows), pa.int64())
+    places = read.select(keys).append_column("row", rows).sort_by("lsn")
+    ends = places.group_by(keys[:3], use_threads=False).aggregate([("row", "last")])
+    lasts = read.take(ends["row_last"]).select([*keys, *_LAST]).to_pylist()
+    lasts.sort(key=itemgetter(*keys))
+    merged: list[dict[str, Any]] = []
+    for last in lasts:
+        before = merged[-1] if merged else None
+        if before and _log_of(before) == _log_of(last) and last["segment"] <= before["lsn"] + 1:
+            if last["lsn"] > before["lsn"]:
+                merged[-1] = last | {"segment": before["segment"]}
+        else:
+            merged.append(last)
+    told_rows = [stretch | {"kind": POSITION} for stretch in merged]
+    return pa.concat_tables([others, pa.Table.from_pylist(told_rows, records.schema)])
+
+
+def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
+    """Return each branch of each log.
+
+    Args:
+        rows: of ``log_rows``.
+    """
+    names = [*LOG, "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
+    logs: defaultdict[LogKey, Log] = defaultdict(lambda: Log(0, [], []))
+    forks: dict[LogKey, int] = {}
+    for row in rows.select(names).to_pylist():
+        log = logs[_log_of(row)]
+        if row["kind"] in STEPS:
+            log = log._replace(steps=sorted({*log.steps, (row["lsn"], row["step_ns"] or 0)}))
+        elif row["kind"] == BREAK:
+            told_break = json.loads(row["value"])
+            if told_break["what"] == "fork":
+                forks[_log_of(row)] = row["lsn"]
+            elif "end_lsn" in told_break:
+                gap = (told_break["goes_on"], told_break["end_lsn"])
+                log = log._replace(gaps=sorted({*log.gaps, gap}))
+        else:
+            is_last = all(row["lsn"] > last for _, last in log.stretches)
+            stretches = [*log.stretches, (row["segment"], row["lsn"])]
+            now_ns = row["ts_ns"] if is_last else log.now_ns
+            log = log._replace(stretches=stretches, now_ns=now_ns)
+        logs[_log_of(row)] = log
+    for (log_id, branch), lsn in sorted(forks.items()):
+        left = logs[log_id, branch - 1]
+        logs[log_id, branch - 1] = left._replace(left=lsn)
+        logs[log_id, branch] = _grown(logs[log_id, branch], left, lsn)
+    return dict(logs)
+
+
+def _log_of(row: Mapping[str, Any]) -> LogKey:
+    return row["log_id"], row["branch"]
+
+
+def _grown(own: Log, left: Log, lsn: int) -> Log:
+    """Return a branch with what it shares with the one that was left: what is before that lsn."""
+    shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
+    return own._replace(
+        now_ns=own.now_ns or left.now_ns,
+        steps=[*(step for step in left.steps if step[0] < lsn), *own.steps],
+        stretches=[*shared, *own.stretches],
+        begins=lsn,
+        gaps=[*(gap for gap in left.gaps if gap[0] < lsn), *own.gaps],
+    )
