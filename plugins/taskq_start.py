@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main() -> None:
@@ -25,8 +30,19 @@ def main() -> None:
             f"taskq: {where} hides this taskq, and is another program of that name. Move it away "
             f"(pip uninstall taskq, if pip brought it), and install this one again"
         )
-    from taskq.cli.main import main as run  # noqa: PLC0415 - only now is it known to be ours
-
+    run = _program(sys.argv[1:])
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    run(prog_name="taskq")
+    run()
+
+
+def _program(words: list[str]) -> Callable[[], object]:
+    if words[:1] == ["worker"]:
+        from taskq_workers.process.plain import plain_worker  # noqa: PLC0415 - as below
+
+        worker = plain_worker(words[1:])
+        if worker is not None:
+            return worker
+    from taskq.cli.main import main  # noqa: PLC0415 - only now is it known to be ours
+
+    return partial(main, prog_name="taskq")

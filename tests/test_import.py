@@ -86,7 +86,7 @@ SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subpr
 #: Likewise, what ``taskq --help`` loads.
 HELP = {
     "taskq": "_lazy errors",
-    "taskq.cli": "errors main",
+    "taskq.cli": "errors main streams",
     "taskq.core": "errors",
     "taskq.log": "",
     "taskq.log.machine": "forks",
@@ -94,7 +94,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
-    "pydantic_core.core_schema "
+    "pydantic_core.core_schema click gettext "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
@@ -173,7 +173,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
-        *("anyio", "click", "pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
+        *("anyio", "pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
         "typing_extensions",
     }
 

@@ -1,6 +1,7 @@
 """The face of the command line, for commands of workers and plugins: its modules are private.
 
-- errors of a command: ``Failure``, ``WrongUsage``; ``silence`` for a stream that nobody reads
+- errors of a command: ``Failure``, ``WrongUsage``; ``leave`` tells any without click's help
+- ``whole_streams`` for a program that prints; ``silence`` for a stream that nobody reads
 - options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
   ``yes_option``; what they mean: ``resolve``, ``of_group``, ``moment_of``, ``span``
 - ``open_reader`` for the log that was named; ``render``, ``show_job`` and ``count_of`` to print
@@ -16,7 +17,7 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.cli import render
     from taskq.cli.commands.jobs import show_job
-    from taskq.cli.errors import Failure, WrongUsage, silence
+    from taskq.cli.errors import Failure, WrongUsage, leave
     from taskq.cli.main import LazyGroup
     from taskq.cli.options import (
         data_dir_option,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         yes_option,
     )
     from taskq.cli.render import count_of
+    from taskq.cli.streams import silence, whole_streams
 
 __all__ = [
     "Failure",
@@ -40,6 +42,7 @@ __all__ = [
     "data_dir_option",
     "dry_run_option",
     "json_option",
+    "leave",
     "log_argument",
     "moment_of",
     "of_group",
@@ -49,19 +52,21 @@ __all__ = [
     "show_job",
     "silence",
     "span",
+    "whole_streams",
     "yes_option",
 ]
 
 _HOMES: Final = {
     "taskq.cli": "render",
     "taskq.cli.commands.jobs": "show_job",
-    "taskq.cli.errors": "Failure WrongUsage silence",
+    "taskq.cli.errors": "Failure WrongUsage leave",
     "taskq.cli.main": "LazyGroup",
     "taskq.cli.options": (
         "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "
         "resolve span yes_option"
     ),
     "taskq.cli.render": "count_of",
+    "taskq.cli.streams": "silence whole_streams",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -11,57 +11,16 @@ import errno
 import os
 import sys
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from click.exceptions import Exit
 
+from taskq.cli.streams import silence
 from taskq.errors import TaskqError, UsageError
-from taskq.log.machine.forks import fill_standard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TextIO
-
-
-# Standard streams that may be missing, full, or read by nobody: no reason for a command to fail.
-#
-# A worker's exit code tells of its jobs; what became of its output changes nothing about them.
-
-
-@contextlib.contextmanager
-def whole_streams() -> Iterator[None]:
-    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit.
-
-    Nor does a task that has put something else in their place.
-    """
-    fill_standard()
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # its descriptor was closed, or there is no console
-            descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
-    streams = sys.stdout, sys.stderr
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-        for stream in streams:
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                silence(stream)
-
-
-def silence(stream: TextIO) -> None:
-    """Let what is left in a stream's buffer, and what still comes, go nowhere."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 EXIT_FAILED: Final = 1
@@ -119,6 +78,18 @@ def readable_errors() -> Iterator[None]:
         raise Exit(EXIT_INTERRUPTED) from None
     except (OSError, RuntimeError) as error:
         raise _refused(error) from error
+
+
+def leave(error: BaseException) -> NoReturn:
+    """End the process as it ends when a command raises this."""
+
+    @click.command()
+    def command() -> None:
+        with readable_errors():
+            raise error
+
+    command.main([])
+    raise error
 
 
 def _refused(error: OSError | RuntimeError) -> Exception:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
+from taskq.cli.errors import Failure, WrongUsage, readable_errors
+from taskq.cli.streams import whole_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

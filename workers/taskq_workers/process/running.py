@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from click.exceptions import Exit
-
 import taskq
-from taskq.cli import Failure, WrongUsage, render, silence
+from taskq.cli import silence
 from taskq.errors import TaskqError, UsageError
 from taskq.text import flat
 from taskq_workers.pool import Worker
@@ -89,6 +87,10 @@ def _telling(tie: Leash) -> Iterator[None]:
     except TaskqError as error:
         if not tie.failed(str(error)):
             raise
+        from click.exceptions import Exit  # noqa: PLC0415 - a worker that runs needs no click
+
+        from taskq.cli import Failure, WrongUsage  # noqa: PLC0415 - likewise
+
         kind = WrongUsage if isinstance(error, UsageError) else Failure
         raise Exit(kind.exit_code) from error
 
@@ -196,6 +198,8 @@ def _guard_banner(count: int, concurrency: int, *, reloads: bool) -> str:
 
 
 def _say(line: str) -> None:
+    from taskq.cli import render  # noqa: PLC0415 - as the guard
+
     try:
         render.echo(flat(line))
     except OSError:  # its reader went away; the workers matter more
@@ -203,6 +207,8 @@ def _say(line: str) -> None:
 
 
 def _complain(error: str) -> None:
+    from taskq.cli import Failure  # noqa: PLC0415 - as the guard
+
     Failure(error).show()
 
 
