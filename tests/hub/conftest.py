@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
-from taskq_plugins.hub.server import Protocol, Server
+from taskq_plugins.hub.gate.server import Protocol, Server
 from tests.hub.place import Place
 
 if TYPE_CHECKING:

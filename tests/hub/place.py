@@ -13,7 +13,7 @@ from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub.device.line import Http, Line, Told
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
 
 if TYPE_CHECKING:

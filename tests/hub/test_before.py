@@ -19,7 +19,7 @@ from taskq_plugins.hub import Hub
 from taskq_plugins.hub.care import faults
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import Synced, sync
 from tests.hub.place import Direct
 

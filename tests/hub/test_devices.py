@@ -19,8 +19,8 @@ from taskq_plugins.hub import devices
 from taskq_plugins.hub.care import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Sync, Synced
-from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import (
     FRAMES,

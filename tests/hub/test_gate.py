@@ -79,7 +79,7 @@ async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
         threads.add(threading.current_thread())
         return delivered(*given)
 
-    monkeypatch.setattr("taskq_plugins.hub.server.delivered", noted)
+    monkeypatch.setattr("taskq_plugins.hub.gate.server.delivered", noted)
     assert (await _sent(place, _SYNC)).status_code == 200
     assert (await _sent(place, Question(1, _ID, NOWHERE, {}, waiting=False))).status_code == 204
     assert threads

@@ -29,11 +29,11 @@ from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, groups, set_member
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.outbox import taking
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
-from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import Synced, sync
 from tests.hub.place import Direct
 from tests.log.tending import fill_segment, keeping, tend

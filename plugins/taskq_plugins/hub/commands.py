@@ -97,7 +97,7 @@ def serve(directory: Path, bind: str, keep: str) -> None:
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
     while it is written.
     """
-    server, uvicorn = _package("taskq_plugins.hub.server"), _package("uvicorn")
+    server, uvicorn = _package("taskq_plugins.hub.gate.server"), _package("uvicorn")
     host, _, port = bind.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")

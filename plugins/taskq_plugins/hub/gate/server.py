@@ -31,6 +31,7 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate.reading import Reading
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -47,7 +48,6 @@ from taskq_plugins.hub.messages import (
 )
 from taskq_plugins.hub.outbox.lines import encode_given
 from taskq_plugins.hub.outbox.serving import Serving
-from taskq_plugins.hub.reading import Reading
 from taskq_plugins.hub.wire import (
     FRAMES,
     JSON,
