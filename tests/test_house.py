@@ -291,6 +291,25 @@ def test_variables_are_named_for_what_they_hold() -> None:
     assert not seen
 
 
+#: What a docstring would begin with that describes, in place of saying what is done.
+NO_VERBS = {
+    "all", "how", "if", "it", "one", "that", "those", "what", "when", "where", "whether", "which",
+    "who", "whose", "why",
+}  # fmt: skip
+
+
+def test_docstrings_of_functions_begin_with_what_they_do() -> None:
+    seen = [
+        f"{place(path, node)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node))
+        and re.split(r"\W", text, maxsplit=1)[0].lower() in NO_VERBS
+    ]
+    assert not seen
+
+
 def test_no_test_sleeps() -> None:
     """A test waits for an event, or drives a clock of its own: a sleep is too short or too long."""
     seen = [

@@ -399,7 +399,7 @@ class TaskQ(LogHolder):
         return AppTransaction(self if self._router is None else self._router.here())
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
-        """A call of a task that this process may not know; then a worker checks its arguments.
+        """Return a call of a task that may be unknown here; then a worker checks its arguments.
 
         Choose queue, priority and so on with the call's ``options``.
 
@@ -455,7 +455,7 @@ class TaskQ(LogHolder):
     flow_sync = blocking(flow)
 
     def job(self, job: JobId) -> JobHandle[Any]:
-        """The handle of a job enqueued earlier, or elsewhere, by its id or the number at its end.
+        """Return the handle of a job that is in the log, by its id or the number at its end.
 
         ``task.job(id)`` gives one that knows the type of the result. A number opens the log.
 
@@ -528,7 +528,7 @@ class TaskQ(LogHolder):
     def worker(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
-        """A worker inside this process: ``async with app.worker(): ...``; see ``taskq.Worker``.
+        """Make a worker in this process: ``async with app.worker(): ...``; see ``taskq.Worker``.
 
         Raises:
             UsageError: the worker package is not installed, or an option is wrong.

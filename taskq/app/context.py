@@ -173,7 +173,7 @@ class JobContext:
 
     @property
     def deadline(self) -> datetime | None:
-        """When the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
+        """Return when the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
         seconds: float | None = getattr(self, "until_seconds", None)
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
@@ -188,7 +188,7 @@ class JobContext:
 
     @property
     def cancel_asked(self) -> bool:
-        """Whether somebody cancelled this job: for functions in threads, which nothing can stop.
+        """Return whether this job was cancelled: for functions in threads, which none can stop.
 
         What such a function still does counts for nothing, so it may return at once.
         """

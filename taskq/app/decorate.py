@@ -224,7 +224,7 @@ def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> fl
 
 
 def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
-    """The tasks of an app, by all of their names, and one more, or another form of one of them.
+    """Return the tasks of an app by all of their names, with one more or another form of one.
 
     Raises:
         UsageError: a name of it is taken by another function.

@@ -76,7 +76,7 @@ def _move(
 
 
 def own_log(app: TaskQ) -> TaskQ | None:
-    """The app over the log of the job or hook that this code runs for; None outside of them."""
+    """Return the app over the log of the job or hook that this code runs for; else None."""
     job = running_job.get(None)
     here: Any = _here.get(None) if job is None else job.app
     return here if here is not None and here._origin is app else None
@@ -97,11 +97,11 @@ class ByJob:
         return own_log(self._app) or self._app
 
     def connections(self) -> list[Connection]:
-        """Of the app's own logs, those that may be open."""
+        """Return the connections of the app's own logs that may be open."""
         return [self._app._connection]
 
     def of(self, tag: str) -> TaskQ:
-        """The app over the log whose job ids begin so; one of another log is refused there."""
+        """Return the app over the log whose job ids begin so; it refuses one of another log."""
         here = self.here()
         return here if tag in {"", here._connection.tag} else self._app
 

@@ -127,7 +127,7 @@ class Schedule:
 
     @functools.cached_property
     def call(self) -> Call[Any]:
-        """What each tick enqueues; checked when first asked for, which a worker does as it starts.
+        """Return what each tick enqueues; checked when first asked for, at a worker's start.
 
         Raises:
             InvalidCall: the arguments do not fit the task.

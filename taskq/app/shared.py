@@ -220,7 +220,7 @@ class LogHolder:
     # -- questions ---------------------------------------------------------------------------------
 
     async def stats(self, at: datetime | int | None = None) -> LogStats:
-        """Counts of the log and of each of its queues; with shards the sums over all.
+        """Count the jobs of the log and of each of its queues; with shards the sums over all.
 
         Args:
             at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
@@ -339,7 +339,7 @@ class LogHolder:
         name_all: bool = False,
         on_damage: OnDamage = "raise",
     ) -> Stream:
-        """The log's records in order, from the oldest that is kept; then as they are written.
+        """Read the log's records in order, from the oldest that is kept; then as they are written.
 
         ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
         position is kept in the directory, saved every 1 000 records or 50 ms and put on disk every

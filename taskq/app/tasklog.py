@@ -138,7 +138,7 @@ class TaskLog(LogHolder):
     claim_sync = blocking(claim)
 
     async def payload(self, delivery: Delivery) -> bytes:
-        """What ``delivery.payload`` gives, read and decompressed off the event loop if it is large.
+        """Return ``delivery.payload``, read and decompressed off the event loop if it is large.
 
         Raises:
             LogDamaged: it does not read back; ``SpillMissing`` if its file is gone.

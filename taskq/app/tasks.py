@@ -128,7 +128,7 @@ class Enqueuer(Generic[P, R]):
         return Step(Leaf(self._call_of(body, self._extras), takes=True))
 
     def map(self, values: Iterable[Any]) -> Flow[list[R]]:
-        """A group of calls, one for each value; a tuple is taken for all of a call's arguments.
+        """Group calls, one for each value; a tuple is taken for all of a call's arguments.
 
         Raises:
             InvalidCall: one of them does not fit; nothing was written.
@@ -366,7 +366,7 @@ class Task(Enqueuer[P, R]):
         functools.update_wrapper(self, fn)
 
     def job(self, job: JobId) -> JobHandle[R]:
-        """The handle of a job of this task, whose result has the task's type; see ``TaskQ.job``.
+        """Return the handle of a job of this task, with its type of result; see ``TaskQ.job``.
 
         Raises:
             InvalidJobId: the text is no job id.
@@ -425,7 +425,7 @@ class Task(Enqueuer[P, R]):
         return self.store_result and (packs or not self._connection.config.is_plain)
 
     def result_packing(self, queue: str) -> Packing | None:
-        """What becomes of the results of its jobs from this queue; None: they are kept as is."""
+        """Return how results of its jobs from this queue are packed; None: they are kept as is."""
         chosen = self._chosen
         return self._connection.config.packing(queue, chosen.compress, chosen.spill)
 
@@ -483,7 +483,7 @@ class AsyncTask(Task[P, R]):
 
 
 def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
-    """The error of an ``enqueue`` that was given something else than one call, and what to write.
+    """Return the error of an ``enqueue`` that was given no single call, with what to write.
 
     Args:
         given: in place of the call.

@@ -62,7 +62,7 @@ def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlemen
 
 
 def released(delivery: Delivery, delay: Duration) -> Settlement:
-    """Given back without burning the attempt; due again after ``delay``.
+    """Return what gives it back without burning the attempt; due again after ``delay``.
 
     Raises:
         UsageError: the delay is no duration.

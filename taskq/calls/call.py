@@ -375,7 +375,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]]) -> int:
-    """What the jobs of one transaction take in the log at most, options counted generously."""
+    """Return how many bytes the jobs of one transaction take in the log at most."""
     size = 0
     for spec, body, extras in items:
         # What is larger goes to a file.

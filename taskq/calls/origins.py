@@ -48,7 +48,7 @@ class Origin(NamedTuple):
         return is_same and self.code() is not known.code()
 
     def is_line_of(self, known: Origin) -> bool:
-        """Whether both stand in the very same line, whatever their module is called by now."""
+        """Return whether both stand in the same line, whatever their module is called by now."""
         return (self.name, self.file, self.line) == (known.name, known.file, known.line)
 
 

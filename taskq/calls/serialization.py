@@ -118,7 +118,7 @@ def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaS
 
 
 def plain_schema(annotation: object) -> CoreSchema | None:
-    """What pydantic would make of a plain type, without pydantic; None if it is not plain."""
+    """Return pydantic's schema of a plain type, without pydantic; None if it is not plain."""
     try:
         kind = _PLAIN.get(annotation)
     except TypeError:  # nobody can hash it
@@ -148,7 +148,7 @@ def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
 
 
 def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
-    """Whether the type holds models or dataclasses, whose instances pydantic takes unseen."""
+    """Return whether the type holds models or dataclasses, which pydantic takes unseen."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
 
     left: list[object] = [TypeAdapter(annotation, config=config).core_schema]

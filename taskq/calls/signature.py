@@ -69,7 +69,7 @@ def injected() -> Any:
 
 
 def injected_type(hint: Any) -> Any:
-    """What a resolved annotation asks to be injected; None if it is an argument like any other."""
+    """Return what a resolved annotation asks to be injected; None for a plain argument."""
     if typing.get_origin(hint) is Annotated and _MARK in hint.__metadata__:
         return hint.__origin__
     return None

@@ -126,6 +126,6 @@ def errors_json(refused: Mapping[str, TaskqError]) -> list[dict[str, str]]:
 
 
 def exit_if_refused(context: click.Context, swept: Swept) -> None:
-    """Exit code 1 when something could not be done."""
+    """Exit with code 1 when something could not be done."""
     if swept.refused_count:
         context.exit(EXIT_FAILED)

@@ -101,7 +101,7 @@ def condition(
     every: Duration = INTERVAL_SECONDS,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Condition:
-    """A condition from a function without arguments, async or not, that returns whether it holds.
+    """Make a condition of a function without arguments, async or not, that returns a bool.
 
     Args:
         check: the function.

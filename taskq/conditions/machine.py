@@ -76,7 +76,7 @@ class Supply:
 
 
 def disk_free(size: Size, path: str | os.PathLike[str] | None = None) -> Condition:
-    """Holds while so much is free: ``disk_free("1GB")``, on the data directory's disk.
+    """Require that so much is free: ``disk_free("1GB")``, on the data directory's disk.
 
     Args:
         size: bytes, or text such as "500MB" or "2GiB".
@@ -92,12 +92,12 @@ def disk_free(size: Size, path: str | os.PathLike[str] | None = None) -> Conditi
 
 
 def on_power() -> Condition:
-    """Holds unless the machine is known to run from its battery; see ``OnPower``."""
+    """Require that the machine is not known to run from its battery; see ``OnPower``."""
     return OnPower()
 
 
 def read_supplies(directory: Path) -> list[Supply] | None:
-    """The power supplies that the kernel shows in a directory; None if it shows none there."""
+    """Read the power supplies that the kernel shows in a directory; None if it shows none there."""
     if not directory.is_dir():
         return None
     return [

@@ -81,7 +81,7 @@ class Unmetered(Condition):
 
 
 def online(address: str) -> Condition:
-    """Holds while a host accepts TCP connections: ``online("api.example.com:443")``.
+    """Require that a host accepts TCP connections: ``online("api.example.com:443")``.
 
     Raises:
         UsageError: that is no host with a port.
@@ -99,7 +99,7 @@ def online(address: str) -> Condition:
 
 
 def unmetered() -> Condition:
-    """Holds while the network is not known to be metered; see ``Unmetered``."""
+    """Require that the network is not known to be metered; see ``Unmetered``."""
     return Unmetered()
 
 
@@ -109,7 +109,7 @@ async def metered_line() -> str:
 
 
 def has_route(host: str) -> bool:
-    """Whether the kernel knows any way to the host; for a name, to anywhere. Sends no packet."""
+    """Return whether the kernel knows a way to the host; for a name, to anywhere. Send nothing."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -127,7 +127,7 @@ def is_anywhere_routed() -> bool:
 
 
 def metered_devices(devices: str) -> str:
-    """What is metered among the connected devices of ``nmcli -t device show``; "" for nothing."""
+    """Return the metered ones of the connected devices of ``nmcli -t device show``; "" for none."""
     device, connected = "", False
     metered: list[str] = []
     for line in devices.splitlines():

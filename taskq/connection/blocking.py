@@ -73,7 +73,7 @@ def need_loop(*who: str) -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """What the coroutine gives, run on the thread for such calls; interrupted, it is cancelled."""
+    """Run a coroutine on the thread for such calls; interrupted, it is cancelled."""
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
     future = asyncio.run_coroutine_threadsafe(coroutine, _Background.current().loop)

@@ -202,7 +202,7 @@ class JobHandle(Generic[R]):
     progress_sync = blocking(progress)
 
     async def _view(self) -> JobView:
-        """The view with payload and result as they are stored: reading them may take long."""
+        """Return the view with payload and result as stored: reading them may take long."""
         port = await self._port()
         return self._found(await port.view(self.lsn))
 
@@ -244,7 +244,7 @@ class JobHandle(Generic[R]):
 
     @contextlib.contextmanager
     def _late(self, limit: float | None) -> Iterator[None]:
-        """Where the log itself does not answer in time: on a lock or a disk that takes long."""
+        """Raise ``ResultTimeout`` where the log does not answer in time, by its lock or disk."""
         try:
             yield
         except TimeoutError:

@@ -223,6 +223,6 @@ def _durability(value: Durability | str) -> Durability:
 
 
 def unknown_option(name: str) -> UsageError:
-    """Says which options there are."""
+    """Return the error of an unknown option, which lists those that there are."""
     known = LogOptions.__annotations__
     return UsageError(f"there is no option {name!r}: {option_instead(name, known)}")

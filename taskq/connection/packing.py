@@ -45,7 +45,7 @@ class Packer:
         self.bodies = BodyStore(path, config)
 
     def packing(self, chosen: Options) -> Packing | None:
-        """What becomes of the payload of a job with these options; None: it is stored as it is."""
+        """Return how the payload of a job with these options is packed; None: stored as it is."""
         return self.config.packing(chosen.queue, chosen.compress, chosen.spill)
 
     # -- into the log -----------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Packer:
         return await off_loop(self.items_sync, given)
 
     async def result(self, body: bytes, packing: Packing | None, what: str) -> tuple[bytes, int]:
-        """A result as its record holds it, and the record's flags for it; raises as ``items``."""
+        """Return a result as its record holds it, and the record's flags; raises as ``items``."""
         if packing is None or len(body) <= QUICK_BYTES_MAX:
             return self.bodies.pack(body, packing, what, is_new_job=False)
         return await off_loop(self.bodies.pack, body, packing, what, is_new_job=False)
@@ -120,7 +120,7 @@ class Packer:
         return await self.unpacked(delivery.stored_payload, delivery.payload_flags, what)
 
     async def opened_view(self, view: JobView) -> JobView:
-        """The view with payload and result as they were given; raises as ``BodyStore.unpack``."""
+        """Return the view with payload and result as given; raises as ``BodyStore.unpack``."""
         if not (view.payload_flags or view.result_flags):
             return view
         return await off_loop(self.bodies.open_view, view)

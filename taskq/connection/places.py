@@ -112,7 +112,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def are_silent(data_dir: str | os.PathLike[str] | None) -> bool:
-    """Whether no place says anything of taskq, and none is another user's: that is told later."""
+    """Return whether no place says anything of taskq; those of other users are told later."""
     if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ):
         return False
     return not any(_speaks(place.path) for place in places_of(data_dir))

@@ -133,7 +133,7 @@ class Times:
                 self._drop()
 
     def forget(self, moment: int) -> None:
-        """It is ``moment``: drop what no window reaches any more."""
+        """Drop what no window reaches any more at ``moment``."""
         since = moment - self.window_ns
         while self.total and self._moments[self._head] <= since:
             self.total -= self._counts[self._head]

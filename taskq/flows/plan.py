@@ -162,7 +162,7 @@ def _leaf(leaf: Leaf, before: _Link | None) -> _Link:
 
 
 def _numbered(ends: list[_Job]) -> list[_Job]:
-    """All jobs that the ends wait for, directly or not, in their order; they know it then."""
+    """Number all jobs that the ends wait for, directly or not, and return them in order."""
     jobs: list[_Job] = []
 
     def place(some: list[_Job]) -> None:

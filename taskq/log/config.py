@@ -227,7 +227,7 @@ class LogConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether bodies are stored as they are where neither job nor task says otherwise."""
+        """Return whether bodies are stored as given where neither job nor task says otherwise."""
         here: tuple[LogConfig | QueuePolicy, ...] = (self, *self.queues.values())
         return not any(config.spill or config.compress not in {None, "none"} for config in here)
 

@@ -87,7 +87,7 @@ class Sweeping:
         self.count = 0
 
     def take(self, jobs: list[int], answers: list[TaskqError | None]) -> None:
-        """The answers to one slice: None where it was done."""
+        """Take the answers to one slice: None where it was done."""
         refused = [
             (job, error) for job, error in zip(jobs, answers, strict=True) if error is not None
         ]
@@ -95,7 +95,7 @@ class Sweeping:
         self.refuse(refused)
 
     def refuse(self, refused: Iterable[tuple[int, TaskqError]]) -> None:
-        """Jobs that it was not done to."""
+        """Count jobs that it was not done to."""
         for job, error in refused:
             self._refused_count += 1
             if len(self._refused) < REFUSED_MAX:
@@ -112,7 +112,7 @@ class Sweeping:
 
 
 def moment_before(value: Duration | datetime, what: str) -> int:
-    """Wall time in nanoseconds of a datetime with a time zone, or of so long ago.
+    """Return the wall time in nanoseconds of a datetime with a time zone, or of so long ago.
 
     Raises:
         UsageError: it is neither.
@@ -214,7 +214,7 @@ class DeadLetters:
         self._rest = [DeadLetters(connection) for connection in rest]
 
     async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
-        """At most ``limit`` dead letters that fit, the latest death first.
+        """List at most ``limit`` dead letters that fit, the latest death first.
 
         What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
 
@@ -349,7 +349,7 @@ class DeadLetters:
         return swept
 
     async def _home(self, tag: str) -> DeadLetters:
-        """That of the log whose ids begin so; this one if none does."""
+        """Return that of the log whose ids begin so; this one if none does."""
         for log in (self, *self._rest) if self._rest else ():
             await log._connection.opened()
             if log._connection.tag == tag:

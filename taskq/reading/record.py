@@ -113,7 +113,7 @@ class Record:
 
     @property
     def time(self) -> datetime:
-        """When it was written, in UTC, to the microsecond."""
+        """Return when it was written, in UTC, to the microsecond."""
         return utc_moment(self.time_ns)
 
 
@@ -173,7 +173,7 @@ class Choice:
         )
 
     def fits(self, record: LogRecord) -> tuple[str, str] | None:
-        """(queue, task) of the record if it is wanted, else None.
+        """Return (queue, task) of the record if it is wanted, else None.
 
         One of a job that nothing is known of any more is, too: it is not for us to drop it.
         """

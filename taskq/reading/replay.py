@@ -194,7 +194,7 @@ class _Chosen:
         return item
 
     def _packing(self, queue: str, flags: int) -> Packing | None:
-        """As queue and log say, and as the job was stored, where they say nothing."""
+        """Return how queue and log pack a body; where they say nothing, as the job was stored."""
         compress: Compression | None = None
         if flags & Flag.ZLIB:
             compress = "zlib"

@@ -143,7 +143,7 @@ class Shards:
 
 
 def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
-    """What all that the log decides about this call hangs on; None: nothing but the call itself."""
+    """Return what decides on the call's shard; None: nothing but the call itself."""
     extras, task = call.extras, call.task
     key = b"" if extras is None else extras.concurrency_key
     if key or (task is not None and task.limit is not None):

@@ -113,7 +113,7 @@ def life_options(command: F) -> F:
 
 
 def logs_option(command: F) -> F:
-    """``-d/--data-dir``, which may be given several times."""
+    """Add ``-d/--data-dir``, which may be given several times."""
     return click.option(
         "-d",
         "--data-dir",

@@ -133,7 +133,7 @@ class Stranded:
 
 
 def surrender(slots: Slots, parts: Iterable[LogPart]) -> None:
-    """From another thread, while the loop stands still: release what no slot has begun."""
+    """Release what no slot has begun; from another thread, while the loop stands still."""
     stores = {part.app.connection.tag: part.store for part in parts}
     for settlement in slots.surrender():
         store = stores.get(settlement.delivery.tag)

@@ -236,7 +236,7 @@ class Worker:
 
     @property
     def lingering(self) -> int:
-        """How many sync functions still run in threads, their jobs released, after a stop."""
+        """Count sync functions that still run in threads, their jobs released, after a stop."""
         return 0 if self._places is None else self._places.lingering
 
     async def start(self) -> None:
@@ -316,7 +316,7 @@ class Worker:
             group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
-        """The keeper is gone, perhaps before its first step: nobody may wait for it any more."""
+        """Answer those who wait: the keeper is gone, perhaps before its first step."""
         if not keeper.cancelled():
             self._error = self._error or _only(keeper.exception())
         self._undo.close()
@@ -325,7 +325,7 @@ class Worker:
         self.stopped.set()
 
     async def _live(self) -> None:
-        """The worker's whole life."""
+        """Live the worker's whole life."""
         try:
             if await self._open():
                 await self._serve()
@@ -534,7 +534,7 @@ class Worker:
         return self._known
 
     def _learn(self) -> None:
-        """Tasks were registered, or replaced: what waits for work asks for their jobs, too."""
+        """Ask for the jobs of tasks that were registered or replaced, too."""
         if self._phase is Phase.RUNNING and self.app.tasks is not self._tasks:
             self._task_names()
             if self._runner is not None:

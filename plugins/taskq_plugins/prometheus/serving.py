@@ -26,7 +26,7 @@ _HOST_DEFAULT: Final = "127.0.0.1"
 
 
 def registry_of(path: str) -> CollectorRegistry:
-    """What is told of the log in a directory, or of its shards, read from there at each scrape."""
+    """Return the metrics of a log, or of its shards, read from its directory at each scrape."""
     registry, layout = CollectorRegistry(), Shards.of(path)
     paths = {"": path} if layout is None else {shard: f"{path}/{shard}" for shard in layout.names()}
     registry.register(

@@ -307,7 +307,7 @@ class Pages:
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
 
     def _form_key(self) -> str:
-        """What a form must have: where others log people in, the same in all processes of theirs.
+        """Return what a form must have; behind others' logins the same in all their processes.
 
         It is made of the log's id, which no other site knows.
         """

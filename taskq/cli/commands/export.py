@@ -87,12 +87,12 @@ def _body(name: str, body: bytes | None) -> dict[str, Any]:
 
 
 def _refuse(name: str) -> None:
-    """Python reads NaN and Infinity, others do not."""
+    """Refuse NaN and Infinity, which Python reads and others do not."""
     raise ValueError(name)
 
 
 def _finite(text: str) -> float:
-    """Nor is there a JSON for what a number overflows to."""
+    """Refuse a number that overflows: JSON has no infinity."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(text)

@@ -142,7 +142,7 @@ def _attempt(attempt: AttemptView) -> dict[str, Any]:
 
 
 def _time(moment_ns: int) -> int | None:
-    """Microseconds since 1970, None for never."""
+    """Return microseconds since 1970, None for never."""
     return moment_ns // 1_000 if moment_ns else None
 
 
@@ -223,7 +223,7 @@ def _in_time(batch: Any, wanted: Wanted) -> Any:
 
 
 def _fits(reader: LogReader, choice: Choice, record: LogRecord, wanted: Wanted) -> bool:
-    """Whether a record is wanted by the names of its job, which others than it may have told."""
+    """Return whether a record is wanted by the names of its job, which other records may tell."""
     if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
         return False
     choice.note(record)

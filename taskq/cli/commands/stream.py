@@ -146,7 +146,7 @@ class _Pipe:
 
 
 def _show(record: Record) -> None:
-    """One line for people."""
+    """Print a record on one line for people."""
     names = [record.job_id, record.queue, record.task]
     time = documents.moment(record.time_ns) or ""
     if render.on_terminal():
@@ -185,7 +185,7 @@ def _show_json(record: Record) -> None:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """One record for programs. Epoch and owner are text: JSON readers keep no such numbers."""
+    """Return one record for programs. Epoch and owner are text: JSON keeps no such numbers."""
     return {
         "lsn": record.lsn,
         "epoch": documents.owner(record.epoch),

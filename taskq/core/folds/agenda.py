@@ -344,7 +344,7 @@ class Agenda:
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
-        """It is ``now_ns`` of wall time: turn scheduled jobs ready whose time has come.
+        """Turn scheduled jobs ready whose time has come; it is ``now_ns`` of wall time.
 
         At most ``count`` of each kind.
         """
@@ -364,7 +364,7 @@ class Agenda:
             self.enter_ready(lane, job, moment)
 
     def see(self, now_ns: int) -> None:
-        """It is ``now_ns`` of wall time, for somebody who only looks: see all that it brings."""
+        """See all that ``now_ns`` of wall time brings, for somebody who only looks."""
         self.promote(now_ns, _ALL)
         self.times.find_over(now_ns)
 

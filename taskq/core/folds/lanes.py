@@ -381,7 +381,7 @@ class Family:
 
     @property
     def number(self) -> int:
-        """That of the lane with the oldest job, as of the last ``head``."""
+        """Return that of the lane with the oldest job, as of the last ``head``."""
         return self._top.number
 
     def put(self, lane: Lane) -> None:
@@ -397,7 +397,7 @@ class Family:
             heapify(heap)
 
     def drop(self, lane: Lane) -> None:
-        """It has none any more, or is blocked."""
+        """Drop a lane that has no job any more, or is blocked."""
         self.ready.pop(lane, None)
 
     def clear(self) -> None:

@@ -45,11 +45,11 @@ class InnerRequest:
         return False
 
     def set_result(self, value: object) -> None:
-        """It was done."""
+        """Take it that it was done."""
         self.value, self._answered = value, True
 
     def set_exception(self, error: BaseException) -> None:
-        """It could not be done."""
+        """Take it that it could not be done."""
         self._error, self._answered = error, True
 
     def wait(self) -> Iterator[InnerRequest | None]:
@@ -103,7 +103,7 @@ class Chore(ABC):
 
     @abstractmethod
     def _is_ours(self) -> bool:
-        """Whether this process looks for something to do; else it does what it is asked for."""
+        """Return whether this process looks for work itself; else it does what it is asked for."""
 
     @abstractmethod
     def _is_asked(self) -> bool: ...

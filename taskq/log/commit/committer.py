@@ -466,7 +466,7 @@ class Committer:
         self.waiters.claims = waiting
 
     def _is_behind(self, now_ns: int) -> bool:
-        """Whether so much is due, or to be taken back or expired, that this batch did not do all.
+        """Return whether more is due, or to be taken back or expired, than this batch did.
 
         A job may be among what is left that a claim would have got.
         """

@@ -78,12 +78,12 @@ class Room:
 
     @property
     def pressed(self) -> bool:
-        """Whether the disk is short: enqueues are refused, the log should free what it can."""
+        """Return whether the disk is short: enqueues are refused, the log should free space."""
         return self._is_short or self.refused is not None
 
     @property
     def is_sought(self) -> bool:
-        """Whether somebody was refused for want of room just now: the log should make some."""
+        """Return whether a request was refused for want of room just now: the log makes some."""
         return self.pressed or self._clock.steady_ns() < self._sought_until_ns
 
     @property

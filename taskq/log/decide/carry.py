@@ -247,7 +247,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
 
 
 def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
-    """When the job expires as the clock stands, 0 if that does not shift; None if it changed."""
+    """Return when the job expires by the clock, 0 if that does not shift; None if it changed."""
     if enqueue_extras(item.born).expires_is_wall:
         return 0
     overdue = agenda.overdue(item.job)

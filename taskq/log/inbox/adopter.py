@@ -149,7 +149,7 @@ class Adopter(Chore):
             yield from self._holding(self._inbox.sweep)
 
     def _wait_for_turn(self) -> Generator[None, None, bool]:
-        """Whether this process is the one that does it; who was asked waits until nothing waits."""
+        """Return whether this process adopts; one that was asked to waits until nothing is left."""
         while not self._take_turn():
             if not self._orders or not self._inbox.count_waiting():
                 return False
@@ -225,7 +225,7 @@ class Adopter(Chore):
         return latest[1].duplicates if latest is not None else 0
 
     def _make_durable(self, upload: Upload) -> None:
-        """What the files are removed for must be on disk, whoever wrote it."""
+        """Sync what the files are about to be removed for, whoever wrote it."""
         latest = self._committer.facets.uploads.progress(upload.id)
         if latest is None or latest[0] < self._journal.durable_lsn:
             return

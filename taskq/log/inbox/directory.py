@@ -259,7 +259,7 @@ class Inbox:
         return ended.token == upload.token
 
     def refusal(self, name: str) -> str:
-        """Why an upload was refused; empty if it was not."""
+        """Return why an upload was refused; empty if it was not."""
         data = self._read(f"{REFUSED}/{name}{MANIFEST}")
         if data is None:
             return ""
@@ -283,7 +283,7 @@ class Inbox:
     # -- the end of an upload ---------------------------------------------------------------------
 
     def finish(self, upload: Upload, ended: Ended) -> None:
-        """All of it is in the log, and on disk: say so, and remove its files."""
+        """Note that all of it is in the log and on disk, and remove its files."""
         with self._locked():
             if self.is_done(upload):
                 # Whoever wrote it may have died before its name was on disk.

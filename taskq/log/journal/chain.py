@@ -46,7 +46,7 @@ _LOOKS_MAX: Final = 8
 
 
 def link_to(files: SegmentFiles, segment: int, last_frame: int) -> Link:
-    """How a segment made now names the end of this one; without a frame it hands on its own."""
+    """Return how a segment made now names the end of this one, or what this one itself names."""
     if not last_frame:
         header = files.header(segment)
         return NO_LINK if header is None else header.link
@@ -70,7 +70,7 @@ def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
 
 
 def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
-    """Whether all the bytes are there that the hint tells of: those that do not read are damage."""
+    """Return whether all bytes of the hint are there: those that do not read are damage."""
     try:
         return files.size(hint.segment) >= hint.offset
     except SegmentGone:

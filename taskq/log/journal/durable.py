@@ -114,7 +114,7 @@ class DurableLog:
         return bool(self.segments) and self.segments[0] < segment
 
     def is_moved(self, at: Border) -> bool:
-        """Whether the same frame stands in a later segment: the same body by the CRC of there."""
+        """Return whether the same frame stands in a later segment, its body equal by CRC."""
         wanted = at.header
         if wanted is None or at.segment not in self.segments:
             return False

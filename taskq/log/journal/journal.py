@@ -491,7 +491,7 @@ class Journal:
             self.unlock()
 
     def _may_rotate(self) -> bool:
-        """Whether there is a file for the next segment; else this one grows on, to a limit."""
+        """Return whether a next segment can be made; else this one grows on, to a limit."""
         if self.offset >= STRETCHED_BYTES_MAX:
             return True
         if self._tail.is_patient:

@@ -87,7 +87,7 @@ class TailHint(NamedTuple):
 
     @property
     def home(self) -> Home:
-        """When and where it was written."""
+        """Return when and where it was written."""
         return self.boot, self.device, self.inode
 
     @property
@@ -253,13 +253,13 @@ class WriterLock:
         return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
 
     def _decoded(self, data: bytes) -> TailHint | None:
-        """What the bytes say; those seen last are not looked at again, as they are mostly own."""
+        """Decode a hint; bytes seen last are not looked at again, as they are mostly own."""
         if data != self._hint_data:
             self._hint_data, self._hint = data, _decode(data)
         return self._hint
 
     def never_had_hint(self) -> bool:
-        """Whether no hint was ever written: else one that cannot be believed was cut short."""
+        """Return whether no hint was ever written: else one that does not read was cut short."""
         return self._disk.size(self._file) < _SIZE
 
     def keep(self) -> None:

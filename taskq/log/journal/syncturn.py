@@ -63,7 +63,7 @@ class SyncTurn:
         return through, clean
 
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
-        """Whether this process is to sync; False when all below ``wanted_lsn`` is on disk."""
+        """Return whether this process is to sync; False once all below ``wanted_lsn`` is synced."""
         with contextlib.suppress(OSError):  # then it does not share
             for _ in range(_LOOKS):
                 taken = self._disk.try_lock(self._file)

@@ -175,7 +175,7 @@ class Tail:
         return writer.peek()
 
     def ends_in_sync_point(self, segment: int, offset: int) -> bool:
-        """Whether it ends there in a frame that says so; what is before a segment was synced."""
+        """Return whether it ends there in a sync point; what is before a segment was synced."""
         at = offset - codec.FRAME_HEADER_SIZE
         if at < codec.SEGMENT_HEADER.size:
             return True
@@ -185,7 +185,7 @@ class Tail:
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
-        """What is done here waits for the disk: the time is not that of the lock, if it is held."""
+        """Do not count the time that this block waits for the disk as that of the lock."""
         start_ns = self._clock.steady_ns()
         try:
             yield

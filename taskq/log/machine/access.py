@@ -84,7 +84,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
 
 
 def _is_left_open(status: os.stat_result) -> bool:
-    """Whether somebody else made the directory, who then sees and rules what others put there."""
+    """Return whether another user made the directory, who then rules what others put there."""
     if status.st_uid in (os.geteuid(), _ROOT) or is_shared(status.st_mode):
         return False
     # Root looks after the directories of users; one that is open to all may be a trap.
@@ -146,7 +146,7 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def denied(path: str, error: OSError | None = None) -> str:
-    """Why a directory, or what is in it, cannot be used by this process, and what to do."""
+    """Say why this process cannot use a directory, or what is in it, and what to do."""
     reason = f" ({error.strerror})" if error is not None else ""
     seen = Path(path)
     while not os.access(seen, os.F_OK) and seen != seen.parent:
@@ -162,7 +162,7 @@ def denied(path: str, error: OSError | None = None) -> str:
 
 
 def exposures(path: str) -> list[str]:
-    """Who but its user, or group if it is shared, could do what with a log; nothing if nobody.
+    """List who but its user, or group if it is shared, could do what with a log.
 
     Each is one sentence, which ends in the command that puts it right. What people set is told and
     left as it is.

@@ -332,7 +332,7 @@ def describe_owner(directory: Path, owner: int) -> bytes:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether another process holds a record lock (F_GETLK; the layout of struct flock differs)."""
+    """Ask whether another process holds a record lock (F_GETLK; its struct's layout differs)."""
     if sys.platform == "darwin":
         asked = struct.pack("qqihh", 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
         kind = struct.unpack("qqihh", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[3]

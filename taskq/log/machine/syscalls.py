@@ -83,7 +83,7 @@ def _load() -> Any:
 
 
 def _agrees(library: Any) -> bool:
-    """Whether it writes, reads and measures as Python does: with a wrong offset it destroys logs.
+    """Try whether it works as Python does: with a wrong offset it destroys logs.
 
     Raises:
         OSError: there is no file to try that with.
@@ -258,7 +258,7 @@ def size(pace: Pace, descriptor: int) -> int:
 
 
 def touch(pace: Pace, path: str) -> None:
-    """What ``os.utime`` does."""
+    """Do what ``os.utime`` does."""
     if pace.patient_until or _library is None:
         pace.patiently(os.utime, path)
         return

@@ -98,7 +98,7 @@ class BodyStore:
 
     @staticmethod
     def is_quick(stored: bytes, flags: int) -> bool:
-        """Whether unpacking takes so little time that an event loop need not be spared it."""
+        """Return whether unpacking takes so little time that an event loop can do it."""
         return not flags & _SPILLED and original_size(stored, flags) <= QUICK_BYTES_MAX
 
     def unpack(self, stored: bytes, flags: int, what: str, limit: int | None = None) -> bytes:

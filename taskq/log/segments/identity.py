@@ -152,7 +152,7 @@ def check_writable(disk: Disk, path: str) -> None:
 
 
 def device_of_copy(path: str) -> str:
-    """Whose log a hub's copy is: its directory is called so."""
+    """Return whose log a hub's copy is: its directory is called so."""
     parts = path.split("/")
     at = len(parts) - 1 - parts[::-1].index("devices") if "devices" in parts else len(parts)
     return parts[at + 1] if at + 1 < len(parts) else "the device"

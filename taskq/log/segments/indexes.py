@@ -273,7 +273,7 @@ class SegmentIndexes:
         return place.offset if segment == place.segment else self._files.size(segment)
 
     def _ask(self, segment: int, question: Callable[[Index], Answer]) -> Answer:
-        """What the index of a segment answers; a file that fails is replaced by one in memory."""
+        """Ask the index of a segment; a file that fails is replaced by one in memory."""
         index = self._index(segment)
         try:
             return question(index)

@@ -52,7 +52,7 @@ class Lookup:
         self._bodies: dict[tuple[int, int], bytes] = {}
 
     def forget(self) -> None:
-        """What was read may not be true any more."""
+        """Forget what was read, as it may not be true any more."""
         self._bodies.clear()
 
     def by_lsn(self, segment: int, index: Index, lsn: int) -> RecordFound | None:

@@ -125,7 +125,7 @@ class SegmentFiles:
         return min(later, default=None)
 
     def header(self, lsn: int) -> codec.SegmentHeader | None:
-        """What the segment's header says, or its name and first frame if the header is damaged.
+        """Read the segment's header, or its name and first frame if the header is damaged.
 
         None if the file does not begin as this segment.
 
@@ -395,7 +395,7 @@ class SegmentFiles:
         )
 
     def _read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """What the disk gives back; blocks that it does not are zeros, and fail their CRC."""
+        """Read from the disk; blocks that it does not give back are zeros, and fail their CRC."""
         try:
             return self._disk.read(descriptor, count, offset)
         except OSError as error:

@@ -223,7 +223,7 @@ def _reading(disk: Disk, file: str, what: str) -> Iterator[int]:
 
 
 def _is_there(disk: Disk, file: str, body: bytes) -> bool:
-    """Whether the file holds exactly the body; if so it is touched, and will not be collected."""
+    """Return whether the file holds exactly the body; touches it, so that it is not collected."""
     try:
         descriptor = disk.open(file, write=False)
     except FileNotFoundError:

@@ -288,7 +288,7 @@ class _Port(Generic[F]):
 
     @_request
     def extent(self, beyond: int | None = None) -> Sent[Extent]:
-        """How far the log may be read, once that is beyond an lsn; None: beyond all it has now."""
+        """Tell how far the log may be read, once that is beyond an lsn; None: beyond all of now."""
         return self._send(Op.FOLLOW, beyond)
 
     @_request
@@ -398,7 +398,7 @@ class LoopPort(_Port[_Future[Any]]):
         return future
 
     def deliver(self, answers: list[Answer]) -> None:
-        """One wake-up of the loop for the whole list; on the storage thread."""
+        """Deliver a list with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
         bell = self._bell
         try:

@@ -220,7 +220,7 @@ class Store:
 
     @property
     def progress(self) -> ProgressBoard:
-        """Where running jobs of this process tell how far they are; made when first asked for."""
+        """Return the board on which running jobs tell how far they are; made at first use."""
         with _registry_guard:
             if self._progress is None:
                 self._progress = ProgressBoard(Path(self.path) / "owners", self.owner)

@@ -83,7 +83,7 @@ def seconds_until_due(committer: Committer) -> float:
 
 
 def is_behind(committer: Committer) -> bool:
-    """Whether held jobs are to be released or cancelled for which the last frame had no room."""
+    """Return whether held jobs are to be released or cancelled: the last frame had no room."""
     agenda = committer.facets.agenda
     return agenda is not None and bool(agenda.flows.todo)
 
@@ -544,7 +544,7 @@ class StorageThread:
 
 
 def _is_patient(request: Request, now_ns: int) -> bool:
-    """Whether it outlives a long wait for the lock: a settlement, or a claim with time left."""
+    """Return whether it outlives a long wait for the lock, as a claim with time left does."""
     op, _, _, operand = request
     if op != Op.CLAIM:
         return op in PATIENT

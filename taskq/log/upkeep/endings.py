@@ -98,7 +98,7 @@ class Endings:
         return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
 
     def are_due(self, segment: int, keep_seconds: float | None, now_ns: int) -> bool:
-        """Whether the last segment is to be sealed, so that what ended in it can go in time."""
+        """Return whether to seal the last segment, so that what ended in it goes in time."""
         seen = self._seen[segment]
         if keep_seconds is None:
             return 0 < seen.over_ns <= now_ns

@@ -108,7 +108,7 @@ def _unfailed(disk: Disk, path: Path) -> Check:
 
 
 def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:
-    """Any process, as a worker that drains claims nothing any more, and is well all the same."""
+    """Look for any process: a worker that drains claims nothing, and is well all the same."""
     if awake:
         pids = ", ".join(map(str, sorted({owner.pid for owner in awake})))
         return Check(name="process", ok=True, vital=True, detail=f"the log is open in {pids}")
@@ -136,7 +136,7 @@ def _worker(owners: Iterable[OwnerView]) -> Check:
 
 
 def _access(path: Path) -> Check:
-    """It fails nothing: in a container, say, the other users are nobody."""
+    """Tell who may read the log; fails nothing, as in a container the others are nobody."""
     try:
         detail = f"nobody but {whose(str(path))} can use its files"
     except OSError as error:
@@ -183,7 +183,7 @@ def check_start(path: Path, config: LogConfig) -> list[Check]:
 
 
 def _makeable(path: Path) -> Check:
-    """The first process makes the log, where nothing else is."""
+    """Look whether the first process could make a log there."""
     near = path.absolute()
     while not near.exists() and near != near.parent:
         near = near.parent
@@ -200,7 +200,7 @@ def _makeable(path: Path) -> Check:
 
 
 def _writable(disk: Disk, path: Path) -> Check:
-    """This user may write to all that a process writes to, and the log is no hub's copy."""
+    """Look whether this user may write where processes write, and the log is no hub's copy."""
     try:
         check_writable(disk, str(path))
     except LogError as error:
@@ -212,7 +212,7 @@ def _writable(disk: Disk, path: Path) -> Check:
 
 
 def _clock(last_ns: int) -> Check:
-    """Whether the machine knows the time; ``last_ns`` is that of the log's last frame, or 0."""
+    """Look whether the machine knows the time; ``last_ns`` is that of the last frame, or 0."""
     now_ns = SystemClock().wall_ns()
     now = f"{datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     if now_ns < last_ns - STEP_NS:

@@ -60,7 +60,7 @@ class Needed:
         return len(self._keys)
 
     def add(self, job: int, offset: int, meta: int) -> None:
-        """One more; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
+        """Add a job; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
         self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
         self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
         self.expires = self.expires or bool(meta & META_EXPIRES)
@@ -74,7 +74,7 @@ class Needed:
         return {key >> 1 & _JOB_MASK for key in self._keys}
 
     def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """(job, offset, whether it was alive) of those at these offsets, each once."""
+        """Yield (job, offset, whether it was alive) of those at these offsets, each once."""
         keys, before = self._keys, -1
         last = bisect_left(keys, end << _JOB_BITS)
         for number in range(bisect_left(keys, first << _JOB_BITS), last):
@@ -86,7 +86,7 @@ class Needed:
 
 
 def extent(journal: Journal, segment: int) -> tuple[int, int]:
-    """(bytes, lsn behind its records) of a segment, as far as it is known here."""
+    """Return (bytes, lsn behind its records) of a segment, as far as it is known here."""
     following = min((lsn for lsn in journal.files.lsns if lsn > segment), default=0)
     if following:
         return journal.files.size(segment), following
@@ -235,7 +235,7 @@ class Retained:
         return job in self._kept
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
-        """A job of the segment before ``following`` has ended since ``find``: it may stay, too."""
+        """Keep a job of the segment before ``following`` that has ended since ``find``, too."""
         own_ns = self.own_keep_ns(born)
         if own_ns or not self._drops_finished:
             end = _end(self._journal, job, following)
@@ -316,7 +316,7 @@ class _Births:
         return offset
 
     def open(self) -> Iterator[tuple[int, int]]:
-        """(job, offset) of those that did not end here."""
+        """Yield (job, offset) of those that did not end here."""
         for number, offset in enumerate(self._offsets):
             if offset:
                 yield self._first + number, offset
@@ -337,5 +337,5 @@ def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
 
 
 def _nanoseconds(seconds: float | None) -> int:
-    """0 for ever."""
+    """Return seconds in nanoseconds, 0 for ever."""
     return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)

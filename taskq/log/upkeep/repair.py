@@ -200,7 +200,7 @@ def _rewrite(journal: Journal, segment: int) -> str:
 
 
 def _remove_snapshots(journal: Journal) -> None:
-    """They know the places in what was there before."""
+    """Remove the snapshots, which know the places in what was there before."""
     disk, snapshots = journal.disk, f"{journal.path}/snapshot"
     names = [name for name in disk.names(snapshots) if name.endswith(_SNAPSHOT_SUFFIX)]
     for name in names:
@@ -264,7 +264,7 @@ def _items(journal: Journal, segment: int) -> Iterator[tuple[int, Frame | Gap]]:
 def _salvaged(
     journal: Journal, base: int, gap: Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, bytes]]:
-    """(header of the damaged frame, lsn, record) of each record that is whole by its own CRC."""
+    """Yield (damaged frame's header, lsn, record) of each record that is whole by its own CRC."""
     readable = journal.files.damaged_frame(base, gap)
     if readable is None:
         return
@@ -324,7 +324,7 @@ def _keep_original(journal: Journal, segment: int) -> str:
 
 
 def _pieces(journal: Journal, segment: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of all of a segment; zeros where the disk gives nothing back."""
+    """Yield (offset, bytes) of all of a segment; zeros where the disk gives nothing back."""
     files = journal.files
     descriptor, size = files.descriptor(segment), files.size(segment)
     for at in range(0, size, _COPY_BYTES):

@@ -105,7 +105,7 @@ def _over_limit(journal: Journal, lsns: list[int], total: int, is_pressed: bool)
 def last_due(
     journal: Journal, now_ns: int, *, is_pressed: bool, keep_seconds: float | None
 ) -> Due | None:
-    """The segment that is written to, if it may be sealed for the sake of jobs that ended in it."""
+    """Return the segment that is written to, if it may be sealed for jobs that ended in it."""
     files = journal.files
     files.refresh()
     last = journal.segment
@@ -182,14 +182,14 @@ class DeadPolicy:
         return "" if policy is None or policy.dead_max is None else queue
 
     def count_max(self, group: str) -> int | None:
-        """Most letters of a group; None for no limit."""
+        """Return the most letters of a group; None for no limit."""
         return self._queues[group].dead_max if group else self._max
 
 
 def overdue_dead(
     facets: Facets, now_ns: int, policy: DeadPolicy
 ) -> Generator[list[int], None, bool]:
-    """Dead letters that are too old or too many, a part of them a step; most steps find none.
+    """Yield dead letters that are too old or too many, a part a step; most steps find none.
 
     Returns True when there are too many still: another pass finds more.
     """
@@ -246,12 +246,12 @@ class _Excess:
         return bool(self._over)
 
     def gone(self, group: str) -> None:
-        """One of the group goes because of its age."""
+        """Count one of the group that goes because of its age."""
         if group in self._over:
             self._over[group] -= 1
 
     def add(self, group: str, second: int, job: int) -> None:
-        """A letter that is not too old."""
+        """Add a letter that is not too old."""
         ends = self._found.get(group)
         if ends is not None:
             ends.append((second, job))

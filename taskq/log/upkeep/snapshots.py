@@ -86,7 +86,7 @@ class Snapshots:
     # -- when -------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Whether so much log was written since the newest snapshot that the next one pays."""
+        """Return whether so much was written since the newest snapshot that another one pays."""
         journal = self._journal
         if journal.segment != self._segment or journal.offset >= self._offset:
             self._is_due, left = False, _PATIENCE_BYTES
@@ -97,7 +97,7 @@ class Snapshots:
         return self._is_due
 
     def _look(self) -> tuple[list[Form[Any]], int]:
-        """(what is due, bytes of log until it is worth to look again)."""
+        """Return (what is due, bytes of log until it is worth to look again)."""
         self._journal.refresh()
         forms: list[Form[Any]] = []
         left: list[int] = []
@@ -118,7 +118,7 @@ class Snapshots:
         return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
 
     def _since(self, form: Form[Any]) -> tuple[int, int]:
-        """(bytes of log behind the newest snapshot that fits, its own size)."""
+        """Return (bytes of log behind the newest snapshot that fits, its own size)."""
         newest = self._newest(form)
         if newest is None:
             return self._log_bytes(0), 0
@@ -230,7 +230,7 @@ class Snapshots:
         yield from self._tidy(form)
 
     def _capture(self, form: Form[Any]) -> Captured | None:
-        """A copy of the facet as it stands; None if it is of no use, or there is no room for it."""
+        """Copy the facet as it stands; None if it is of no use, or there is no room for it."""
         journal, facets = self._journal, self._committer.facets
         cursor = facets.stands(form.kind.name)
         if cursor is None or facets.generation != journal.generation:

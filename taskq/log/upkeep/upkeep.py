@@ -72,7 +72,7 @@ class Report:
         )
 
     def made(self) -> CompactReport:
-        """As callers get it."""
+        """Return the report as callers get it."""
         return CompactReport(
             segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
         )
@@ -152,7 +152,7 @@ class Upkeep(Chore):
         )
 
     def _next_look_ns(self) -> int:
-        """Steady time of the next look; on a disk that is nearly full it does not wait long."""
+        """Return the steady time of the next look, which is soon on a disk that is nearly full."""
         if not self._committer.room.is_sought:
             return self._look_at_ns
         return min(self._look_at_ns, self._looked_ns + _PRESSED_NS)
@@ -295,7 +295,7 @@ class Upkeep(Chore):
                 return
 
     def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
-        """The last segment past its time in which a job ended; 0: nothing goes for its age."""
+        """Return the last segment past its time in which a job ended; 0: nothing goes for age."""
         journal = self._journal
         journal.files.refresh()
         now_ns = journal.clock.wall_ns()

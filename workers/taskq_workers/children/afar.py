@@ -29,7 +29,7 @@ def failed(
     *,
     called: bool,
 ) -> Ended:
-    """The end of a job that raised; ``called`` is false if its arguments could not be had."""
+    """Return the end of a job that raised; ``called`` is false if its arguments were not had."""
     settlement = None if called else settle_unreadable(delivery, error)
     end = ended(number, settlement or settle_failure(task, delivery, error), seconds)
     return end._replace(error=pickled_error(error))
@@ -38,7 +38,7 @@ def failed(
 def succeeded(
     number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
 ) -> Ended:
-    """The end of a job that returned: its result encoded, and the jobs that join its success."""
+    """Return the end of a job that returned: its result, and the jobs that join its success."""
     delivery, packer = job.delivery, job.app.connection.packer
     limit = packer.bodies.limit(task.result_packing(delivery.queue))
     try:

@@ -239,7 +239,7 @@ class Child:
         self._end()
 
     def _read_what_is_left(self) -> None:
-        """A job may have ended just before its process did."""
+        """Read what is left: a job may have ended just before its process did."""
         with contextlib.suppress(OSError, LostChild):
             while piece := self._channel.recv(_READ_BYTES):
                 for message in self._inlet.feed(piece):
@@ -270,7 +270,7 @@ class Child:
         return ChildDied(f"its child process {self.pid} {self.how_it_ended()} while it ran")
 
     def how_it_ended(self) -> str:
-        """In words."""
+        """Say in words how the process ended."""
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exited with {code}"

@@ -219,7 +219,7 @@ class _Bench:
         return self._alarm.run(soft, function, args, kwargs)
 
     def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
-        """The task's function, with what it takes of its app's lifespans; entered when first met.
+        """Return the task's function with what it takes of lifespans, entered when first met.
 
         Raises:
             TaskqError: a lifespan failed, or a resource is missing.

@@ -243,7 +243,7 @@ class ProcessRunner:
         self._idle.append(child)
 
     def _refuse(self, problem: str) -> None:
-        """One job goes back for each child that did not start; the next waits a while."""
+        """Give a job back for each child that did not start; the next waits a while."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -273,6 +273,6 @@ def _hear(job: JobContext, message: Told | Logged) -> None:
 
 
 def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:
-    """The time of a job is over; its end may have come in this very turn, and another be there."""
+    """End a job whose time is over, unless its end came in this very turn and another is there."""
     if not done.done():
         child.kill(reason)

@@ -73,7 +73,7 @@ class Breaker(Gate):
         return True
 
     def flushed(self, settlements: list[Settlement]) -> None:
-        """A success ends the row, unless failures came after it: these were counted already."""
+        """End the row at a success, unless failures came after it: these were counted already."""
         super().flushed(settlements)
         last = next((end.kind for end in reversed(settlements) if self._counts(end)), None)
         if last is kinds.SUCCESS:

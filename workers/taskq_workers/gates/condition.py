@@ -39,7 +39,7 @@ class ConditionGate(Gate):
         return self.host.open_queues(), frozenset(self.tasks)
 
     async def has_lost_network(self) -> bool:
-        """Whether the network that its jobs need is gone; asked when one met a network failure."""
+        """Return whether the network that its jobs need is gone; asked at a network failure."""
         needed = [condition for condition in self.conditions if condition.is_network]
         if not needed:
             return False

@@ -68,7 +68,7 @@ class GateHost(Protocol):
         ...
 
     def changed(self) -> None:
-        """What may be claimed has changed, or why it may not."""
+        """Note that what may be claimed has changed, or why it may not."""
         ...
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
@@ -142,10 +142,10 @@ class Gate(ABC):
 
     @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Queues and tasks of its jobs, less what another gate keeps back."""
+        """Return queues and tasks of its jobs, less what another gate keeps back."""
 
     def flushed(self, settlements: list[Settlement]) -> None:
-        """Jobs of the worker ended."""
+        """Learn that jobs of the worker ended."""
         if self._flying:
             self._flying.difference_update(settlement.delivery.token for settlement in settlements)
             if not self._flying:

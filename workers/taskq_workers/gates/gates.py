@@ -239,7 +239,7 @@ class Gates:
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """What becomes of a job that failed: it is given back if the network failed, not the job.
+        """Decide on a job that failed: it is given back if the network failed, not the job.
 
         That is known if its queue backs off, or if a host that its task needs is not there.
         """
@@ -264,7 +264,7 @@ class Gates:
         return settlement
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
+        """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
         if self._is_ending:
             self.feed.linger()
         elif not self._is_draining:

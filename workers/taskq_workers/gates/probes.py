@@ -53,7 +53,7 @@ class Probe:
         self._is_warned = False
 
     async def told(self, age_seconds: float) -> str:
-        """Why it does not hold, "" if it does; what was found out so long ago is good enough.
+        """Return why it does not hold, "" if it does; an answer of that age is good enough.
 
         All who ask at a time share one probe.
         """

@@ -136,7 +136,7 @@ class Guard:
         return self._exit_code
 
     def changed(self, what: str) -> None:
-        """The code changed; from any thread."""
+        """Note that the code changed; from any thread."""
         self._changes.append(what)
         with contextlib.suppress(OSError):  # full: it will look anyway
             self._poke.send(b"\0")
@@ -298,7 +298,7 @@ class Guard:
                 self._overdue(process, now)
 
     def _overdue(self, process: WorkerProcess, now: float) -> None:
-        """It had its time: cancel its jobs, and kill it if that was tried."""
+        """Cancel the jobs of a process that had its time, and kill it if that was tried."""
         if self._reloads and process.stops == 1:
             process.deadline = now + self._drain_seconds
             process.stop(self._drain_seconds)
@@ -360,7 +360,7 @@ class Guard:
         self._notifier.ready("the old workers claim jobs")
 
     def _give_up(self, code: int) -> None:
-        """What is wrong with the command is wrong for all, and was told by the worker."""
+        """Stop all: what is wrong with the command is wrong for all, and the worker told it."""
         self._exit_code = code
         for place in self._places:
             place.over, place.restart_at = True, None
@@ -369,7 +369,7 @@ class Guard:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """For SIGCHLD: its arrival ends the wait."""
+    """Do nothing: the arrival of SIGCHLD ends the wait."""
     del number, frame
 
 

@@ -175,20 +175,20 @@ class Notifier:
         self.watchdog_seconds = _watchdog_seconds() if self._address else 0.0
 
     def ready(self, status: str) -> None:
-        """It claims jobs, or claims them again after ``reloading``."""
+        """Tell that it claims jobs, or claims them again after ``reloading``."""
         self._send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """It is being replaced by newer code, and serves meanwhile."""
+        """Tell that it is being replaced by newer code, and serves meanwhile."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
 
     def stopping(self) -> None:
-        """It drains."""
+        """Tell that it drains."""
         self._send("STOPPING=1", "STATUS=draining")
 
     def alive(self) -> None:
-        """A sign of life."""
+        """Give a sign of life."""
         self._send("WATCHDOG=1")
 
     async def keep_alive(self) -> None:
@@ -215,7 +215,7 @@ def _datagram_socket() -> socket.socket:
 
 
 def _watchdog_seconds() -> float:
-    """Time between two signs of life; 0 if none are asked for, or not of this process."""
+    """Return the time between two signs of life; 0 if none are asked of this process."""
     asked = os.environ.get(_WATCHDOG_MICROSECONDS, "")
     process = os.environ.get(_WATCHDOG_PROCESS, "")
     if not asked.isdecimal() or (process and process != str(os.getpid())):

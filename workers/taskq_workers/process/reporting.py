@@ -183,7 +183,7 @@ def style_for(encoding: str, *, colours: bool) -> Style:
 
 
 def banner(facts: Facts, style: Style) -> list[str]:
-    """At most 8 lines."""
+    """Return what a worker says at its start, at most 8 lines."""
     head = f"taskq {facts.version} worker, process {facts.pid}"
     ready = f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; Ctrl-C drains"
     return [style.paint(head, _BOLD), *particulars(facts, style), _row("ready", ready, style)]
@@ -251,7 +251,7 @@ def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
 def stopped_line(
     ended: Mapping[Kind, int], seconds: float, drained_seconds: float | None, process: str = ""
 ) -> str:
-    """A worker's life in one line: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
+    """Tell a worker's life: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
     counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
     jobs = " job " if counts and counts[0][0] == 1 else " jobs "
     ends = ", ".join(

@@ -228,7 +228,7 @@ def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
 
 @contextlib.contextmanager
 def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
-    """The same order, while Prometheus is answered at its port."""
+    """Yield the same order, and answer Prometheus at its port meanwhile."""
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
     measuring = find_plugin("taskq.services", "prometheus", "metrics")
@@ -246,7 +246,7 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
 
 @contextlib.contextmanager
 def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
-    """The worker that runs its jobs in this process."""
+    """Yield the worker that runs its jobs in this process."""
     yield Worker(
         app,
         concurrency=order.concurrency,

@@ -159,7 +159,7 @@ class _Documents(logging.Formatter):
 
 
 def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:
-    """(job, task, attempt); a record that was made by another factory, or elsewhere, has none."""
+    """Return (job, task, attempt); a record made by another factory, or elsewhere, has none."""
     made = vars(record)
     return made.get("taskq_job", ""), made.get("taskq_task", ""), made.get("taskq_attempt", 0)
 

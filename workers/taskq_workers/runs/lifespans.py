@@ -37,7 +37,7 @@ CANCEL_SECONDS: Final = 1.0
 
 
 def bound_names(task: Task[..., Any]) -> dict[str, Any]:
-    """Type by name of the parameters that a worker fills in."""
+    """Return types by name of the parameters that a worker fills in."""
     try:
         return task.signature.injected
     except UsageError:
@@ -170,7 +170,7 @@ class LifespanHolder:
 
 @contextlib.contextmanager
 def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
-    """The resources of an app for a process without an event loop of its own, as children are.
+    """Enter the resources of an app in a process without an event loop, as children are.
 
     The lifespans run on a loop in a thread; no thread is started for an app without any. Leaving
     is bounded as in a worker.

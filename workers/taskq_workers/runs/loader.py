@@ -173,7 +173,7 @@ def _offer(module: ModuleType, verb: str) -> str:
 
 
 def _broken(name: str, error: BaseException) -> UsageError:
-    """The error of a module that raised while it was imported, with the lines that led there."""
+    """Return the error of a module that raised at its import, with the lines that led there."""
     trace = _without_import_system(error.__traceback__)
     if isinstance(error, TaskqError):  # refused by taskq: the line that asked for it says it all
         calls = traceback.extract_tb(trace)

@@ -51,7 +51,7 @@ def describe(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """``Type: message`` on one line."""
+    """Return ``Type: message`` on one line."""
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__.partition(".")[0] not in _PLAIN_HOMES:

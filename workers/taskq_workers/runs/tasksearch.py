@@ -64,7 +64,7 @@ def modules_with_tasks(folder: Path, package: str) -> list[str]:
 
 
 def _beside(module: str) -> list[str]:
-    """The same of the top package of an imported module, or of all that is beside a plain one."""
+    """Return those of the top package of an imported module, or of all beside a plain one."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return []
@@ -75,7 +75,7 @@ def _beside(module: str) -> list[str]:
 
 
 def _modules(folder: Path) -> Iterator[Path]:
-    """Files of modules, the nearest first: the folder may be somebody's whole home."""
+    """Yield files of modules, the nearest first: the folder may be somebody's whole home."""
     folders = deque([folder])
     for _ in range(_FOLDERS_MAX):
         if not folders:
@@ -101,7 +101,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _defines_tasks(file: Path) -> bool:
-    """Whether a function there is decorated with ``@app.task``, whatever the app is called."""
+    """Return whether a function there is decorated with ``@app.task``, whatever the app's name."""
     try:
         if file.stat().st_size > _FILE_BYTES_MAX or b"task" not in (source := file.read_bytes()):
             return False

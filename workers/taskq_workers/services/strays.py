@@ -80,7 +80,7 @@ class StrayWatch:
         return warnings
 
     def _unused(self, known: set[str]) -> list[str]:
-        """What to say of queues that no job was ever put into, as far as the log goes back."""
+        """Return what to say of queues that no job was ever put into, as far as is known."""
         if self._queues is None:
             return []
         known = known | {task.spec.queue for task in self._app.tasks.values()}

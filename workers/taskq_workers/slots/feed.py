@@ -44,7 +44,7 @@ class Quota:
         self.taken = 0
 
     def allowed(self, count: int) -> int:
-        """So many, or what is left."""
+        """Return so many, or what is left."""
         return count if self._jobs_max is None else min(count, self._jobs_max - self.taken)
 
     def is_used_up(self) -> bool:
@@ -167,7 +167,7 @@ class Feed:
         return 0 if self._claim is None else self._request.count
 
     def finished(self, count: int) -> None:
-        """So many outcomes were handed to the log."""
+        """Count outcomes that were handed to the log."""
         self._pace.finished(count, self._loop.time())
         if self._quota.is_used_up():
             if self._is_quiet():
@@ -176,7 +176,7 @@ class Feed:
         self.rested()
 
     def rested(self) -> None:
-        """Something that ran is over: a burst that lingered looks anew once nothing runs."""
+        """Note that a job is over: a burst that lingered looks anew once nothing runs."""
         if self.stands and self._is_quiet():
             self.look_anew()
 
@@ -191,11 +191,11 @@ class Feed:
         return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
 
     def allowed(self, count: int) -> int:
-        """So many, or what is left of the quota."""
+        """Return so many, or what is left of the quota."""
         return self._quota.allowed(count)
 
     def reconsider(self) -> None:
-        """What may be claimed has changed: give back what may not run, and claim anew."""
+        """Give back what may not run any more, and claim anew."""
         if self.buffer and self.filter is not None:
             deliveries = list(self.buffer)
             self.buffer.clear()
@@ -211,7 +211,7 @@ class Feed:
         self._runner.wake()
 
     def surrender(self) -> list[Delivery]:
-        """From another thread, while the loop stands still: take all that no slot has begun."""
+        """Take all that no slot has begun; from another thread, while the loop stands still."""
         taken: list[Delivery] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -260,7 +260,7 @@ class Feed:
             self._look_again()
 
     def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that the quota allows; gates claim beside this, and both ask for the last."""
+        """Return those that the quota allows; gates claim beside this, up to the same quota."""
         allowed = max(self.allowed(len(deliveries)), 0)
         self._received += len(deliveries)
         self._quota.taken += allowed
@@ -293,7 +293,7 @@ class Feed:
         return not self.buffer and self._runner.quiet()
 
     def _look_again(self) -> None:
-        """A burst found nothing: it ends, unless what runs may bring more, or others do."""
+        """End a burst that found nothing, unless what runs may bring more, or others do."""
         is_quiet = self._is_quiet()
         # What a claim that was withdrawn in that moment had taken already is ready again only now.
         if is_quiet and self._asked_when_quiet and self._late == self._port.late:
@@ -305,13 +305,13 @@ class Feed:
             self.linger()
 
     def linger(self) -> None:
-        """A burst found nothing: claim what comes while it does not end yet."""
+        """Claim what comes while a burst that found nothing does not end yet."""
         self.stands = True
         self.refill()
         self._runner.came_empty()
 
     def look_anew(self) -> None:
-        """A burst that lingered wants to know at once whether there is anything left."""
+        """Look at once whether there is anything left for a burst that lingered."""
         self.stands = False
         self.withdraw()
         self.refill()

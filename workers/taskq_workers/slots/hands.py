@@ -44,15 +44,15 @@ class FeedHost(Protocol):
         ...
 
     def ran_dry(self) -> None:
-        """No job is ready and none runs: a burst ends here."""
+        """End a burst: no job is ready and none runs."""
         ...
 
     def came_empty(self) -> None:
-        """A claim brought nothing, or was withdrawn: others may have what was free for it."""
+        """Give others what was free for a claim that brought nothing, or was withdrawn."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """The log cannot be used any more."""
+        """Stop, as the log cannot be used any more."""
         ...
 
 
@@ -106,11 +106,11 @@ class Gatekeeper(Protocol):
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """What becomes of a job that failed: given back if the network failed, not the job."""
+        """Decide on a job that failed: given back if the network failed, not the job."""
         ...
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """Nothing is ready of what may be claimed: stop, unless a gate is about to open."""
+        """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
         ...
 
     def withdraw(self, ask: Ask) -> Delivery | None:

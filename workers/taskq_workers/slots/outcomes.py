@@ -78,7 +78,7 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
 def settle_bad_result(
     task: Task[..., Any], delivery: Delivery, value: object, error: Exception
 ) -> Settlement:
-    """The job ran, but what it returned cannot be kept: dead, as running again cannot help."""
+    """Bury a job whose result cannot be kept, as running it again cannot help."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
@@ -91,7 +91,7 @@ def settle_bad_result(
 
 
 def reject(delivery: Delivery, reason: str) -> Settlement:
-    """Dead, whatever attempts are left."""
+    """Bury a job, whatever attempts are left."""
     return Settlement(kinds.DEATH, delivery, encode_reason(reason), 0, Cause.REJECTED)
 
 
@@ -109,7 +109,7 @@ def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str 
 def _wish(
     task: Task[..., Any], delivery: Delivery, error: BaseException
 ) -> Retry | Snooze | Discard | None:
-    """What the policy's ``decide`` says of an error that the task did not raise as a wish."""
+    """Return what the policy's ``decide`` says of an error that was not raised as a wish."""
     if isinstance(error, Retry | Snooze | Discard):
         return None
     try:
@@ -140,7 +140,7 @@ def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> D
 async def unless_too_old(
     port: LoopPort, task: Task[..., Any], settlement: Settlement
 ) -> Settlement:
-    """The settlement; for another attempt that would begin after ``max_age``, the job's death.
+    """Return the settlement, or the job's death if its next attempt came after ``max_age``.
 
     A job's age is in the log alone, so it is looked up, and only for tasks that have a longest age.
     """

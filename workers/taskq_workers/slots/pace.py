@@ -45,14 +45,14 @@ class Pace:
         self._since = 0.0
 
     def claimed(self, *, waiting: int, full: bool, now: float) -> None:
-        """A claim brought jobs: ``waiting`` are in the buffer; ``full``: as many as asked for."""
+        """Learn from a claim: ``waiting`` are in the buffer; ``full``: as many as asked for."""
         if self._goal <= 0:
             self._goal = waiting
             self._full = full
             self._since = now
 
     def finished(self, count: int, now: float) -> None:
-        """So many jobs ended."""
+        """Learn from so many jobs that ended."""
         if self._goal <= 0:
             return
         self._goal -= count
@@ -65,7 +65,7 @@ class Pace:
             self._resize(self.size * 2)
 
     def cut(self) -> None:
-        """Back to claiming for free slots alone: the jobs turned slow, or there are none."""
+        """Claim for free slots alone again: the jobs turned slow, or there are none."""
         self._goal = 0
         self._resize(0)
 

@@ -103,7 +103,7 @@ class Share:
 
     @property
     def settler(self) -> Settler:
-        """That of all logs."""
+        """Return that of all logs."""
         return self._rounds.slots.settler
 
     @property
@@ -154,7 +154,7 @@ class Share:
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
-        """No job of it is ready, and none of any log runs."""
+        """Note that no job of it is ready, and none of any log runs."""
         begun = self._rounds.begun
 
         def on_dry(error: BaseException | None) -> None:
@@ -171,11 +171,11 @@ class Share:
             self.gates.ran_dry(on_dry)
 
     def came_empty(self) -> None:
-        """A claim brought nothing: it is another log's turn."""
+        """Let another log claim, as a claim here brought nothing."""
         self._rounds.refill_soon()
 
     def fail(self, error: BaseException) -> None:
-        """The log cannot be used any more."""
+        """Stop, as the log cannot be used any more."""
         self._rounds.leave(self, error)
 
 
@@ -316,7 +316,7 @@ class Rounds:
             self.refill()
 
     def _look(self) -> None:
-        """While nothing moves nobody waits for jobs; and nobody waits for a log that is late."""
+        """Stop waiting for jobs while nothing moves, and for a log that is late."""
         self._timer = None
         if self._mark == self.begun and self._free() <= 0:
             self._stuck = True
@@ -330,7 +330,7 @@ class Rounds:
         return self.slots.free() - len(self.buffer)
 
     def begin(self, share: Share) -> None:
-        """A slot takes the next of the deliveries that wait of this log."""
+        """Count a delivery of this log that a slot takes, and claim more in time."""
         self.begun += 1
         self.turn = max(self.turn, share.turn)
         share.turn += 1 / share.weight
@@ -342,7 +342,7 @@ class Rounds:
             self.refill_soon()
 
     def finished(self, count: int) -> None:
-        """So many outcomes were handed to the logs."""
+        """Count outcomes that were handed to the logs."""
         del count
         for share in self._alive:
             done, share.done = share.done, 0
@@ -353,17 +353,17 @@ class Rounds:
                 share.feed.rested()
 
     def reconsider(self) -> None:
-        """What may be claimed has changed."""
+        """Claim anew in all logs, as what may be claimed has changed."""
         for share in list(self._alive):
             share.feed.reconsider()
 
     def look_anew(self) -> None:
-        """A burst wants to know at once whether there is anything left."""
+        """Look in all logs at once whether there is anything left for a burst."""
         for share in list(self._alive):
             share.feed.look_anew()
 
     def allowed(self, count: int) -> int:
-        """So many, or what is left of the quota."""
+        """Return so many, or what is left of the quota."""
         return self._quota.allowed(count)
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ class Rounds:
             share.feed.close()
 
     def surrender(self) -> list[Delivery]:
-        """From another thread, while the loop stands still: take all that no slot has begun."""
+        """Take all that no slot has begun; from another thread, while the loop stands still."""
         return [delivery for share in self._alive for delivery in share.feed.surrender()]
 
     # -- ends -------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class Rounds:
         return (self._burst or self._quota.is_used_up()) and not self.buffer
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """A burst is over once all logs were dry since the last job began, as it may add to any."""
+        """End a burst once all logs were dry since the last job began, as it may add to any."""
         if self._quota.is_used_up() or all(share.dry_at == self.begun for share in self._alive):
             stop(None)
         else:
@@ -403,7 +403,7 @@ class Rounds:
             self.stop(error)
 
     def failed(self, error: TaskqError, delivery: Delivery) -> None:
-        """The log of this delivery takes no outcomes any more."""
+        """Leave the log of a delivery, as it takes no outcomes any more."""
         self.leave(self.shares[delivery.tag], error)
 
     # -- for slots --------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Ended(NamedTuple):
 
 
 def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
-    """The job of a delivery; ``payload`` as it was given where the record holds it otherwise."""
+    """Return the job of a delivery; ``payload`` as given where the record holds it otherwise."""
     lane = delivery.lane
     return Shipment(
         delivery.tag,
@@ -85,7 +85,7 @@ class Sent(JobContext):
     """A job that ran elsewhere, where nobody waits for its children's ids any more."""
 
     def resolve(self, answers: list[int | Duplicate]) -> None:
-        """Nothing is left to tell."""
+        """Do nothing, as nothing is left to tell."""
 
 
 _new: Final = tuple.__new__

@@ -79,7 +79,7 @@ class Slot:
             self.task.cancel()
 
     async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
-        """The hot path: each statement here is paid for every job."""
+        """Run job after job. The hot path: each statement here is paid for every job."""
         slots = self._slots
         app, made, opened, buffer, feed, plans, settler, hook = slots.begin(self)
         outcomes = settler.outcomes

@@ -144,7 +144,7 @@ class Slots:
     # What slots call.
 
     def begin(self, slot: Slot) -> HotParts:
-        """The slot looks at the buffer now, as it was called to; gives what it keeps at hand."""
+        """Let a slot look at the buffer, as it was called to; gives what it keeps at hand."""
         self._called.discard(slot)
         return self._hot
 
@@ -163,7 +163,7 @@ class Slots:
         return True
 
     def replace(self, slot: Slot) -> None:
-        """The slot ends, spoilt by its job: let another look at the buffer in its place."""
+        """Let another slot look at the buffer in the place of one that its job spoilt."""
         self._slots.discard(slot)
         if self.feed.buffer:
             self.wake()
@@ -177,7 +177,7 @@ class Slots:
             )
 
     def interrupting(self) -> bool:
-        """Whether a cancellation now comes from the worker's end, and not from the job itself."""
+        """Return whether a cancellation now comes from the worker's end, not from the job."""
         # The loop's own end cancels all tasks, the worker's keeper among them.
         return self._interrupted or self._is_cancelled()
 
@@ -188,7 +188,7 @@ class Slots:
     async def judged(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """What becomes of a job that failed, in the light of its age and of the network's state."""
+        """Decide on a job that failed, in the light of its age and of the network's state."""
         if self.gates is not None:
             settlement = await self.gates.judge(task, error, settlement)
         if task.retry.max_age_seconds is not None:
@@ -198,7 +198,7 @@ class Slots:
         return with_lines(settlement, running_job.get(None)) if task.keep_log else settlement
 
     def forsake(self) -> None:
-        """In a forked child: begin no other job, and settle none."""
+        """Begin no other job in a forked child, and settle none."""
         for slot in self._slots:
             slot.abandoned = True
 
@@ -226,27 +226,27 @@ class Slots:
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
-        """No job is ready and none runs: the burst is over."""
+        """End the burst: no job is ready and none runs."""
         if self.gates is None:
             self._stop(None)
         else:
             self.gates.ran_dry(self._stop)
 
     def came_empty(self) -> None:
-        """A claim brought nothing; there is no other log to claim from."""
+        """Do nothing after a claim that came empty: there is no other log to claim from."""
 
     def fail(self, error: BaseException) -> None:
-        """The log cannot be used any more."""
+        """Stop, as the log cannot be used any more."""
         self._stop(error)
 
     def surrender(self) -> list[Settlement]:
-        """From another thread, while the loop stands still: release all that no slot has begun."""
+        """Release all that no slot has begun; from another thread, while the loop stands still."""
         return [release(delivery) for delivery in self.feed.surrender()]
 
     # What the worker calls.
 
     def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
-        """What runs in this asyncio task; None if it is no slot. May be asked in any thread."""
+        """Return what runs in this asyncio task; None if it is no slot. For any thread."""
         for slot in tuple(self._slots):
             if slot.task is task:
                 return slot.delivery
@@ -257,7 +257,7 @@ class Slots:
         return any(slot.delivery is job.delivery for slot in self._slots)
 
     def blame(self, job: JobContext, error: BaseException) -> None:
-        """The worker ends since a job did that: if it runs here, it burns its attempt."""
+        """Burn the attempt of the job here for which the worker ends."""
         if self.runs(job):
             self._blamed[job.delivery.token] = error
 

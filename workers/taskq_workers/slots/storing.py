@@ -28,7 +28,7 @@ _log: Final = logging.getLogger("taskq.worker")
 async def settle_success(
     connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
 ) -> Settlement:
-    """The job ran: what is kept of it, stored as task, queue and log say.
+    """Return the success of a job that ran, its result stored as task, queue and log say.
 
     ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
     refuses a file; the job's slot is taken until then.
@@ -64,7 +64,7 @@ async def stored_success(
     body: bytes | None,
     children: list[Loose],
 ) -> Settlement:
-    """The success of a job whose result is encoded already; waits as ``settle_success`` does."""
+    """Return the success of a job with an encoded result; waits as ``settle_success`` does."""
     flags = 0
     if body is not None:
         given, what = body, f"the result of job {delivery.job_id}"
