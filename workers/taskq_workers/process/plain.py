@@ -87,8 +87,8 @@ def usual(words: Sequence[str]) -> Usual | None:
 
 
 def _places() -> list[str]:
-    told = os.environ.get("TASKQ_DATA_DIR")
-    return [told] if told else []
+    path = os.environ.get("TASKQ_DATA_DIR")
+    return [path] if path else []
 
 
 def plain_worker(words: Sequence[str]) -> Callable[[], None] | None:

@@ -73,10 +73,10 @@ def _kept(folded: Folded) -> pa.Table:
     events = folded.events
     rows = events.records.take(pa.array(events.row[folded.kept]))
     needed = rows.append_column(PART_COLUMN, _PARTS.take(pa.array(folded.kept_states)))
-    keys = [events.keys[log] for log in events.log[folded.told].tolist()]
+    keys = [events.keys[log] for log in events.log[folded.passed].tolist()]
     over = [
         {"log_id": log_id, "branch": branch, "job": job, "kind": TOLD, PART_COLUMN: DEAD}
-        for (log_id, branch), job in zip(keys, events.number[folded.told].tolist(), strict=True)
+        for (log_id, branch), job in zip(keys, events.number[folded.passed].tolist(), strict=True)
     ]
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 

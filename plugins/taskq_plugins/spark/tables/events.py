@@ -142,8 +142,8 @@ class Events:
     def begins(self) -> Mask:
         """Return with which a job's story may begin."""
         carries = IS_CARRYING[self.kind] & (self.state != STATE[str(State.ABSENT)])
-        found: Mask = IS_BIRTH[self.kind] | carries
-        return found
+        begin: Mask = IS_BIRTH[self.kind] | carries
+        return begin
 
     @cached_property
     def were_lost(self) -> Mask:
@@ -168,9 +168,9 @@ class Events:
         return self._found(np.flatnonzero(which))
 
     def _found(self, places: Ints) -> Ints:
-        found = np.full(len(self.ends), -1)
-        found[self.of[places]] = places
-        return found
+        at = np.full(len(self.ends), -1)
+        at[self.of[places]] = places
+        return at
 
     def taken(self, name: str, places: Ints) -> pa.Array:
         """Return values of a column, null where there is no event."""

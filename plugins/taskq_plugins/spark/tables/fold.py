@@ -88,7 +88,7 @@ class Folded(NamedTuple):
         columns: what else is made anew of jobs, by name.
         attempts: of all jobs; ``of`` is the place of the job.
         kept, kept_states: events that later batches need, and the states of their jobs.
-        told: jobs to be passed over if a record carries them again, as places among all.
+        passed: jobs to be passed over if a record carries them again, as places among all.
     """
 
     events: Events
@@ -99,7 +99,7 @@ class Folded(NamedTuple):
     attempts: pa.Table
     kept: Ints
     kept_states: Ints
-    told: Ints
+    passed: Ints
 
 
 def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
@@ -121,11 +121,11 @@ def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
     rows = np.flatnonzero(exists)
     chosen = {name: numbers(values[rows]) for name, values in columns.items()}
     bodies = {"reason": reason.take(pa.array(rows)), "result": result.take(pa.array(rows))}
-    kept, told = jobs.kept(exists, state)
+    kept, passed = jobs.kept(exists, state)
     attempts = _shown(pa.concat_tables([early, _claimed(jobs)]), rows)
     return Folded(
         jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], chosen | bodies, attempts,
-        kept, state[jobs.events.of[kept]], told,
+        kept, state[jobs.events.of[kept]], passed,
     )  # fmt: skip
 
 
@@ -170,9 +170,9 @@ class _Jobs:
         """Return of jobs that are told again whether what they begin with was read before."""
         events = self.events
         carried = np.flatnonzero(events.first(IS_CARRYING[events.kind]) >= 0)
-        found = np.zeros(len(events.number), np.bool_)
-        found[carried] = events.logs.were_read(events.log[carried], events.number[carried])
-        return found
+        were_read = np.zeros(len(events.number), np.bool_)
+        were_read[carried] = events.logs.were_read(events.log[carried], events.number[carried])
+        return were_read
 
     def _act(self) -> Mask:
         """Return which events act upon jobs that are there; take those out that were purged."""
@@ -289,8 +289,8 @@ class _Jobs:
         needed = ~repeats
         needed[first[(first >= 0) & ~self._was_read]] = True
         needed[events.ends[events.logs.has_gaps[events.log]]] = True
-        told = self._was_told | ((self._carried_at >= 0) & ~self._was_read)
-        return np.flatnonzero(needed & is_open[events.of]), np.flatnonzero(told & ~is_open)
+        passed = self._was_told | ((self._carried_at >= 0) & ~self._was_read)
+        return np.flatnonzero(needed & is_open[events.of]), np.flatnonzero(passed & ~is_open)
 
 
 # -- attempts --------------------------------------------------------------------------------------
@@ -380,9 +380,9 @@ def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
     is_placed = is_first | IS_EDIT[kind]
     later = np.maximum(ts_ns, due_ns)  # NONE is before all
     waits, is_ready = (events.state[before] == state for state in (_SCHEDULED, _READY))
-    told = np.where(is_ready & (due_ns == NONE) | waits & is_wall, enqueued_ns, due_ns)
-    told = np.where(is_ready | waits, told, NONE)
-    placed = np.where(IS_WHOLE[kind], told, np.where(is_wall, ts_ns, later))
+    due = np.where(is_ready & (due_ns == NONE) | waits & is_wall, enqueued_ns, due_ns)
+    due = np.where(is_ready | waits, due, NONE)
+    placed = np.where(IS_WHOLE[kind], due, np.where(is_wall, ts_ns, later))
     back = np.where(IS_RETURN[kind], later, np.where(IS_REVIVAL[kind], ts_ns, NONE))
     since_ns = np.where(is_placed, placed, back)
     is_known = since_ns != NONE

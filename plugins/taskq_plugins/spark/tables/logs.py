@@ -104,12 +104,12 @@ class LogColumns:
 
     def were_read(self, of: Ints, lsns: Ints) -> Mask:
         """Return which lsns lie in what was read."""
-        found = np.zeros(len(of), np.bool_)
+        were_read = np.zeros(len(of), np.bool_)
         for number in np.unique(of).tolist():
             rows = slice(*np.searchsorted(of, (number, number + 1)))
             for first, last in self._logs[number].stretches:
-                found[rows] |= (first <= lsns[rows]) & (lsns[rows] <= last)
-        return found
+                were_read[rows] |= (first <= lsns[rows]) & (lsns[rows] <= last)
+        return were_read
 
 
 def log_rows(records: pa.Table) -> pa.Table:
