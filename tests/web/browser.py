@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import httpx
 
-from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.door import ENTRY, Place
+from taskq_plugins.web.keys import Keys
 from taskq_plugins.web.site import make_site
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ async def running(site: Any) -> AsyncIterator[None]:
 async def browser(path: Path, **place: bool) -> AsyncIterator[httpx.AsyncClient]:
     """Somebody who opened the printed address."""
     async with stranger(path, **place) as (client, keys):
-        entered = await client.get(ENTRY, params={"token": keys.entry})
+        entered = await client.get(ENTRY, params={"token": keys.entry()})
         assert entered.status_code == 200
         client.headers["Origin"] = ORIGIN
         yield client

@@ -301,7 +301,7 @@ async def test_script_in_names_and_payloads_is_inert(tmp_path: Path, chromium: A
 async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit: Visit) -> None:
     await enqueue(app, "nobody.knows")
     page = await visit.open("/")
-    token = await page.locator("[name=token]").first.get_attribute("value")
+    token = await page.locator("[name='taskq.token']").first.get_attribute("value")
     evil = await visit.context.new_page()
     # The worst case: it has even learnt the form's token.
     body = f"""<form method=post action="{visit.home}/act/pause"><input name=name value=nobody>
@@ -347,3 +347,26 @@ async def test_another_name_for_this_machine_shows_nothing(visit: Visit) -> None
     answer = await evil.goto(f"http://{EVIL_HOST}:{visit.home.rpartition(':')[2]}/")
     assert answer.status == 421
     assert "Queues" not in await evil.content()
+
+
+async def test_a_page_whose_server_is_gone_says_so_and_comes_back_by_itself(
+    app: TaskQ, chromium: Any
+) -> None:
+    path = app.data_dir
+    await ended(await enqueue(app, "pages.fetch", url="first"))
+    with Child(sys.executable, "-m", "taskq", "web", path) as child:
+        visit = Visit(chromium, await anyio.to_thread.run_sync(child.line))
+        await visit.enter()
+        fresh, expect = visit.page.locator("#fresh"), api.expect
+        await expect(fresh).to_have_text(re.compile(r"^\s*updated \d s ago$"))
+    await expect(fresh).to_contain_text("The server does not answer", timeout=20_000)
+    await expect(fresh).to_contain_text(re.compile("This is how it was [1-9] s ago"))
+    port = visit.home.rpartition(":")[2]
+    with Child(sys.executable, "-m", "taskq", "web", path, "--port", port) as child:
+        await anyio.to_thread.run_sync(child.line)
+        # The login is good at the new server, too.
+        await expect(fresh).to_have_text(re.compile(r"^\s*updated \d s ago$"), timeout=20_000)
+    with Child(sys.executable, "-m", "taskq", "web", path, "--port", port) as child:
+        await anyio.to_thread.run_sync(child.line)
+        await visit.context.clear_cookies()
+        await expect(fresh).to_contain_text("This browser is not known", timeout=20_000)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import ssl
+import stat
 import subprocess
 import sys
 import urllib.request
@@ -26,6 +27,7 @@ from taskq.extras import missing
 from taskq_plugins.hub.device.line import line_to
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, Place
+from taskq_plugins.web.keys import FILE, Keys, kept_root
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
 
@@ -50,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_printed_address_lets_one_browser_in_once(data: Path) -> None:
     async with stranger(data) as (client, keys):
-        entered = await client.get(ENTRY, params={"token": keys.entry or "?"})
+        entered = await client.get(ENTRY, params={"token": keys.entry()})
         (cookie,) = SimpleCookie(entered.headers["set-cookie"]).values()
         shown = await client.get("/")
         client.cookies.clear()
@@ -61,6 +63,38 @@ async def test_the_printed_address_lets_one_browser_in_once(data: Path) -> None:
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
     assert cookie.key == "taskq_8321"
     assert cookie.value not in entered.text
+
+
+def test_a_login_outlives_the_server_and_is_good_at_each_that_shows_the_log(
+    tmp_path: Path,
+) -> None:
+    app = TaskQ(tmp_path, durability="os")
+    app.store()
+    app.close_sync()
+    first, again = (Keys(root=kept_root(str(tmp_path))) for _ in range(2))
+    file = tmp_path / FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (first.session, first.form) == (again.session, again.form)
+    assert len({first.session, first.form, first.entry(), again.entry()}) == 4
+    file.chmod(0o640)
+    assert kept_root(str(tmp_path)) == ""  # others may know it
+    file.unlink()
+    file.symlink_to(tmp_path / "taskq.json")
+    assert kept_root(str(tmp_path)) == ""
+    assert kept_root(str(tmp_path / "nothing")) == ""
+
+
+async def test_a_browser_that_is_in_lets_another_in_once(data: Path) -> None:
+    async with browser(data) as client:
+        assert ENTRY not in (await client.get("/log")).text
+        page = (await client.get("/log?invite=1")).text
+        (address,) = re.findall(rf"{re.escape(ORIGIN)}{ENTRY}\?token=[\w-]+", page)
+        client.cookies.clear()
+        assert (await client.get("/log?invite=1")).status_code == 401
+        assert (await client.get(address)).status_code == 200
+        assert (await client.get("/")).status_code == 200
+        client.cookies.clear()
+        assert (await client.get(address)).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -85,7 +119,7 @@ async def test_nobody_is_answered_without_a_key(
         refused = await client.get(path, headers=raw)  # type: ignore[arg-type]
     assert refused.status_code == 401
     assert "open the address that taskq web printed" in refused.text
-    assert not {keys.entry, keys.session, keys.form} & set(re.findall(r"[\w-]+", refused.text))
+    assert not {keys.entry(), keys.session, keys.form} & set(re.findall(r"[\w-]+", refused.text))
 
 
 async def test_a_page_without_secret_knows_no_program(data: Path) -> None:

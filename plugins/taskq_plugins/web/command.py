@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
-import secrets
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import click
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 from taskq.engine import read_private
 from taskq.extras import missing
+from taskq_plugins.web.keys import made_secret
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from taskq_plugins.web.door import Place
 
 _SECRET_CHARACTERS_MIN: Final = 32
-_SECRET_BYTES: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
@@ -63,7 +61,7 @@ def web(
     processes; nothing can be changed without --allow-actions.
     """
     try:
-        from taskq_plugins.web import door, serving, site  # noqa: PLC0415 - help needs no package
+        from taskq_plugins.web import door, keys, serving, site  # noqa: PLC0415 - help needs no package
     except ImportError as error:
         raise Failure(missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
@@ -79,15 +77,15 @@ def web(
             f"--bind {bind} is reached from other machines, where anybody on the way could read "
             f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
         )
-    keys = door.Keys(_secret(token_file))
+    known = keys.Keys(_secret(token_file), keys.kept_root(path))
     with serving.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
 
         def ready() -> None:
-            render.echo(f"{place.address}{door.ENTRY}?token={keys.entry}")
+            render.echo(f"{place.address}{door.ENTRY}?token={known.entry()}")
 
-        serving.serve(site.make_site(path, place, keys), listener, tls, ready)
+        serving.serve(site.make_site(path, place, known), listener, tls, ready)
 
 
 def _address(bind: str) -> IPv4Address | IPv6Address:
@@ -140,13 +138,7 @@ def _secret(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        try:
-            made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
-        except FileExistsError:
-            pass
-        else:
-            with open(made, "w", encoding="ascii") as new:  # noqa: PTH123 - by its descriptor
-                new.write(f"{secrets.token_urlsafe(_SECRET_BYTES)}\n")
+        made_secret(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
         secret = read_private(file, _SECRET_BYTES_MAX).strip()

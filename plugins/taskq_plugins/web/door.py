@@ -7,8 +7,6 @@ so is another name for this machine, by which such a page would be of our origin
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,12 +14,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 
 from taskq.values import dataclass
+from taskq_plugins.web.keys import same
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from taskq_plugins.web.keys import Keys
 
     #: Makes a response of a problem with a request.
     Refuse = Callable[[Scope, Problem], ASGIApp]
@@ -34,7 +35,6 @@ BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 ENTRY: Final = "/enter"
 API: Final = "/api/"
 _SAFE: Final = frozenset({"GET", "HEAD"})
-_KEY_BYTES: Final = 32
 #: Nothing but files of our own: no script or style within a page, and no form that leads elsewhere.
 _POLICY: Final = "; ".join(
     (
@@ -66,41 +66,6 @@ def root_of(scope: Scope) -> str:
 def path_of(scope: Scope) -> str:
     """Return the path that is asked for, below that."""
     return scope["path"].removeprefix(root_of(scope)) or "/"
-
-
-def same(given: str, key: str) -> bool:
-    """Return whether it is that key, in a time that tells nothing; an empty one fits none."""
-    fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
-    return fits and bool(key)
-
-
-class Keys:
-    """What shows who asks: made anew at each start, but for the secret of programs.
-
-    Args:
-        secret: what programs send as ``Authorization: Bearer``; "" if none may.
-    """
-
-    def __init__(self, secret: str = "") -> None:
-        self._secret = secret
-        #: of the printed address, good for one time; "" once it was used
-        self.entry = secrets.token_urlsafe(_KEY_BYTES)
-        #: of the cookie
-        self.session = secrets.token_urlsafe(_KEY_BYTES)
-        #: in every form: without it a request that the browser was tricked into changes nothing
-        self.form = secrets.token_urlsafe(_KEY_BYTES)
-
-    def enter(self, given: str) -> bool:
-        """Return whether that is the token of the printed address; it will not be again."""
-        if not same(given, self.entry):
-            return False
-        self.entry = ""
-        return True
-
-    def is_secret(self, authorization: str) -> bool:
-        """Return whether a program shows the secret."""
-        scheme, _, given = authorization.partition(" ")
-        return scheme.lower() == "bearer" and same(given.strip(), self._secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +188,8 @@ class Door:
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
             "nobody is known by this request: open the address that taskq web printed (it is good "
-            "for one browser; start it again for another). Programs send Authorization: Bearer "
-            "and what stands in the --token-file",
+            "for one browser; one that is in shows another address on its page Log). Programs send "
+            "Authorization: Bearer and what stands in the --token-file",
             headers={"WWW-Authenticate": "Bearer"},
         )
 

@@ -7,7 +7,8 @@ import logging
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.door import ENTRY, Place
+from taskq_plugins.web.keys import Keys, kept_root
 from taskq_plugins.web.serving import listen, server_of
 from taskq_plugins.web.site import make_site
 
@@ -36,10 +37,10 @@ def taskq_web(
         allows: whether the one who asks may look, by the web app's own login. None: who opens the
             address that is told to the log once, as with ``taskq web``; that fits one process.
     """
-    keys = Keys()
+    keys = Keys(root=kept_root(str(app.data_dir)))
     if allows is None:
         line = "the page of taskq: below where it is mounted open %s?token=%s, once"
-        logging.getLogger("taskq").warning(line, ENTRY, keys.entry)
+        logging.getLogger("taskq").warning(line, ENTRY, keys.entry())
     place = Place(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
     return make_site(str(app.data_dir), place, keys, app)
 
@@ -51,7 +52,7 @@ def worker_page(app: TaskQ) -> Iterator[str]:
     Raises:
         TaskqError: nobody may listen here.
     """
-    keys = Keys()
+    keys = Keys(root=kept_root(str(app.data_dir)))
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
@@ -60,7 +61,7 @@ def worker_page(app: TaskQ) -> Iterator[str]:
         thread = Thread(target=server.run, args=([listener],), name="taskq-web")
         thread.start()
         try:
-            yield f"{place.address}{ENTRY}?token={keys.entry}"
+            yield f"{place.address}{ENTRY}?token={keys.entry()}"
         finally:
             server.should_exit = True
             thread.join()

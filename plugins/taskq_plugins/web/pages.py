@@ -35,8 +35,9 @@ from taskq_plugins.looks import (
     schedules_of,
 )
 from taskq_plugins.web.asked import Jobs, Many, OneJob
-from taskq_plugins.web.door import ENTRY, root_of, same
+from taskq_plugins.web.door import ENTRY, root_of
 from taskq_plugins.web.forms import call_of, fields_of
+from taskq_plugins.web.keys import same
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
     from taskq.views import JobView
     from taskq_plugins.looks import Looks
     from taskq_plugins.web.asked import Asked
-    from taskq_plugins.web.door import Keys, Place
+    from taskq_plugins.web.door import Place
     from taskq_plugins.web.endpoints import Endpoint
+    from taskq_plugins.web.keys import Keys
 
     Respond = Callable[[Request], Awaitable[Response]]
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
@@ -262,6 +264,10 @@ class Pages:
             }
 
         shown = await look.read(work)
+        invites = self._place.allows is None and look.request.query_params.get("invite")
+        home = self._place.address if self._place.hosts else str(look.request.base_url).rstrip("/")
+        shown["invites"] = self._place.allows is None
+        shown["invitation"] = f"{home}{ENTRY}?token={self._keys.entry()}" if invites else ""
         records = await self._records(look, _RECORDS_MAX, Choice(name_all=True))
         app = None if look.at else self._app
         return {

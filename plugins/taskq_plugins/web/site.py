@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from taskq import TaskQ
-    from taskq_plugins.web.door import Keys, Place
+    from taskq_plugins.web.door import Place
+    from taskq_plugins.web.keys import Keys
 
 
 def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> Door:
