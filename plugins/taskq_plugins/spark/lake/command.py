@@ -50,6 +50,7 @@ def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
 
     newest = Lake.open(lake_path)
+    newest.check()
     batch, lake = newest.batch(), newest.pinned()
     logs = log_progress(lake, journals)
     if as_json:

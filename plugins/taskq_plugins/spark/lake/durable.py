@@ -26,13 +26,14 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
 
 
-def publish(path: Path, data: bytes, beside: Path) -> None:
+def publish(path: Path, data: bytes, beside: Path, *, over: bool = False) -> None:
     """Make a file that is whole and on disk before anybody can see it.
 
     Args:
         path: where it is to be.
         data: what it holds.
         beside: where it is written first; of the same file system.
+        over: whether it takes the place of one that is there.
 
     Raises:
         FileExistsError: there is one.
@@ -41,7 +42,7 @@ def publish(path: Path, data: bytes, beside: Path) -> None:
     try:
         beside.write_bytes(data)
         sync_file(beside)
-        os.link(beside, path)
+        (os.replace if over else os.link)(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -107,6 +107,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
         erased.append(Erased(table, rows, len(gone)))
     if lake.has(_DUPLICATES) and keys:
         _erase_keys(writer, pa.concat_arrays(keys))
+    writer.note()
     for table in (*_there(lake), _DUPLICATES):
         if lake.has(table):
             writer.vacuum(table, keep_hours=0)

@@ -7,6 +7,7 @@
         ├── NotALake            the directory holds no lake
         ├── LakeFormatError     its tables are of a format that is read no more
         ├── LakeDamaged         a table's log, or a file that it names, is missing or not as written
+        ├── TableLost           a table is gone, or an older copy than the lake had
         ├── LakeBusy            another process writes to it
         ├── LakeConflict        somebody else changed what was to be changed
         └── LakeDiskError       the disk refused a commit; the last batch stands
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -60,6 +62,23 @@ class LakeDamaged(LakeError):
             f"taskq pipeline run"
         )
         self.path = path
+
+
+class TableLost(LakeError):
+    """Tables are gone, or older copies than the lake had; nothing was read.
+
+    Attributes:
+        tables: which.
+    """
+
+    def __init__(self, path: Path, problems: Mapping[str, str]) -> None:
+        problem_list = "; ".join(f"{table} {problem}" for table, problem in problems.items())
+        words = " ".join(f"--rebuild {table}" for table in problems)
+        super().__init__(
+            f"{path}: {problem_list}. Put back the whole lake from one backup, or have them made "
+            f"anew: taskq pipeline run {words}"
+        )
+        self.tables = tuple(problems)
 
 
 class LakeBusy(LakeError):

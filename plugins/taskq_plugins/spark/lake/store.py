@@ -15,6 +15,7 @@ import shutil
 import time
 import uuid
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,17 +27,18 @@ from taskq.errors import UsageError
 from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import deltalog, files
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LOCK, writer_lock
+from taskq_plugins.spark.lake.durable import LOCK, publish, writer_lock
 from taskq_plugins.spark.lake.errors import (
     LakeDamaged,
     LakeDiskError,
     LakeError,
     LakeFormatError,
     NotALake,
+    TableLost,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from pyarrow import dataset
 
@@ -55,6 +57,10 @@ OPEN_RECORDS: Final = "_open"
 LOG_PART: Final = "log"
 STAGING: Final = "_staging"
 _OLD: Final = "taskq-lake.json"
+#: What a commit does that brings rows.
+_FILLED: Final = frozenset({"WRITE", "MERGE"})
+#: The tables as of the last batch that all have, a line of JSON each: they are held against it.
+LAST_BATCH: Final = "last_batch.json"
 #: What delta-rs, or Polars, takes for a part of an address or a pattern.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
 
@@ -186,12 +192,16 @@ class Lake:
         """
         where = self.path / table
         version = None if self._versions is None else self._versions.get(table, -1)
+        if self._versions is None and table in self._noted and not self.has(table):
+            raise TableLost(self.path, {table: self._lost(table)})
         if not self.has(table):
             known = ", ".join(self.tables()) or "none yet"
             raise LakeError(f"{self.path}: there is no table {table!r}; there are: {known}")
         try:
             if self._open is None or table not in self._open:
                 delta = DeltaTable(str(where), version=version)
+                if version is None and (problem := self._lost(table, delta)):
+                    raise TableLost(self.path, {table: problem})
                 if self._open is not None:
                     self._open[table] = delta
                 return delta
@@ -340,20 +350,70 @@ class Lake:
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """Return a table as filled last before a moment; None: it was not, or is so still."""
-        filled = (entry for entry in deltalog.commits(self.delta(table)) if "batch" in entry)
+        commits = deltalog.commits(self.delta(table))
+        filled = (commit for commit in commits if commit["operation"] in _FILLED)
         for number, commit in enumerate(filled):
             if commit["timestamp"] * 1_000_000 <= moment_ns:
                 return Lake(self.path, {table: commit["version"]}) if number else None
         return None
 
+    def forget(self, table: str) -> None:
+        """Know nothing of a table that is to be made anew."""
+        self._noted.pop(table, None)
+        self._listings.pop(table, None)
+        if self._open is not None:
+            self._open.pop(table, None)
+
+    def check(self, but: Collection[str] = ()) -> None:
+        """Hold all tables against what the lake had, but for those that are to be made anew.
+
+        Raises:
+            TableLost: one is gone, is another, or is older.
+        """
+        problems = {table: self._lost(table) for table in self._noted if table not in but}
+        if any(problems.values()):
+            raise TableLost(
+                self.path, {table: problem for table, problem in problems.items() if problem}
+            )
+
+    @cached_property
+    def _noted(self) -> dict[str, dict[str, Any]]:
+        """Return what is noted of each table; of a lake of an earlier version nothing."""
+        try:
+            lines = (self.path / LAST_BATCH).read_text().splitlines()
+            return {row["table"]: row for row in map(json.loads, lines)}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise LakeDamaged(self.path / LAST_BATCH, f"does not read ({error})") from error
+
+    def _lost(self, table: str, delta: DeltaTable | None = None) -> str:
+        """Return what is wrong with a table as it is open, "" if nothing."""
+        noted = self._noted.get(table)
+        if noted is None:
+            return ""
+        if not self.has(table):
+            return "is gone"
+        delta = delta or DeltaTable(str(self.path / table))
+        if delta.metadata().id != noted["id"]:
+            return "is another table than it was"
+        if delta.version() < noted["version"]:
+            return f"is an older copy (version {delta.version()}, it was at {noted['version']})"
+        return ""
+
     @contextmanager
-    def writer(self) -> Iterator[LakeWriter]:
+    def writer(self, anew: Collection[str] = ()) -> Iterator[LakeWriter]:
         """Yield what writes to the lake; there is one at a time.
+
+        Args:
+            anew: tables that are to be made anew: they are not looked at.
 
         Raises:
             LakeBusy: another process writes.
+            TableLost: a table is gone, or an older copy.
         """
         with writer_lock(self.path):
+            self.check(anew)
             # Of a run that was killed: nobody else writes here.
             shutil.rmtree(self.path / STAGING, ignore_errors=True)
             self._open = {}
@@ -430,6 +490,30 @@ class LakeWriter:
         actions += files.added(change.added, dates=dates, is_change=is_change)
         deltalog.append(where, delta, actions, self.new_directory("commit"))
         return True
+
+    def note(self) -> None:
+        """Note which version of each table goes with the last batch that all have.
+
+        Raises:
+            LakeDiskError: the disk refused.
+        """
+        lake, rows = self.lake, []
+        for table in (*filter(lake.has, (OPEN_RECORDS,)), *lake.tables()):
+            delta, batch = lake.delta(table), lake.batch(table)
+            rows.append(
+                {
+                    "table": table,
+                    "version": delta.version(),
+                    "id": str(delta.metadata().id),
+                    "batch": None if batch is None else batch.number,
+                }
+            )
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        try:
+            publish(lake.path / LAST_BATCH, text.encode(), self.new_directory("note"), over=True)
+        except OSError as error:
+            raise LakeDiskError(lake.path, error) from error
+        lake.__dict__.pop("_noted", None)
 
     def drop_days(self, table: str, before: str) -> int:
         """Let days of a table go, but for rows that may still change; returns how many files did.

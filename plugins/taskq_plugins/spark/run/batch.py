@@ -108,7 +108,7 @@ def commit_batch(
     except OSError as error:
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
-    schemas = _schemas(records.schema)
+    columns = schemas(records.schema)
     if drops:
         records = _without_bodies(writer, records)
     changes = {RECORDS: Change(records.files, (), records.schema)}
@@ -116,7 +116,7 @@ def commit_batch(
     # What jobs has, all have: it is last.
     for table in (ATTEMPTS, OPEN_RECORDS, JOBS):
         staged = writer.stage(table, targets[table])
-        changes[table] = Change(staged.files, tuple(plan.replaced(table)), schemas[table])
+        changes[table] = Change(staged.files, tuple(plan.replaced(table)), columns[table])
         over = sum(file.rows for file in staged.files if file.part == OVER)
     for table, change in changes.items():
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
@@ -175,7 +175,7 @@ def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
     return writer.stage(RECORDS, directory)._replace(schema=records.schema)
 
 
-def _schemas(records: pa.Schema) -> dict[str, pa.Schema]:
+def schemas(records: pa.Schema) -> dict[str, pa.Schema]:
     """Return the columns of the tables, which follow from those of the records."""
     empty = rows_of(records.empty_table(), {})
     plain = {JOBS: empty.jobs, ATTEMPTS: empty.attempts, OPEN_RECORDS: empty.kept}

@@ -17,7 +17,7 @@ from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED
 from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.reached import held, reached, unread_bytes
+from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
 from taskq_plugins.spark.run.report import open_report
 from taskq_plugins.spark.source.options import size_of
@@ -128,6 +128,14 @@ class Keep(click.ParamType[dict[str, int]]):
     help="Let days go that are older: 90d of all tables with days, or records=30d.",
 )
 @click.option(
+    "--rebuild",
+    "anew",
+    multiple=True,
+    metavar="TABLE",
+    type=click.Choice([*BASE, *DERIVED]),
+    help="Make a lost table anew from the logs, and say what is gone.",
+)
+@click.option(
     "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for what is new every 5 s."
 )
 @json_option
@@ -141,6 +149,7 @@ def run(
     ignore_data_loss: bool,
     payloads: str,
     keep_days: tuple[dict[str, int], ...],
+    anew: tuple[str, ...],
     keep_open: bool,
     as_json: bool,
 ) -> None:
@@ -157,7 +166,7 @@ def run(
     if not journals.is_dir():
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     lake = Lake.open(lake_path, create=True)
-    with lake.writer() as writer, open_report(as_json=as_json) as report:
+    with lake.writer(anew) as writer, open_report(as_json=as_json) as report:
         options = RunOptions(
             journals=journals,
             max_bytes=max_bytes,
@@ -171,6 +180,11 @@ def run(
             from taskq_workers.process.supervisor import keep_heap_small  # noqa: PLC0415 - few do
 
             keep_heap_small()
+        if anew:
+            from taskq_plugins.spark.run.rebuild import rebuild  # noqa: PLC0415 - few do
+
+            for line in rebuild(writer, anew, options):
+                render.echo(line, err=True)
         if not _turn(writer, options, report, master):
             report.nothing_new(lake)
         while keep_open:

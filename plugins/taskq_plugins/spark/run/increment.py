@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.run.batch import Folded
     from taskq_plugins.spark.run.reached import Reached
     from taskq_plugins.spark.source.options import ReadOptions
+    from taskq_plugins.spark.source.positions import Offsets
 
 #: Bytes of log that are read here: about what Spark takes as long for to start.
 BYTES_MAX: Final = 16 * 1024 * 1024
@@ -147,7 +148,7 @@ def run(
     hands = hands or Here()
     batches = records = 0
     with interruptible(hands.cancel) as asked:
-        stream = _Stream(writer, options, hands)
+        stream = Stream(writer, options, hands)
         while not asked.is_set() and (batch := stream.plan()) is not None:
             began = time.monotonic()
             staged = stream.read(batch)
@@ -159,22 +160,31 @@ def run(
     return Summary(batches, records, tuple(refreshed), time.monotonic() - started)
 
 
-class _Stream:
-    """The batches of a run: up to where the logs ended when it began."""
+class Stream:
+    """The batches of a run: up to where the logs ended when it began, or between given places."""
 
-    def __init__(self, writer: LakeWriter, options: RunOptions, hands: Hands) -> None:
+    def __init__(
+        self,
+        writer: LakeWriter,
+        options: RunOptions,
+        hands: Hands,
+        between: tuple[Offsets, Offsets] | None = None,
+    ) -> None:
         self._writer = writer
+        self._begin = between and between[0]
         self._hands = hands
         self._reading = options.reading()
         self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
         self._at: Reached = reached(writer.lake)
         with _told_as_ours():
             self._logs = Following(options.of_source())
-            self._logs.end_here()
+            self._logs.end_here(between and between[1])
 
     def plan(self) -> Batch | None:
         """Return the next batch, None if nothing is left; one that was not finished comes first."""
         self._at = reached(self._writer.lake)
+        if self._begin is not None and self._at.number < 0:
+            self._at = self._at._replace(offsets=self._begin)
         if self._at.begun is not None:
             return self._at.begun
         with _told_as_ours():
@@ -224,12 +234,13 @@ def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
             writer.drop_days(table, options.kept_from(table))
     for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
         compact(writer, table)
-    is_due = time.monotonic() >= writer.vacuum_due
-    if is_due:
-        writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
-    for table in (OPEN_RECORDS, *writer.lake.tables()):
+    tables = (OPEN_RECORDS, *writer.lake.tables())
+    for table in tables:
         writer.keep_short(table)
-        if is_due:
+    writer.note()
+    if time.monotonic() >= writer.vacuum_due:
+        writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
+        for table in tables:
             writer.vacuum(table)
     _give_back_memory()
 

@@ -195,10 +195,12 @@ class Following:
         bounds = {standing.log.log_id: bound_of(bound, standing) for standing in sight.standings}
         return {log_id: at for log_id, at in bounds.items() if at and at.segment}
 
-    def end_here(self) -> None:
-        """Plan nothing that is appended later, and no log that appears later."""
-        standings = look(self._options).standings
-        self._targets = {standing.log.log_id: standing.latest for standing in standings}
+    def end_here(self, ends: Offsets | None = None) -> None:
+        """Plan nothing behind these places, or as the logs are now, and no other log."""
+        if ends is None:
+            standings = look(self._options).standings
+            ends = {standing.log.log_id: standing.latest for standing in standings}
+        self._targets = ends
 
     def next(self, offsets: Offsets, limits: Limits) -> Offsets:
         """Return how far the next batch goes.
