@@ -19,6 +19,7 @@ from taskq_plugins.hub import devices
 from taskq_plugins.hub.care import Stick, faults, fetched, given_back, taken_in
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.sync import sync
@@ -111,7 +112,7 @@ async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
     await place.write(3, 50_000)
     with pytest.raises(HubError, match="507"):
         await place.sync()
-    assert devices.used_bytes(place.hub, _DEVICE) < 120_000
+    assert used_bytes(place.hub / "devices" / _DEVICE) < 120_000
     place.restart()
     assert (await place.sync())[-1] in (Verdict.NEW, Verdict.BEHIND)
 

@@ -10,8 +10,8 @@ import pytest
 
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.hub import copy
 from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.gate import quota
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import is_copy
 
@@ -62,10 +62,11 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
     await place.write()
     await place.sync()
     await place.write(8, _MIB // 2)
-    with pytest.raises(HubError, match="507"):
-        await place.sync()
+    for _ in range(4):
+        with pytest.raises(HubError, match="507"):
+            await place.sync()
     assert not _torn_bytes(place)
-    assert sum(map(len, place.copies().values())) > _MIB
+    assert sum(map(len, place.copies().values())) > _MIB // 2
     before = place.tree()
     with pytest.raises(HubError, match="507"):
         await place.sync()
@@ -80,7 +81,7 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
 async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
     place: Place, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "_FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(quota, "_FREE_BYTES_MIN", 0)
     await place.write(5)
     await place.sync()
     resize(_MIB)

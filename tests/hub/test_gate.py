@@ -15,6 +15,7 @@ from taskq.engine import Border, PatientDisk
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.care import faults
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -224,6 +225,9 @@ async def test_no_request_is_answered_with_an_error_of_the_hubs(
     assert statuses >= {200, 400, 404, 409}
     assert not caplog.records
     assert before.items() <= place.copies().items()
+    # All that it wrote is counted, but for what the hub notes of each device.
+    account = place.server._account("edge-7")
+    assert used_bytes(place.hub / "devices" / "edge-7") <= account.used + 4 * 4_096
     assert not list(faults(place.hub, deep=True))
     await place.write()
     await place.sync()

@@ -50,7 +50,7 @@ _REQUESTS: Final[list[Request]] = [
     SpillPart(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
 #: What a device cannot go on from.
-_ENDS: Final = (Trouble.FULL, Trouble.QUOTA, Trouble.CLONED)
+_ENDS: Final = (Trouble.CLONED, Trouble.HELD)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
     (_REQUESTS[2], Known((True, False))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -55,6 +56,8 @@ class Copies:
         path: of the hub's directory.
         mark_bytes: as of ``Copy``.
         wall_ns: says what time it is.
+        disk_of: makes the disk for what a device has written; None: as make_disk.
+        may_fork: says whether a device may declare one more fork now.
     """
 
     def __init__(
@@ -63,8 +66,11 @@ class Copies:
         path: str,
         mark_bytes: int = MARK_BYTES,
         wall_ns: Callable[[], int] = time.time_ns,
+        disk_of: Callable[[str], Disk] | None = None,
+        may_fork: Callable[[str], bool] = lambda _device: True,
     ) -> None:
-        self._wall_ns = wall_ns
+        self._wall_ns, self._may_fork = wall_ns, may_fork
+        self._disk_of = disk_of or (lambda _device: make_disk())
         self._make_disk = make_disk
         self._mark_bytes = mark_bytes
         self._path = path
@@ -139,6 +145,8 @@ class Copies:
         copy = self._copy(device, asked.log_id)
         if copy is None:
             return Refused(Trouble.SUPERSEDED, NOWHERE)
+        if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
+            return Refused(Trouble.HELD, NOWHERE)
         return _ACTS[type(asked)](copy, asked, received)
 
     def _rest(self) -> None:
@@ -203,16 +211,16 @@ class Copies:
                 self._copies[key] = copy
         if copy is None:
             path = self._path_of(device, log_id)
-            disk = self._make_disk()
+            disk = self._disk_of(device)
             if disk.status(f"{path}/{IDENTITY}") is None:
                 return None
             copy = self._copies[key] = Copy(disk, path, log_id, self._mark_bytes)
         return copy
 
     def _make(self, device: str, asked: Sync) -> Copy:
-        path, disk = self._path_of(device, asked.log_id), self._make_disk()
+        path, disk = self._path_of(device, asked.log_id), self._disk_of(device)
         if len(disk.names(path.rpartition("/")[0])) > _LOGS_MAX:
-            raise Refusal(Trouble.FULL, NOWHERE)
+            raise OSError(errno.EDQUOT, "a device has only so many logs")
         disk.make_directory(f"{path}/log")
         above = path
         while len(above) >= len(self._path):

@@ -7,6 +7,8 @@ only with its first whole frame, and only where the end before it is the one tha
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import re
 from typing import TYPE_CHECKING, Final
@@ -14,7 +16,16 @@ from typing import TYPE_CHECKING, Final
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, PART, SEALS, SPILL, Breaks, Notes, content
 from taskq_plugins.hub.keeping import first_young
-from taskq_plugins.hub.messages import NOWHERE, Declare, Kind, Missing, Refusal, Stored, Trouble
+from taskq_plugins.hub.messages import (
+    FEATURES_MAX,
+    NOWHERE,
+    Declare,
+    Kind,
+    Missing,
+    Refusal,
+    Stored,
+    Trouble,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -27,17 +38,9 @@ if TYPE_CHECKING:
 _MARK_FILE_BYTES: Final = 512
 NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
 _START: Final = Replica.START
-#: Below, nothing is taken any more: what is there must still be read, sealed and set aside.
-_FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
 #: once more, when it is opened after a crash.
 MARK_BYTES: Final = 4 * 1024 * 1024
-
-
-def check_room(disk: Disk, path: str, at: Border) -> None:
-    """Refuse what would be written where the disk is nearly full."""
-    if disk.free_bytes(path) < _FREE_BYTES_MIN:
-        raise Refusal(Trouble.FULL, at)
 
 
 class Copy:
@@ -77,7 +80,8 @@ class Copy:
     def rest(self) -> None:
         """Note what is durable, so that who opens the copy next need not look at it."""
         if self.at.frame and not self.is_sealed and self._marked != self.at:
-            self._mark(self.at)
+            with contextlib.suppress(OSError):  # a hint
+                self._mark(self.at)
         self.close()
 
     def _find_end(self) -> None:
@@ -122,6 +126,8 @@ class Copy:
             return
         values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
+        if len(known | incompat) > FEATURES_MAX:
+            raise OSError(errno.EDQUOT, "a log has only so many features")
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
             data = json.dumps(values, indent=2).encode() + b"\n"
@@ -172,7 +178,6 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
-        check_room(self._disk, self._path, at)
         if not behind.offset:
             if len(data) < _START:
                 return Stored(at)
@@ -254,6 +259,10 @@ class Copy:
         self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest, next_lsn=next_lsn)
         self.at, self.is_sealed = end, True
 
+    def is_new_fork(self, asked: Declare) -> bool:
+        """Return whether that is a fork where the copy ends, which nobody declared before."""
+        return asked.kind is Kind.FORK and asked.left == self.at and not self.breaks.knows(asked)
+
     def declare(self, asked: Declare) -> Stored:
         """Set aside what a break leaves; once, however often it is asked.
 
@@ -316,7 +325,6 @@ class Bodies:
         part = f"{folder}/{name}{PART}"
         if disk.status(f"{folder}/{name}") is not None:
             return Missing(())
-        check_room(disk, self._path, NOWHERE)
         disk.make_directory(folder)
         descriptor = disk.open(part, create=True)
         try:

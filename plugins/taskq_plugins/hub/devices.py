@@ -31,13 +31,13 @@ _TOKEN: Final = re.compile(rf"tq1\.{_NAME}\.[A-Za-z0-9_-]{{43}}\Z")
 _CODE: Final = re.compile(rf"{_NAME}\.[A-Z2-7]{{16}}\Z")
 _SECRET_BYTES: Final = 32
 _CODE_BYTES: Final = 10
-_CODE_NS: Final = 86_400 * SECOND_NS
 #: So many tokens of a device hold at a time: the one in use, and the next.
 _TOKENS_MAX: Final = 2
 _FILE_BYTES_MAX: Final = 64 * 1024
 _NOTE_BYTES: Final = 1_024
-#: What a small file takes at least.
-_BLOCK: Final = 4_096
+_DAY_NS: Final = 86_400 * SECOND_NS
+#: So often a device's log may be set back within a day.
+_FORKS_MAX: Final = 3
 
 
 def enrol(hub: Path, device: str, machine: str = "") -> str:
@@ -48,7 +48,7 @@ def enrol(hub: Path, device: str, machine: str = "") -> str:
     """
     token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
     hashes = [*_device(hub, device).get("tokens", []), _hash(token)][-_TOKENS_MAX:]
-    _change(hub, device, tokens=hashes, machine=machine, code=None, state="active")
+    _change(hub, device, tokens=hashes, machine=machine, code=None, state="active", forks=[])
     return token
 
 
@@ -60,7 +60,7 @@ def invite(hub: Path, device: str) -> str:
     """
     secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
     code = f"{checked(device)}.{secret}"
-    _change(hub, device, code=[_hash(code), time.time_ns() + _CODE_NS])
+    _change(hub, device, code=[_hash(code), time.time_ns() + _DAY_NS])
     return code
 
 
@@ -93,8 +93,9 @@ def is_bound(hub: Path, device: str, machine: str) -> bool:
 
 
 def move(hub: Path, device: str) -> None:
-    """Let the next machine that comes with the device's token be the device."""
-    _change(hub, known(hub, device), machine="")
+    """Let the next machine that comes with the device's token be the device, held or not."""
+    state = facts(hub, known(hub, device))["state"]
+    _change(hub, device, machine="", forks=[], state="active" if state == "held" else state)
 
 
 def retire(hub: Path, device: str) -> None:
@@ -129,12 +130,15 @@ def note(hub: Path, device: str, **values: Any) -> None:
         os.close(descriptor)
 
 
-def used_bytes(hub: Path, device: str) -> int:
-    """Return what all that a device sent takes on the disk, a small file as a block of it."""
-    total = 0
-    for folder, _, names in os.walk(hub / "devices" / device):
-        total += sum(max(os.lstat(f"{folder}/{name}").st_size, _BLOCK) for name in names)
-    return total
+def may_fork(hub: Path, device: str) -> bool:
+    """Note that a device's log was set back; one that is so too often is held from then on."""
+    now_ns = time.time_ns()
+    forks = [at for at in _device(hub, device).get("forks", []) if abs(now_ns - at) < _DAY_NS]
+    if len(forks) >= _FORKS_MAX:
+        _change(hub, device, state="held")
+        return False
+    _change(hub, device, forks=[*forks, now_ns])
+    return True
 
 
 # -- groups ----------------------------------------------------------------------------------------

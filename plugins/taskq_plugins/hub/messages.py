@@ -285,12 +285,10 @@ class Trouble(enum.Enum):
     DAMAGED = "damaged-frame"
     #: the hub, or a proxy before it, takes less at a time
     LARGE = "too-large"
-    #: the hub has no room for it
-    FULL = "full"
-    #: the device has sent as much as it may
-    QUOTA = "quota"
     #: the token came from another machine: a person says which one goes on
     CLONED = "cloned"
+    #: the device was set back again and again within a day: a person looks why
+    HELD = "held"
     #: a newer session of the device has begun, or the hub began anew
     SUPERSEDED = "superseded"
 

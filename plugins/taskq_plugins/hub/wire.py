@@ -121,9 +121,8 @@ _STATUS: Final = {
     Trouble.SUPERSEDED: 409,
     Trouble.DAMAGED: 422,
     Trouble.LARGE: 413,
-    Trouble.FULL: 507,
-    Trouble.QUOTA: 507,
     Trouble.CLONED: 409,
+    Trouble.HELD: 403,
 }
 _WELL: Final = 200
 
@@ -275,10 +274,9 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
         values = _object(body)
         if status in _STATUS.values():
             refused: Refused = read(Refused, values)
-            if refused.trouble is Trouble.CLONED:
-                raise HubStops(_CLONED)
-            if refused.trouble not in (Trouble.FULL, Trouble.QUOTA):
-                return refused
+            if refused.trouble in _STOPS:
+                raise HubStops(_STOPS[refused.trouble])
+            return refused
         if status == _WELL:
             answer: Answer = read(_way_of(asked).answer, values)
             return answer
@@ -321,10 +319,14 @@ def read(kind: type[M], values: dict[str, Any]) -> M:
     return message
 
 
-_CLONED: Final = (
-    "another machine sends under this device's name, so the token was copied: let this one go on "
-    "with 'taskq hub move' there, or give it a name of its own with 'taskq hub enrol'"
-)
+_STOPS: Final = {
+    Trouble.CLONED: "another machine sends under this device's name, so the token was copied: let "
+    "this one go on with 'taskq hub move' there, or give it a name of its own with 'taskq hub "
+    "enrol'",
+    Trouble.HELD: "the hub holds this device, since its log was set back more than three times in "
+    "a day, as where two machines send one log: see 'taskq hub breaks' there, then let it go on "
+    "with 'taskq hub move'",
+}
 _SEE_HUB: Final = "see the hub's own log, and try again later"
 _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enrol' there",
@@ -333,5 +335,4 @@ _ADVICE: Final = {
     413: "one commit of the log is larger than a proxy before it takes: let that take 16 MiB, in "
     "nginx with client_max_body_size 16m",
     503: "it could not write just now: try again later",
-    507: "its disk is full: free some space there, then try again",
 }

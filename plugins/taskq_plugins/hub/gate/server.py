@@ -31,6 +31,7 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate.quota import Account, ChargedDisk
 from taskq_plugins.hub.gate.reading import Reading
 from taskq_plugins.hub.messages import (
     NOWHERE,
@@ -40,7 +41,6 @@ from taskq_plugins.hub.messages import (
     Enrolled,
     Question,
     Refused,
-    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from taskq.engine import Disk
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
 
@@ -82,6 +83,8 @@ _SMALL_BYTES: Final = 64 * 1024
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
+#: What a break takes beside what is copied.
+_BREAK_BYTES: Final = 64 * 1024
 #: How long a body may come at most, and one that comes slower than a KiB a second.
 _BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
@@ -98,7 +101,10 @@ _TRIES_MAX: Final = 10
 _MINUTE: Final = 60.0
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL: Final = {
+    errno.ENOSPC: "its disk is full: free some space there, then try again",
+    errno.EDQUOT: "this device has as much there as it may: let go of some with 'taskq hub keep'",
+}
 
 
 class Server:
@@ -118,14 +124,16 @@ class Server:
     ) -> None:
         self._path = path
         self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
-        self._copies = Copies(PatientDisk, str(path))
+        self._copies = Copies(
+            PatientDisk, str(path), disk_of=self._disk_of, may_fork=partial(devices.may_fork, path)
+        )
         self._reading = Reading(path)
-        self._outbox = Serving(path)
+        self._outbox = Serving(path, self._spend)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
         self._asking = 0
-        self._used: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         self._tries: dict[str, int] = {}
         self._tries_began = 0.0
@@ -161,7 +169,7 @@ class Server:
                         await self._on_thread(self._copies.keep, device, log_id, before_ns)
                     except (OSError, LogError) as error:
                         _log.warning("hub: %s keeps all of %s: %s", device, log_id, error)
-                self._used.pop(device, None)
+                self._accounts.pop(device, None)
 
     def _turn(self, device: str) -> asyncio.Lock:
         return self._turns.setdefault(device, asyncio.Lock())
@@ -285,22 +293,32 @@ class Server:
         finally:
             self._asking -= 1
 
+    def _account(self, device: str) -> Account:
+        """Return what a device has here; it is counted anew each hour."""
+        account = self._accounts.get(device)
+        if account is None:
+            folder = self._path / "devices" / device
+            account = self._accounts[device] = Account(folder, self._device_bytes)
+        return account
+
+    def _spend(self, device: str, size: int) -> None:
+        """Count what of a device's jobs goes into the outbox."""
+        self._account(device).used += size
+
+    def _disk_of(self, device: str) -> Disk:
+        return ChargedDisk(lambda: self._account(device))
+
     def _done(self, device: str, asked: Asked) -> Answer:
         """Carry a request out, on a thread."""
         if isinstance(asked, Sync) and not devices.is_bound(self._path, device, asked.machine):
             return Refused(Trouble.CLONED, NOWHERE)
-        if isinstance(asked, Append | SpillPart):
-            used = self._used.get(device)
-            if used is None:
-                used = devices.used_bytes(self._path, device)
-            if used + len(asked.data) > self._device_bytes:
-                return Refused(Trouble.QUOTA, NOWHERE)
-            self._used[device] = used
+        if isinstance(asked, Sync) and devices.facts(self._path, device)["state"] == "held":
+            return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, Declare):  # what is about to be set aside may end jobs
             self._outbox.arrived(device)
+            # What is begun is carried out as a whole: of a fork the segment's beginning is copied.
+            self._account(device).require(asked.at.offset + _BREAK_BYTES)
         answer = self._copies.answer(device, asked)
-        if isinstance(asked, Append | SpillPart) and not isinstance(answer, Refused):
-            self._used[device] = self._used.get(device, 0) + len(asked.data)
         if isinstance(asked, Append) and isinstance(answer, Stored):
             self._outbox.arrived(device)
         if isinstance(answer, Synced | Stored):
@@ -389,9 +407,9 @@ async def _failed(request: Request, error: Exception) -> Response:
     _log.warning(
         "hub: a request of %s failed: %s", getattr(request.state, "device", "a new device"), error
     )
-    is_full = isinstance(error, OSError) and error.errno in _FULL
-    failed = HTTPException(507 if is_full else 503, "it could not be written: try again later")
-    return await _refused(request, failed)
+    full = _FULL.get(error.errno or 0) if isinstance(error, OSError) else None
+    title = full or "it could not be written: try again later"
+    return await _refused(request, HTTPException(507 if full else 503, title))
 
 
 class Protocol(Patient):

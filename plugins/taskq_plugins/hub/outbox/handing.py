@@ -94,6 +94,7 @@ class Handing:
         path: of the hub's directory.
         clock: of the machine.
         ask: sends something by a port of the outbox's log, and waits for the answer.
+        spend: told which device ends jobs, and how many bytes its words for it have.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class Handing:
         path: str,
         clock: Clock,
         ask: Callable[[Callable[[Any], Any]], Any],
+        spend: Callable[[str, int], None] = lambda _device, _size: None,
     ) -> None:
+        self._spend = spend
         self._disk = make_disk()
         self._path = path
         self._clock = clock
@@ -158,7 +161,7 @@ class Handing:
                 elif not end.flags & _SPILLED or self._fetched(reading.path, end.body or b""):
                     ended.append((reading, there, end._replace(job=known.identified.job)))
         if ended:
-            self._end(end for _, _, end in ended)
+            self._end((end for _, _, end in ended), device)
             for reading, there, _ in ended:
                 reading.ends.pop(there, None)
             waiting = self._look(device)
@@ -177,12 +180,14 @@ class Handing:
             disk.sync_directory(folder.rpartition("/")[0])
         return True
 
-    def _end(self, ends: Iterable[Ended]) -> None:
+    def _end(self, ends: Iterable[Ended], device: str = "") -> None:
         batch: list[Ended] = []
         size = 0
         for end in ends:
             batch.append(end)
             size += len(end.body or b"")
+            if device:
+                self._spend(device, len(end.body or b""))
             if size >= _ENDS_BYTES_MAX or len(batch) == JOBS_MAX:
                 self._settle_for(batch)
                 batch, size = [], 0
@@ -271,11 +276,12 @@ class Handing:
         refused: tuple[tuple[str, str], ...],
     ) -> dict[int, Waiting]:
         reasons = dict(refused)
-        self._end(
+        dead = (
             Ended(job, State.DEAD, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
             for job in waiting
             if f"{tag}-{job}" in reasons
         )
+        self._end(dead, device)
         return self._look(device)
 
     def _seek(

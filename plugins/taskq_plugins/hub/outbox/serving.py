@@ -27,15 +27,16 @@ class Serving:
 
     Args:
         path: of the hub.
+        spend: told which device makes the outbox grow, and by how many bytes.
 
     Attributes:
         handing: decides what a device is given.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spend: Callable[[str, int], None]) -> None:
         self._identity: Path = path / OUTBOX / IDENTITY
         self._connection = Connection(str(path / OUTBOX), LogConfig())
-        self.handing = Handing(PatientDisk, str(path), SystemClock(), self._ask)
+        self.handing = Handing(PatientDisk, str(path), SystemClock(), self._ask, spend)
 
     def _ask(self, what: Callable[[Any], Any]) -> Any:
         return what(self._connection.thread_port()).result()

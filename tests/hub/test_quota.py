@@ -1,0 +1,142 @@
+"""Whatever a hub writes for a request of a device counts for that device, and has an end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import pytest
+
+from taskq.engine import DurableLog, LocalDisk, SystemClock
+from taskq_plugins.hub import devices
+from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.gate.quota import Account, used_bytes
+from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.messages import (
+    NOWHERE,
+    Declare,
+    Kind,
+    Seal,
+    SpillPart,
+    Sync,
+    Synced,
+)
+from taskq_plugins.hub.wire import HubStops, carried, read
+from tests.programs import run_taskq
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+    from taskq.engine import Border
+    from taskq_plugins.hub.messages import Request
+    from tests.hub.place import Place
+
+_DEVICE: Final = "edge-7"
+_BLOCK: Final = 4_096
+_LOG: Final = UUID(int=7)
+
+
+async def _ask(place: Place, asked: Request) -> Response:
+    method, path, headers, body = carried(asked)
+    return await place.ask(method, path, headers=headers, content=body)
+
+
+async def _session(place: Place, log_id: UUID = _LOG) -> Synced:
+    answer = await _ask(place, Sync(log_id, 5, frozenset(), NOWHERE))
+    return read(Synced, answer.json())
+
+
+def _used(place: Place) -> int:
+    return used_bytes(place.hub / "devices" / _DEVICE)
+
+
+def _borders(place: Place) -> tuple[UUID, list[Border]]:
+    """Return the log's id and the ends of all its frames, the newest first."""
+    log = DurableLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
+    try:
+        return log.identity.log_id, log.borders(log.segments[0])[::-1]
+    finally:
+        log.close()
+
+
+async def _fork(place: Place, log_id: UUID, at: Border) -> Response:
+    synced = await _session(place, log_id)
+    return await _ask(
+        place, Declare(synced.session, log_id, Kind.FORK, synced.at, at, 9, "set back")
+    )
+
+
+async def test_a_device_is_set_back_three_times_a_day_and_then_held_until_somebody_looks(
+    place: Place,
+) -> None:
+    await place.write(6, 50_000)
+    await place.sync()
+    log_id, borders = _borders(place)
+    answers = [(await _fork(place, log_id, at)).status_code for at in borders[1:4]]
+    assert answers == [200, 200, 200]
+    before = place.tree()
+    refused = await _fork(place, log_id, borders[4])
+    assert (refused.status_code, refused.json()["type"]) == (403, "held")
+    with pytest.raises(HubStops, match="hub move"):
+        await place.sync()
+    files = {name: digest for name, digest in place.tree().items() if ".device" not in name}
+    assert files.items() <= before.items()
+    assert "held" in run_taskq("hub", "status", str(place.hub)).stdout
+    devices.move(place.hub, _DEVICE)
+    assert await place.sync() == [Verdict.BEHIND]
+
+
+async def test_what_a_fork_copies_counts_and_none_begins_that_does_not_fit(place: Place) -> None:
+    await place.write(6, 50_000)
+    await place.sync()
+    log_id, borders = _borders(place)
+    room = _used(place) + 64 * 1024 + borders[2].offset
+    place.server = Server(place.hub, device_bytes=room)
+    before = place.tree()
+    assert (await _fork(place, log_id, borders[1])).status_code == 507
+    kept = {name: digest for name, digest in place.tree().items() if ".device" not in name}
+    assert kept.items() <= before.items()
+    assert (await _fork(place, log_id, borders[2])).status_code == 200
+    assert _used(place) <= room
+
+
+async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> None:
+    answers = [
+        (await _ask(place, Sync(_LOG, 5, frozenset({f"new-{number}"}), NOWHERE))).status_code
+        for number in range(60)
+    ]
+    assert set(answers) == {200, 507}
+    (identity,) = place.hub.rglob("taskq.json")
+    assert identity.stat().st_size < _BLOCK
+    assert len(json.loads(identity.read_text())["features"]["incompat"]) == 32
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(10_000)])
+async def test_files_count_however_little_is_in_them(place: Place, data: bytes) -> None:
+    assert place.token
+    session = (await _session(place)).session
+    room = _used(place) + 20 * _BLOCK
+    place.server._accounts["edge-7"] = Account(place.hub / "devices" / _DEVICE, room)
+    answers = []
+    for number in range(30):
+        name = hashlib.sha256(bytes([number])).hexdigest()
+        part = SpillPart(session, _LOG, name, 0, data, is_last=False)
+        answers.append((await _ask(place, part)).status_code)
+    assert answers[0] == 200
+    assert answers[-1] == 507
+    assert _used(place) <= room
+
+
+async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -> None:
+    await place.write(2, 50_000)
+    await place.sync()
+    log_id, borders = _borders(place)
+    account = place.server._account(_DEVICE)
+    for _ in range(3):
+        session = (await _session(place, log_id)).session
+        await _ask(place, Seal(session, log_id, borders[0], bytes(32)))
+        await place.sync()
+    assert len(list(place.hub.rglob("torn/*"))) == 3
+    assert _used(place) <= account.used + 4 * _BLOCK  # of the hub's own notes
