@@ -507,16 +507,20 @@ class Damage:
         """Most records that are lost there."""
         return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
 
-    def explain(self, directory: str) -> str:
-        """Tell people what is lost, and what to do to the log in this directory."""
+    def explain(self, directory: str, again: str = "") -> str:
+        """Tell people what is lost, and what to do to the log in this directory.
+
+        ``again``: the command that brings it back, where there is one.
+        """
         where = f"behind offset {self.offset} of" if self.offset else "before"
         most = "up to " if self.skipped else ""
+        accept = f"or accept the loss with: {command(directory, 'repair')}"
+        cure = f"Have them sent again: {again}" if again else ""
+        cure = cure or f"Bring the segments back from a backup, {accept}"
         return (
             f"{most}{self.lost} records are lost, of lsns {self.first_lsn} to {self.next_lsn - 1}, "
-            f"and with them up to so many jobs: they stood {where} {self.segment}. Bring the "
-            f"segments back from a backup, or accept the loss with: "
-            f"{command(directory, 'repair')}; the jobs known are listed by: "
-            f"{command(directory, 'verify')}"
+            f"and with them up to so many jobs: they stood {where} {self.segment}. {cure}; the "
+            f"jobs known are listed by: {command(directory, 'verify')}"
         )
 
     def as_dict(self) -> dict[str, str | int]:

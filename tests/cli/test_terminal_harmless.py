@@ -285,6 +285,7 @@ ROWS: Final[dict[str, Row]] = {
     "hub enrol": hub("enrol", NAME),
     "hub move": hub("move", NAME),
     "hub retire": hub("retire", NAME),
+    "hub backup": (lambda place: ("hub", "backup", place.hub, f"{place.hub}.backup"), True),
     "hub restore": hub("restore", NAME, "x"),
     "hub import": quiet(hub("import", f"none{TEXT}")),
     "hub serve": hub("serve", "--bind", NAME),

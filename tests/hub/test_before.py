@@ -16,7 +16,7 @@ from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.fleet import LogPlace, breaks, find_logs, inventory
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.server import Server

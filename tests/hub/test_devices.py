@@ -16,7 +16,8 @@ from taskq.core.model import State
 from taskq.engine import DurableLog
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq_plugins.hub import devices
-from taskq_plugins.hub.care import Stick, faults, fetched, given_back, taken_in
+from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.quota import used_bytes
@@ -273,8 +274,8 @@ async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place) ->
     data[-9_000] ^= 1
     file.write_bytes(data)
     assert not list(faults(place.hub, deep=False))
-    assert file.name in "".join(what for _, what in faults(place.hub, deep=True))
+    assert file.name in "".join(fault.what for fault in faults(place.hub, deep=True))
     os.truncate(file, 100)
-    assert [what for _, what in faults(place.hub, deep=False)] == [
+    assert [fault.what for fault in faults(place.hub, deep=False)] == [
         f"{file.name} is shorter than when it was sealed"
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from taskq.engine import Border, PatientDisk
 from taskq_plugins.hub import wire
-from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.messages import (

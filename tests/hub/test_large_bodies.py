@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq import TaskLog
-from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ async def test_a_deep_check_tells_of_a_body_that_is_not_there(place: Place) -> N
     await place.sync()
     (body,) = place.hub.rglob("spill/*")
     body.unlink()
-    ((_, what),) = faults(place.hub, deep=True)
-    assert body.name in what
+    (fault,) = faults(place.hub, deep=True)
+    assert body.name in fault.what
 
 
 async def test_a_body_that_was_held_back_is_owed_though_the_line_dropped_meanwhile(

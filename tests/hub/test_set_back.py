@@ -11,7 +11,7 @@ from taskq import TaskLog
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.aside import noted
-from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.care import faults
+from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol

@@ -13,16 +13,15 @@ import aiofiles
 from taskq.engine import (
     DurableLog,
     LocalDisk,
-    LogReader,
     PatientDisk,
-    Replica,
     SystemClock,
     restore,
     segment_name,
 )
 from taskq.errors import LogError
 from taskq.hooks import HubSettings
-from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
+from taskq_plugins.hub.aside import IDENTITY, high_lsn
+from taskq_plugins.hub.checking import file_digest
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
@@ -166,18 +165,9 @@ async def _file(line: Line, where: str, file: Path, size: int) -> AsyncIterator[
 
 
 def _check(file: Path, size: int, digest: str | None) -> None:
-    if digest is not None and _digest(file, size) != digest:
+    if digest is not None and file_digest(PatientDisk(), str(file), size) != digest:
         os.replace(file, f"{file}.bad")  # noqa: PTH105 - a moment
         raise HubError(f"{file.name} is not what the hub says it is: try again")
-
-
-def _digest(file: Path, size: int) -> str:
-    disk = LocalDisk()
-    descriptor = disk.open(str(file), write=False)
-    try:
-        return Replica.sha256(disk, descriptor, size)
-    finally:
-        disk.close(descriptor)
 
 
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:
@@ -185,28 +175,3 @@ async def _get(line: Line, where: str, headers: dict[str, str] | None = None) ->
     if answer.status not in _WELL:
         raise HubError(f"the hub answers {answer.status} to what it has of this device")
     return answer
-
-
-def faults(hub: Path, *, deep: bool) -> Iterator[tuple[Path, str]]:
-    """Yield what is wrong with copies, and where; ``deep`` reads all bytes of them."""
-    for device, log_id in Copies(PatientDisk, str(hub)).logs():
-        path = hub / "devices" / device / str(log_id)
-        try:
-            yield from ((path, what) for what in _faults_of(path, deep=deep))
-        except (LogError, OSError, ValueError, KeyError, TypeError) as error:
-            yield path, f"it cannot be read: {error}"  # the others can
-
-
-def _faults_of(path: Path, *, deep: bool) -> Iterator[str]:
-    for line in noted(PatientDisk(), str(path), SEALS):
-        file, size = path / "log" / segment_name(line["segment"]), line["end"][1]
-        if not file.exists():  # it was kept long enough
-            continue
-        if file.stat().st_size < size:
-            yield f"{file.name} is shorter than when it was sealed"
-        elif deep and _digest(file, size) != line["sha256"]:
-            yield f"{file.name} is not what was sealed"
-    if deep:
-        with LogReader.open(str(path)) as reader:
-            report = reader.verify()
-            yield from map(str, (*report.damage, *report.files))

@@ -197,12 +197,21 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
 @hub.command()
 @_hub_argument
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
-def check(directory: Path, deep: bool) -> None:
-    """Compare the copies with what was noted when their segments were sealed; exits with 1."""
-    care, is_wrong = _package("taskq_plugins.hub.care"), False
-    for path, what in care.faults(directory, deep=deep):
-        is_wrong = True
-        render.echo(flat(f"{path}: {what}"))
+@click.option("--repair", is_flag=True, help="Have devices send again what is wrong; as --deep.")
+def check(directory: Path, deep: bool, repair: bool) -> None:
+    """Compare the copies with what was noted when their segments were sealed; exits with 1.
+
+    With --repair, for which the hub must not be served, what is wrong comes again when its device
+    syncs next, if that has it still. Until then it stays as it is.
+    """
+    checking, is_wrong = _package("taskq_plugins.hub.checking"), False
+    with _alone(directory) if repair else contextlib.nullcontext():
+        for fault in checking.faults(directory, deep=deep or repair):
+            is_wrong = True
+            if repair:
+                checking.ask_again(fault)
+            asked = ": asked for again" if repair else ""
+            render.echo(flat(f"{fault.path}: {fault.what}{asked}"))
     if is_wrong:
         raise Exit(1)
 
@@ -215,6 +224,19 @@ def restore(directory: Path, device: str, target: Path) -> None:
     """Make a log of a device's newest copy, in DIR, which is empty or not there."""
     report = _package("taskq_plugins.hub.care").given_back(directory, device, target)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
+
+
+@hub.command()
+@_hub_argument
+@click.argument("target", metavar="DEST", type=_FOLDER)
+def backup(directory: Path, target: Path) -> None:
+    """Copy a hub to DEST, which is empty or not there, beside its server.
+
+    DEST is a hub: serve it in place of one that was lost, or back it up to where that was. What
+    came since the devices send again.
+    """
+    count = _package("taskq_plugins.hub.backup").hub_backed_up(directory, target)
+    render.echo(f"{target}: {count} logs")
 
 
 @hub.command("import")

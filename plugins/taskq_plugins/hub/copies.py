@@ -166,7 +166,9 @@ class Copies:
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
-        return Synced(session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe)
+        return Synced(
+            session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe, copy.lacks
+        )
 
     def logs(self) -> list[tuple[str, UUID]]:
         """Return device and id of each log."""
@@ -202,6 +204,12 @@ class Copies:
                 if device in self._sessions:  # who was told that a body is there asks again
                     self._sessions[device] += 1
         return gone
+
+    def forget(self, device: str, log_id: UUID) -> None:
+        """Open a copy anew at its next touch: somebody else wrote to it."""
+        copy = self._copies.pop((device, log_id), None)
+        if copy is not None:
+            copy.close()
 
     def _copy(self, device: str, log_id: UUID) -> Copy | None:
         key = device, log_id
@@ -243,5 +251,5 @@ _ACTS: Final[dict[type, Callable[[Copy, Any, int | None], Answer]]] = {
     Seal: lambda copy, asked, _: copy.seal(asked),
     Declare: lambda copy, asked, _: copy.declare(asked),
     SpillAsk: lambda copy, asked, _: copy.bodies.missing(asked.names[:SPILL_MAX]),
-    SpillPart: lambda copy, asked, received: copy.bodies.take(asked, received),
+    SpillPart: lambda copy, asked, received: copy.take(asked, received),
 }

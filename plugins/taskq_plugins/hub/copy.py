@@ -11,7 +11,8 @@ import contextlib
 import errno
 import json
 import re
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, PART, SEALS, SPILL, Breaks, Notes, content
@@ -19,6 +20,7 @@ from taskq_plugins.hub.keeping import first_young
 from taskq_plugins.hub.messages import (
     FEATURES_MAX,
     NOWHERE,
+    SPILL_MAX,
     Declare,
     Kind,
     Missing,
@@ -28,6 +30,7 @@ from taskq_plugins.hub.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.engine import Disk
@@ -71,6 +74,8 @@ class Copy:
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = Replica(disk, path, log_id, writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
+        #: segments that are to come again, by SHA-256; 0 of a body
+        self._lacks: dict[str, int] = {}
         self._find_end()
 
     def close(self) -> None:
@@ -95,10 +100,12 @@ class Copy:
         self.at, self.is_sealed = self.breaks.all[-1].at if self.breaks.all else NOWHERE, False
         if files.lsns:
             last = files.lsns[-1]
-            if last in seals:
+            # A hub that was copied while it ran may have a seal of more than its file.
+            if last in seals and self._size(last) >= seals[last]["end"][1]:
                 self.at, self.is_sealed = Border.from_list(seals[last]["end"]), True
             else:
                 self.at = self._secured(last)
+        self._lacks = dict(self._lacking(seals))
         if self._marked != self.at or not self.at.frame:
             # Who was killed between a rename and its sync told nobody; now it counts.
             for directory in (log, self._path):
@@ -106,6 +113,42 @@ class Copy:
         high = [line["next_lsn"] for line in self._seals.lines]
         high += [left.high_lsn for left in self.breaks.all]
         self.high_lsn = max(self.high_lsn, self.at.next_lsn if self.at.frame else 0, *high, 0)
+
+    def _size(self, segment: int) -> int:
+        status = self._disk.status(self._files.file_path(segment))
+        return 0 if status is None else status[2]
+
+    def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+        """Yield what does not come behind the end by itself: SHA-256, and the segment or 0."""
+        lsns = self._files.lsns or [0]
+        known = {
+            line["sha256"]: segment
+            for segment, line in seals.items()
+            if lsns[0] <= segment <= lsns[-1]
+        }
+        for name, segment in known.items():
+            if segment < lsns[-1] and self._size(segment) < seals[segment]["end"][1]:
+                yield name, segment
+        for part in self._disk.names(f"{self._path}/{SPILL}"):
+            name = part.removesuffix(PART)
+            if name != part and NAME.match(name):
+                yield name, known.get(name, 0)
+
+    @property
+    def lacks(self) -> tuple[tuple[int, int, str], ...]:
+        """Return what is to come again, as ``Synced`` has it."""
+        ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
+        some = islice(self._lacks.items(), SPILL_MAX)
+        return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
+
+    def take(self, asked: SpillPart, received: int | None) -> Missing:
+        """Add to a body, or to a segment that comes again, and say what is missing of it still."""
+        segment = self._lacks.get(asked.name, 0)
+        target = self._files.file_path(segment) if segment else ""
+        missing = self.bodies.take(asked, received, target)
+        if not missing.files and asked.name in self._lacks:
+            self._find_end()
+        return missing
 
     def _secured(self, segment: int) -> Border:
         """Return the end of a segment that is not sealed, once all else is cut off."""
@@ -245,6 +288,7 @@ class Copy:
         end, digest = asked.end, asked.digest.hex()
         for line in self._seals.lines:
             if (line["end"], line["sha256"]) == (end.as_list(), digest):
+                self.is_sealed |= end == self.at
                 return Stored(end)
         if self.is_sealed or end.segment != self.at.segment or not (end.offset and self.has(end)):
             raise Refusal(Trouble.MISMATCH, self.at)
@@ -310,20 +354,22 @@ class Bodies:
     def missing(self, names: tuple[str, ...]) -> Missing:
         """Say which of these are not there, and how much of each is."""
         disk, folder = self._disk, f"{self._path}/{SPILL}"
-        there = frozenset(disk.names(folder))
-        for name in there.intersection(names):  # a record is about to name it
+        names_there = frozenset(disk.names(folder))
+        # Of one that was asked for again there is a part beside it.
+        there = {name for name in names_there.intersection(names) if name + PART not in names_there}
+        for name in there:  # a record is about to name it
             disk.touch(f"{folder}/{name}")
         lacking = [name for name in names if NAME.match(name) and name not in there]
         parts = (disk.status(f"{folder}/{name}{PART}") for name in lacking)
         sizes = (0 if part is None else part[2] for part in parts)
         return Missing(tuple(zip(lacking, sizes, strict=True)))
 
-    def take(self, asked: SpillPart, received: int | None) -> Missing:
-        """Add to a file, and say what is missing of it still."""
+    def take(self, asked: SpillPart, received: int | None, target: str = "") -> Missing:
+        """Add to a file, and say what is missing of it still; ``target``: it is to be that one."""
         disk, name = self._disk, asked.name
         folder, data = f"{self._path}/{SPILL}", asked.data[:received]
-        part = f"{folder}/{name}{PART}"
-        if disk.status(f"{folder}/{name}") is not None:
+        part, target = f"{folder}/{name}{PART}", target or f"{folder}/{name}"
+        if disk.status(f"{folder}/{name}") is not None and disk.status(part) is None:
             return Missing(())
         disk.make_directory(folder)
         descriptor = disk.open(part, create=True)
@@ -341,7 +387,7 @@ class Bodies:
             disk.sync(descriptor)
         finally:
             disk.close(descriptor)
-        disk.rename(part, f"{folder}/{name}")
-        for directory in (folder, self._path):
+        disk.rename(part, target)
+        for directory in (target.rpartition("/")[0], folder, self._path):
             disk.sync_directory(directory)
         return Missing(())

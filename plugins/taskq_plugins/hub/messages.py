@@ -242,6 +242,8 @@ class Synced:
         high_lsn: no record of this log that the hub has seen, on any branch, reaches it.
         begins: first lsn of the copy's oldest segment, 0 if it never had one.
         safe: all below this lsn has been there for the grace that was asked for.
+        lacks: (segment, bytes, SHA-256) of what is to come again whatever the position: sealed
+            segments, and files beside the log with 0 and 0.
     """
 
     session: Number
@@ -251,6 +253,7 @@ class Synced:
     high_lsn: Lsn
     begins: Lsn
     safe: Lsn = 0
+    lacks: Annotated[tuple[tuple[Lsn, Size, Sha], ...], Field(max_length=SPILL_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)

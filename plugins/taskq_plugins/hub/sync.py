@@ -19,7 +19,7 @@ from taskq.conditions.network import has_route
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import LogError, ReaderBusy
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device.allowance import HubWaits, note
+from taskq_plugins.hub.device.allowance import HubWaits, last_note, note
 from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.push import push
@@ -92,6 +92,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         held = look(disk, path)
         log = DurableLog(disk, SystemClock(), path)
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
+        log.synced_lsn = last_note(path).get("lsn", 0) if line.pins else 0
         log.sends_bodies = line.hub.spill and not allowance.metered
         if not log.sends_bodies and line.pins and not is_dry:
             allowance.owe_bodies(True)  # before any record goes: the line may drop at any time

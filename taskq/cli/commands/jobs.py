@@ -327,12 +327,14 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
             f"or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
-        print_damage(report.damage, reader.journal.path)
+        again = reader.resend_command
+        print_damage(report.damage, reader.journal.path, again)
         for job in report.jobs:
             render.echo(f"job {job}")
+        repair = f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
+        cure = f"The rest comes again by: {again}" if again else repair
         render.echo(
-            f"Copy the directory before anything else; whole frames are still served. "
-            f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
+            f"Copy the directory before anything else; whole frames are still served. {cure}"
         )
     for first, following in report.accepted:
         render.echo(f"{count_of(following - first, 'lsn')} were lost at lsn {first}: accepted")
@@ -341,7 +343,7 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
     return is_damaged
 
 
-def print_damage(damages: Sequence[Damage], directory: str) -> None:
+def print_damage(damages: Sequence[Damage], directory: str, again: str = "") -> None:
     """Print where the log does not read, and what it lacks."""
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
@@ -352,7 +354,7 @@ def print_damage(damages: Sequence[Damage], directory: str) -> None:
     )
     for damage in damages:
         if not damage.size:
-            render.echo(damage.explain(directory))
+            render.echo(damage.explain(directory, again))
 
 
 # ``taskq peek``: what would be claimed next.

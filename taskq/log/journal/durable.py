@@ -20,6 +20,8 @@ from taskq.log.segments.segments import hop
 from taskq.log.segments.spill import DIRECTORY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.log.machine.ports import Clock, Disk
 
 _HEAD: Final = codec.FRAME_HEADER_SIZE
@@ -44,6 +46,7 @@ class DurableLog:
         end: where it ends; nowhere if it holds nothing.
         segments: first lsns of those that hold something, rising.
         pin: all below this lsn was safe at the hub.
+        synced_lsn: it had all below this one when it was asked last.
         sends_bodies: whether files beside the log are sent.
         owes_bodies: whether some were held back before.
 
@@ -54,8 +57,10 @@ class DurableLog:
 
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self._disk = disk
-        self.pin, self.sends_bodies, self.owes_bodies = 0, True, False
+        self.pin, self.synced_lsn, self.sends_bodies, self.owes_bodies = 0, 0, True, False
         self._bodies: set[str] | None = None
+        #: sealed segments and their ends, by the SHA-256 that a copy knows them by
+        self._offered: dict[str, tuple[int, int]] = {}
         self._journal = journal = Journal(disk, clock, path, _CONFIG, None)
         self._files = journal.files
         try:
@@ -210,15 +215,35 @@ class DurableLog:
         named = (bodies_of(frame) for frame in frames if not isinstance(frame, Gap))
         return [*self._bodies.intersection(chain.from_iterable(named))]
 
+    def offered(self, lacks: Iterable[tuple[int, int, str]]) -> list[str]:
+        """Return which of these are here, by name: ``body_part`` gives sealed segments, too.
+
+        ``lacks`` are (segment, bytes, SHA-256); of a file beside the log with 0 and 0.
+        """
+        there = {*self.bodies()} if self.sends_bodies else set[str]()
+        names = []
+        for segment, size, name in lacks:
+            is_here = segment in self.segments and self.is_sealed(segment)
+            if is_here and self.end_of(segment).offset == size:
+                self._offered[name] = segment, size
+            if name in self._offered or name in there:
+                names.append(name)
+        return names
+
     def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
         """Return bytes of such a file, and whether it ends with them; None if it is gone."""
+        segment, size = self._offered.get(name, (0, 0))
+        path = f"{self._journal.path}/{DIRECTORY}/{name}"
         try:
-            descriptor = self._disk.open(f"{self._journal.path}/{DIRECTORY}/{name}", write=False)
+            descriptor = self._disk.open(
+                self._files.file_path(segment) if segment else path, write=False
+            )
         except FileNotFoundError:
             return None
         try:
-            data = self._disk.read(descriptor, bytes_max, offset)
-            return data, offset + len(data) >= self._disk.size(descriptor)
+            size = size or self._disk.size(descriptor)
+            data = self._disk.read(descriptor, min(bytes_max, max(size - offset, 0)), offset)
+            return data, offset + len(data) >= size
         finally:
             self._disk.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,6 +132,15 @@ class LogReader:
     def device(self) -> str:
         """Return whose log this is, of a hub's copy."""
         return device_of_copy(str(Path(self.path).absolute()))
+
+    @property
+    def resend_command(self) -> str:
+        """Return what has a hub's copy filled again by its device; "" of any other log."""
+        if not self._journal.identity.is_replica:
+            return ""
+        return shlex.join(
+            ["taskq", "hub", "check", str(Path(self.path).absolute().parents[2]), "--repair"]
+        )
 
     @property
     def bodies(self) -> BodyStore:

@@ -83,7 +83,8 @@ def _readable(path: Path) -> Check:
             if reader.journal.lost:
                 # No restart brings it back: whoever minds liveness only need not know.
                 detail = "; ".join(
-                    loss.explain(reader.journal.path) for loss in reader.journal.lost
+                    loss.explain(reader.journal.path, reader.resend_command)
+                    for loss in reader.journal.lost
                 )
                 return Check(name="log", ok=False, detail=detail)
     except LogError as error:

@@ -119,8 +119,10 @@ def _send(
     log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
-    behind, owed = synced.at, log.bodies() if log.sends_bodies and log.owes_bodies else []
-    if not (yield from _send_bodies(log, synced, owed, part_bytes)):
+    behind, again = synced.at, log.offered(synced.lacks)
+    if log.sends_bodies and (log.owes_bodies or behind.next_lsn < log.synced_lsn):
+        again += log.bodies()  # some were held back, or the hub was set back
+    if not (yield from _send_bodies(log, synced, again, part_bytes)):
         return False
     if verdict is Verdict.MOVED:
         # What is left of the segment is a prefix of the hub's.

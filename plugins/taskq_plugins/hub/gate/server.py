@@ -30,6 +30,7 @@ from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
+from taskq_plugins.hub.checking import ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.gate.quota import Account, ChargedDisk
 from taskq_plugins.hub.gate.reading import Reading
@@ -66,6 +67,7 @@ from taskq_plugins.patience import Patient
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+    from uuid import UUID
 
     from taskq.engine import Disk
     from taskq_plugins.hub.messages import Answer
@@ -152,12 +154,27 @@ class Server:
     @contextlib.asynccontextmanager
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
         async with create_task_group() as tasks:
+            tasks.start_soon(self._mend)
             tasks.start_soon(self._keep)
             tasks.start_soon(self._outbox.expire, self._on_thread)
             yield
             tasks.cancel_scope.cancel()
         self._copies.close()
         await self._outbox.close()
+
+    async def _mend(self) -> None:
+        """Ask for what copies lack since the hub was copied while it ran, or was set back so."""
+        if await self._on_thread(is_elsewhere, self._path):
+            for device, log_id in await self._on_thread(self._copies.logs):
+                async with self._turn(device):
+                    await self._on_thread(self._mend_copy, device, log_id)
+        await self._on_thread(note_place, self._path)
+
+    def _mend_copy(self, device: str, log_id: UUID) -> None:
+        self._copies.forget(device, log_id)
+        for fault in faults_of(self._path / "devices" / device / str(log_id), log_id, deep=True):
+            _log.warning("hub: %s: %s: asked for again", fault.path, fault.what)
+            ask_again(fault)
 
     async def _keep(self) -> None:
         while True:

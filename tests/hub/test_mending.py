@@ -1,0 +1,225 @@
+"""A hub that was copied while it ran, or damaged, has again what its devices still have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskLog
+from taskq.cli.main import main
+from taskq_plugins.hub.backup import hub_backed_up
+from taskq_plugins.hub.checking import faults
+from tests.hub.place import is_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from click.testing import Result
+
+    from tests.hub.place import Place
+
+_DEVICE: Final = "edge-7"
+_MIB: Final = 2**20
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+async def _work(place: Place, jobs: int = 60, body: int = 0) -> None:
+    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=64 * 1024) as log:
+        for _ in range(jobs):
+            await log.put(os.urandom(4_000))
+        if body:
+            await log.put(os.urandom(body))
+
+
+def _copy(place: Place) -> Path:
+    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    return copy
+
+
+def _is_whole(place: Place) -> bool:
+    bodies = {
+        folder: {file.name: file.read_bytes() for file in folder.rglob("spill/*")}
+        for folder in (place.hub, place.path / _DEVICE)
+    }
+    is_equal = bodies[place.hub] == bodies[place.path / _DEVICE]
+    copies = {file.name: file.read_bytes() for file in (_copy(place) / "log").glob("*.log")}
+    return is_equal and is_copy(copies, place.segments())
+
+
+@pytest.mark.parametrize("late", ["seals.jsonl", "taskq.json", "spill", "log"])
+async def test_a_hub_that_was_copied_while_it_ran_is_filled_again(place: Place, late: str) -> None:
+    """All but one file, or folder, is of before what came while the copy was made."""
+    await _work(place, 20, 2 * _MIB)
+    await place.sync()
+    await place.server._mend()
+    copied = shutil.copytree(place.hub, place.path / "copied")
+    await _work(place, 80, 2 * _MIB)
+    await place.sync()
+    (newest,), (older,) = place.hub.rglob(late), copied.rglob(late)
+    if newest.is_dir():
+        shutil.rmtree(older)
+        shutil.copytree(newest, older)
+    else:
+        shutil.copy2(newest, older)
+    shutil.rmtree(place.hub)
+    copied.rename(place.hub)
+    place.restart()
+    await place.server._mend()
+    await _work(place, 3)
+    await place.sync()
+    await place.sync()
+    assert _is_whole(place)
+    assert not list(faults(place.hub, deep=True))
+
+
+def _shorter(copy: Path) -> None:
+    file = sorted((copy / "log").glob("*.log"))[1]
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _gone(copy: Path) -> None:
+    sorted((copy / "log").glob("*.log"))[1].unlink()
+
+
+async def _check_holes(place: Place, break_it: Callable[[Path], None]) -> None:
+    await _work(place)
+    await place.sync()
+    break_it(_copy(place))
+    place.restart()
+
+
+@pytest.mark.parametrize("break_it", [_shorter, _gone])
+async def test_a_hole_between_segments_is_filled_by_itself(
+    place: Place, break_it: Callable[[Path], None]
+) -> None:
+    await _check_holes(place, break_it)
+    assert list(faults(place.hub, deep=False))
+    await place.sync()
+    assert _is_whole(place)
+    assert not list(faults(place.hub, deep=True))
+
+
+def _other(copy: Path, number: int) -> None:
+    file = sorted((copy / "log").glob("*.log"))[number]
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(b"other than it was")
+
+
+def _body_gone(copy: Path) -> None:
+    next((copy / "spill").iterdir()).unlink()
+
+
+def _body_other(copy: Path) -> None:
+    next((copy / "spill").iterdir()).write_bytes(b"other")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        _body_gone, _body_other, lambda copy: _other(copy, 0), lambda copy: _other(copy, 1),
+        lambda copy: _other(copy, -1), _shorter, lambda copy: shutil.rmtree(copy / "spill"),
+    ],
+)  # fmt: skip
+async def test_a_repair_has_the_device_send_again_what_is_wrong(
+    place: Place, break_it: Callable[[Path], None]
+) -> None:
+    await _work(place, 60, 2 * _MIB)
+    await place.sync()
+    break_it(_copy(place))
+    checked = _run("hub", "check", place.hub, "--repair")
+    assert (checked.exit_code, "asked for again" in checked.output) == (1, True), checked.output
+    place.restart()
+    await _work(place, 3)
+    await place.sync()
+    assert _is_whole(place)
+    assert _run("hub", "check", place.hub, "--deep").output == ""
+    await _work(place, 100)
+    await place.sync()
+    assert _is_whole(place)
+
+
+async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(place: Place) -> None:
+    await _work(place, 3, 2 * _MIB)
+    await place.sync()
+    _body_gone(_copy(place))
+    next((place.path / _DEVICE / "spill").iterdir()).unlink()
+    _run("hub", "check", place.hub, "--repair")
+    place.restart()
+    await _work(place)
+    await place.sync()
+    assert is_copy(place.copies(), place.segments())
+    assert len(list(faults(place.hub, deep=True))) == 1
+
+
+async def test_no_command_advises_to_repair_a_copy(place: Place) -> None:
+    await _work(place)
+    await place.sync()
+    _gone(_copy(place))
+    for words in (("verify",), ("health",), ("ls",), ("stats",)):
+        output = _run(*words, "-d", _copy(place)).output
+        assert "taskq repair" not in output, words
+    assert f"taskq hub check {place.hub} --repair" in _run("verify", "-d", _copy(place)).output
+
+
+async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
+    place: Place, url: str
+) -> None:
+    """A branch that was left, bodies and jobs for devices are with it."""
+    await _work(place, 20, 2 * _MIB)
+    await place.sync()
+    before = shutil.copytree(place.path / _DEVICE, place.path / "before")
+    await _work(place, 20)
+    await place.sync()
+    place.remove()
+    before.rename(place.path / _DEVICE)
+    await _work(place, 30)
+    await place.sync()
+    put = "hub", "put", place.hub, _DEVICE, "update"
+    job = (await asyncio.to_thread(_run, *put)).output.strip()
+    token = place.token
+    backup = place.path / "backup"
+    assert _run("hub", "backup", place.hub, backup).output == f"{backup}: 1 logs\n"
+    assert _run("hub", "backup", place.hub, backup).exit_code == 1
+    assert not list(faults(backup, deep=True))
+    await _work(place, 30, 3 * _MIB)
+    await place.sync()
+    shutil.rmtree(place.hub)
+    assert _run("hub", "backup", backup, place.hub).exit_code == 0
+    await place.server._outbox.close()
+    place.restart()
+    await place.sync(token, accept=("update",))
+    await place.sync(token)  # the job came
+    await place.server._outbox.close()
+    assert _is_whole(place)
+    assert "old/1" in _run("hub", "breaks", place.hub).output
+    assert "handed over" in _run("hub", "show", place.hub, job).output
+
+
+async def test_a_backup_that_is_made_while_the_hub_grows_is_whole(place: Place) -> None:
+    await _work(place)
+    await place.sync()
+    backups: list[Path] = []
+    for number in range(4):
+        syncing = asyncio.create_task(_grown(place))
+        while not syncing.done():
+            target = place.path / f"backup-{number}-{len(backups)}"
+            await asyncio.to_thread(hub_backed_up, place.hub, target)
+            backups.append(target)
+    assert backups
+    for target in backups:
+        assert not list(faults(target, deep=True))
+
+
+async def _grown(place: Place) -> None:
+    await _work(place, 30, 2 * _MIB)
+    await place.sync()
