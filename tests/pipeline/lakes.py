@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from taskq_plugins.spark.lake import Batch, Change, Lake
+from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.parts import OVER
 from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
 from taskq_plugins.spark.run.increment import Here
@@ -95,6 +96,10 @@ def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
 def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> None:
     """Fold records as a batch without Spark."""
     batch = Batch("s", number, offsets)
+
+    def write(target: Path) -> None:
+        write_records(records, target, 0, tombstones(lake))
+
     with lake.writer() as writer:
-        staged = stage_records(writer, lambda to: write_records(records, to, 0), records.schema)
+        staged = stage_records(writer, write, records.schema)
         commit_batch(writer, staged, batch, Here().each)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +17,12 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from taskq import Put, TaskLog
+from taskq.errors import TaskqError
 from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.run.increment import RunOptions
+from taskq_plugins.spark.run.increment import run as run_increment
 from tests.cli.helpers import taskq, taskq_json
+from tests.effort import grows, some
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import last_lsns, rows_of
@@ -112,6 +119,80 @@ def test_a_job_that_was_erased_while_it_waited_goes_on_without_its_payload(
     fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
     rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
     assert (rows[ids[3]]["state"], rows[ids[3]]["payload"]) == ("succeeded", None)
+
+
+async def goes_on(path: Path, **options: Any) -> None:
+    """Requeue a dead letter, seal the segment and compact: both write payloads again."""
+    async with TaskLog.open(path, durability="os", upkeep=False, segment_bytes=65_536) as log:
+        for item in await log.dead.list():
+            await log.dead.requeue(item.job_id)
+        for _ in range(3):
+            await log.put_many([Put(payload=bytes(40_000))])
+        await log.compact(**options)
+
+
+async def purged(path: Path, job_ids: list[str]) -> None:
+    """Let these jobs go from their log, as ``erase`` says."""
+    async with TaskLog.open(path, durability="os", upkeep=False, segment_bytes=65_536) as log:
+        for job_id in job_ids:
+            with contextlib.suppress(TaskqError):
+                await log.cancel(job_id)
+        for _ in range(3):
+            await log.put_many([Put(payload=bytes(40_000))])
+        await log.compact(keep=0)
+        await log.compact(keep=0)
+
+
+@grows
+@pytest.mark.timeout(240)
+def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requeues and compaction write it again; tables are made anew; and 40 increments later."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # it is not about that
+    hub, edge = tmp_path / "hub", tmp_path / "hub" / "edge-1"
+    ids = asyncio.run(worked(edge))[:4]
+    words = ("run", "--journals", hub, "--lake", tmp_path / "lake")
+    assert taskq("pipeline", *words).exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    before = shutil.copytree(lake.path / "jobs", tmp_path / "jobs")
+    assert files_with(lake, CARD)
+    shown = erase(lake, *(word for item in ids for word in ("--job", item)), "--yes")
+    assert f"  edge-1: taskq cancel {ids[3]} && taskq dead purge {ids[1]} &&" in shown.stdout
+    assert files_with(lake, CARD) == []
+    asyncio.run(goes_on(edge))
+    assert any(CARD.encode() in path.read_bytes() for path in edge.rglob("*.log"))
+    assert taskq("pipeline", *words).exit_code == 0
+    assert files_with(Lake.open(lake.path), CARD) == []
+    for table in ("records", "_open", "jobs", "attempts"):
+        shutil.rmtree(lake.path / table)
+        if table == "jobs":
+            before.rename(lake.path / "jobs")
+        assert taskq("pipeline", *words, "--rebuild", table).exit_code == 0
+        assert files_with(Lake.open(lake.path), CARD) == [], table
+    asyncio.run(purged(edge, ids))
+    assert not [path for path in edge.rglob("*.log") if CARD.encode() in path.read_bytes()]
+    other = MadeLog(hub / "edge-2")
+    options = RunOptions(journals=hub, max_bytes=2**26)
+    lake = Lake.open(lake.path)
+    with lake.writer() as writer:
+        for _ in range(some(8, of=40)):
+            other.enqueue(1)
+            run_increment(writer, options, mock.Mock())
+    assert files_with(lake, CARD) == []
+    assert sorted(lake.dataset("erased").to_table()["job_id"].to_pylist()) == sorted(ids)
+
+
+def test_a_job_that_was_named_before_it_came_never_comes(tmp_path: Path) -> None:
+    lake = Lake.open(tmp_path / "lake", create=True)
+    asyncio.run(worked(tmp_path / "hub" / "edge-1"))
+    rows = rows_of(tmp_path / "hub")
+    fold_rows(lake, rows.slice(0, 0), 0)
+    ids = sorted({item for item in rows["job_id"].to_pylist() if item})
+    assert erase(lake, *(word for item in ids for word in ("--job", item)), "--yes").exit_code == 0
+    fold_rows(lake, rows, 1)
+    assert lake.dataset("jobs").count_rows() == 4
+    assert files_with(lake, CARD) == []
 
 
 def test_it_says_what_it_would_do_and_does_nothing_unasked(lake: Lake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,9 +18,10 @@ from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import OPEN_RECORDS, Change, Lake
+from taskq_plugins.spark.lake.tombstones import ERASED, JOB_ID, bury, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake.files import DataFile
@@ -27,17 +29,18 @@ if TYPE_CHECKING:
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, names of tasks and queues, and reasons (which "
-    "may quote an argument); in the logs that it was read from (of purged jobs until they are "
-    "compacted), in what a hub set aside of them (old/), and in backups of these, all of it"
+    "may quote an argument). What the logs still have, or write again, is not taken in any more, "
+    "but stands there, in what a hub set aside of them (old/), and in backups, until it goes:"
 )
-#: The columns, as far as a table has them, that hold what a job brought along or left.
-ERASED: Final = (
-    "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
-    "concurrency_key",
-)  # fmt: skip
+#: How a job goes from its device's log, by its state; all others go with compaction.
+_ACTS: Final = {"dead": "dead purge"} | dict.fromkeys(("scheduled", "ready", "held"), "cancel")
+_SHOWN_MAX: Final = 5
+_BY_HUB: Final = (
+    "on the device, once the segment with them is sealed; with a hub a task that does it can be "
+    "sent: taskq hub put HUB DEVICE TASK"
+)
 _TABLES: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
 _DUPLICATES: Final = "duplicates"
-_JOB_ID: Final = "job_id"
 
 
 class Erased(NamedTuple):
@@ -60,13 +63,13 @@ def chosen_jobs(
     """
     ids = set(job_ids)
     if where is not None:
-        chosen = query.rows(lake, query.Query("jobs", (_JOB_ID,), where))
-        ids.update(chosen[_JOB_ID].to_pylist())
+        chosen = query.rows(lake, query.Query("jobs", (JOB_ID,), where))
+        ids.update(chosen[JOB_ID].to_pylist())
     if purged:
         is_purged = pc.field("kind").isin([kinds.name_of(kind) for kind in kinds.REMOVALS])
-        gone = lake.dataset("records").to_table(columns=[_JOB_ID], filter=is_purged)
-        there = lake.dataset("jobs").to_table(columns=[_JOB_ID])
-        ids.update(set(gone[_JOB_ID].to_pylist()) - set(there[_JOB_ID].to_pylist()))
+        gone = lake.dataset("records").to_table(columns=[JOB_ID], filter=is_purged)
+        there = lake.dataset("jobs").to_table(columns=[JOB_ID])
+        ids.update(set(gone[JOB_ID].to_pylist()) - set(there[JOB_ID].to_pylist()))
     return sorted(ids)
 
 
@@ -90,6 +93,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     lake = writer.lake
     if len({batch and batch.number for batch in map(lake.batch, _there(lake))}) > 1:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
+    bury(writer, job_ids)
     erased: list[Erased] = []
     keys: list[pa.Array] = []
     for table in _there(lake):
@@ -100,7 +104,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
             old = parquet.read_table(lake.path / table / file.path, partitioning=None)
             if table == "jobs":
                 keys.append(pc.drop_null(old["key"].filter(mask)).combine_chunks())
-            write_rows(placed(_without(old, mask), file), directory, number)
+            write_rows(placed(without(old, mask), file), directory, number)
             gone.append(file)
             rows += int(pc.sum(mask).as_py())
         _replace(writer, table, directory, gone)
@@ -112,6 +116,29 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
         if lake.has(table):
             writer.vacuum(table, keep_hours=0)
     return erased
+
+
+def remains(lake: Lake, job_ids: Sequence[str]) -> list[str]:
+    """Return how these jobs go from the logs that have them, a line for each log."""
+    if not lake.has("jobs"):
+        return []
+    of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
+    rows = lake.dataset("jobs").to_table(columns=["device", "state", JOB_ID], filter=of_jobs)
+    by_device: defaultdict[str, defaultdict[str, list[str]]]
+    by_device = defaultdict(lambda: defaultdict(list))
+    for row in rows.to_pylist():
+        by_device[row["device"]][_ACTS.get(row["state"], "")].append(row[JOB_ID])
+    return [f"  {device}: {_acts(acts)}" for device, acts in sorted(by_device.items())]
+
+
+def _acts(acts: Mapping[str, Sequence[str]]) -> str:
+    words = [
+        f"taskq {act} {' '.join(ids[:_SHOWN_MAX])}{' …' * (len(ids) > _SHOWN_MAX)}"
+        for act, ids in sorted(acts.items())
+        if act
+    ]
+    count = count_of(sum(map(len, acts.values())))
+    return f"{' && '.join([*words, 'taskq compact --keep 0s'])} ({count})"
 
 
 def _there(lake: Lake) -> list[str]:
@@ -132,7 +159,7 @@ def _holding(
         if not any(low <= number <= high for number in numbers):
             continue
         path = lake.path / table / file.path
-        mask = pc.is_in(_columns(path, [_JOB_ID])[_JOB_ID], ids)
+        mask = pc.is_in(_columns(path, [JOB_ID])[JOB_ID], ids)
         if pc.any(mask).as_py():
             # What was erased before is not written again.
             held = [pc.is_valid(column) for column in _columns(path, ERASED).columns]
@@ -145,14 +172,6 @@ def _columns(path: Path, names: Sequence[str]) -> pa.Table:
     """Return those columns that the file has."""
     with parquet.ParquetFile(path) as file:
         return file.read(columns=[name for name in names if name in file.schema_arrow.names])
-
-
-def _without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    for index, field in enumerate(rows.schema):
-        if field.name in ERASED:
-            nothing = pa.nulls(rows.num_rows, field.type)
-            rows = rows.set_column(index, field, pc.if_else(mask, nothing, rows[field.name]))
-    return rows
 
 
 def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
@@ -202,9 +221,13 @@ def erase(
         tables = {
             of_table.table: {"rows": of_table.rows, "files": of_table.files} for of_table in erased
         }
-        render.print_json({"dry_run": not yes, "jobs": len(chosen), "tables": tables})
+        document = {"dry_run": not yes, "jobs": len(chosen), "tables": tables}
+        render.print_json(document | {"remains": [line.strip() for line in remains(lake, chosen)]})
         return
     _tell(erased, len(chosen), yes=yes)
+    for line in remains(lake, chosen):
+        render.echo(line)
+    render.echo(_BY_HUB)
 
 
 def _tell(erased: list[Erased], jobs: int, *, yes: bool) -> None:

@@ -56,6 +56,8 @@ OPEN_RECORDS: Final = "_open"
 #: The part of that table that tells of logs as a whole.
 LOG_PART: Final = "log"
 STAGING: Final = "_staging"
+#: Ids of the jobs that were erased.
+TOMBSTONES: Final = "erased"
 _OLD: Final = "taskq-lake.json"
 #: What a commit does that brings rows.
 _FILLED: Final = frozenset({"WRITE", "MERGE"})

@@ -13,6 +13,7 @@ DESCRIPTIONS: Final = {
     "duplicates": "one row for each key that ran more than once",
     "device_lag": "one row for each log: how far it was read, and what waits in it",
     "breaks": "one row for each gap or fork of a log",
+    "erased": "one row for each job that was erased: nothing that it brought along comes back",
 }
 _OF_ALL: Final = ("log_id", "branch", "job_id", "job", "is_over")
 #: Columns of new tables that are never null.

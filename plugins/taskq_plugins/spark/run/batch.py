@@ -21,6 +21,7 @@ from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
+from taskq_plugins.spark.lake.tombstones import cleared
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
 from taskq_plugins.spark.source.rows import read_pieces
 from taskq_plugins.spark.tables.batches import KEYS, rows_of, touched_by
@@ -132,16 +133,19 @@ class Part(NamedTuple):
     reading: Reading
     #: where to write
     target: Path
+    #: files that name the jobs that were erased
+    erased: Sequence[str] = ()
 
 
 def write_part(part: Part) -> None:
     """Read the records of a part, and write them."""
     rows = pa.Table.from_batches(read_pieces(part.pieces, part.reading), part.reading.schema)
-    write_records(rows, part.target, part.number)
+    write_records(rows, part.target, part.number, part.erased)
 
 
-def write_records(rows: pa.Table, target: Path, number: int) -> None:
-    """Write records by day."""
+def write_records(rows: pa.Table, target: Path, number: int, erased: Sequence[str] = ()) -> None:
+    """Write records by day, without what erased jobs brought along."""
+    rows = cleared(rows, erased)
     dated = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
     parts = pa.array([OVER] * rows.num_rows, pa.string())
     write_rows(dated.append_column(PART_COLUMN, parts), target, number)

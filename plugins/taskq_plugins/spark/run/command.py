@@ -14,7 +14,7 @@ from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
-from taskq_plugins.spark.lake.store import DATED, DERIVED
+from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES
 from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
@@ -132,7 +132,7 @@ class Keep(click.ParamType[dict[str, int]]):
     "anew",
     multiple=True,
     metavar="TABLE",
-    type=click.Choice([*BASE, *DERIVED]),
+    type=click.Choice([*BASE, TOMBSTONES, *DERIVED]),
     help="Make a lost table anew from the logs, and say what is gone.",
 )
 @click.option(

@@ -15,7 +15,15 @@ from taskq.arrow import DETAILS, Corrupt, as_bytes
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.store import ATTEMPTS, DERIVED, JOBS, OPEN_RECORDS, RECORDS
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    DERIVED,
+    JOBS,
+    OPEN_RECORDS,
+    RECORDS,
+    TOMBSTONES,
+)
+from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
@@ -169,9 +177,11 @@ class Stream:
         options: RunOptions,
         hands: Hands,
         between: tuple[Offsets, Offsets] | None = None,
+        erased: Sequence[str] = (),
     ) -> None:
         self._writer = writer
         self._begin = between and between[0]
+        self._erased = erased or tombstones(writer.lake)
         self._hands = hands
         self._reading = options.reading()
         self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
@@ -198,7 +208,8 @@ class Stream:
 
             def write(target: Path) -> None:
                 parts = [
-                    Part(number, part, self._reading, target) for number, part in enumerate(pieces)
+                    Part(number, part, self._reading, target, self._erased)
+                    for number, part in enumerate(pieces)
                 ]
                 self._hands.each(write_part, parts)
 
@@ -232,7 +243,7 @@ def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
     for table in options.keep_days:
         if writer.lake.has(table):
             writer.drop_days(table, options.kept_from(table))
-    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS):
+    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS, TOMBSTONES):
         compact(writer, table)
     tables = (OPEN_RECORDS, *writer.lake.tables())
     for table in tables:

@@ -23,7 +23,8 @@ from taskq_plugins.spark.lake import Change, Lake
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.errors import LakeDamaged, LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS
+from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS, TOMBSTONES
+from taskq_plugins.spark.lake.tombstones import cleared, tombstones
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas
 from taskq_plugins.spark.run.increment import Here, Stream
@@ -35,7 +36,7 @@ from taskq_plugins.spark.tables.batches import KEYS, moment
 from taskq_plugins.spark.tables.logs import LOG
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from taskq_plugins.spark.lake import Batch, LakeWriter
     from taskq_plugins.spark.run.increment import RunOptions
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 _ROW: Final = {RECORDS: [*LOG, "lsn"], JOBS: KEYS}
 #: Where the jobs stand that a table ought to tell of.
 _KNOWN_BY: Final = {RECORDS: JOBS, OPEN_RECORDS: JOBS, JOBS: ATTEMPTS}
+_FORGOTTEN: Final = (
+    f"{TOMBSTONES}: which jobs were erased is not known any more, so what the logs still have of "
+    f"them comes back: erase them again"
+)
 
 
 def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) -> list[str]:
@@ -61,26 +66,28 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
     for table in set(tables) - set(lost):
         shutil.rmtree(lake.path / table, ignore_errors=True)
         lake.forget(table)
+    gone = [_FORGOTTEN] if TOMBSTONES in tables else []
     if not lost:
-        return []
-    batch = _reference(lake, lost)
+        return gone
+    batch, erased = _reference(lake, lost), tombstones(lake)
     refolded = [table for table in lost if table != ATTEMPTS or JOBS in lost]
     logs = Lake.open(writer.new_directory("rebuilt"), create=True)
     if refolded:
-        _refold(logs, options, offsets_of(batch))
+        _refold(logs, options, offsets_of(batch), erased)
     columns = options.reading().schema
     of_schema = {RECORDS: columns, **schemas(columns)}
     for table in sorted(lost, key=BASE.index, reverse=True):  # attempts are made of jobs
         anew = _all(logs, table) if table in refolded else _attempts(lake, of_schema[ATTEMPTS])
         directory = writer.new_directory(table)
         for number, rows in enumerate(chain(anew, _older(lake, logs, table))):
-            write_rows(rows, directory, number)
+            write_rows(cleared(rows, erased), directory, number)
         staged = writer.stage(table, directory)
         shutil.rmtree(lake.path / table / DELTA_LOG, ignore_errors=True)
         lake.forget(table)
         change = Change(staged.files, schema=of_schema[table])
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
-    return [line for table in lost if (line := _gone(lake, table))]
+        writer.vacuum(table, keep_hours=0)  # of the older copy
+    return gone + [line for table in lost if (line := _gone(lake, table))]
 
 
 def _reference(lake: Lake, lost: Collection[str]) -> Batch:
@@ -93,7 +100,7 @@ def _reference(lake: Lake, lost: Collection[str]) -> Batch:
     return min(batches, key=lambda batch: batch.number)
 
 
-def _refold(into: Lake, options: RunOptions, offsets: Offsets) -> None:
+def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[str]) -> None:
     """Fold what the logs still have, up to these places, as tables of a lake of its own."""
     source = options.of_source().model_copy(update={"fail_on_data_loss": "false"})
     at: Offsets = {}
@@ -106,7 +113,8 @@ def _refold(into: Lake, options: RunOptions, offsets: Offsets) -> None:
             at[standing.log.log_id] = standing.earliest._replace(branch=end.branch)
     hands = Here()
     with into.writer() as writer:
-        stream = Stream(writer, replace(options, fail_on_data_loss=False), hands, (at, ends))
+        careless = replace(options, fail_on_data_loss=False)
+        stream = Stream(writer, careless, hands, (at, ends), erased)
         while (batch := stream.plan()) is not None:
             drops = options.drops_payloads
             commit_batch(writer, stream.read(batch), batch, hands.each, drops=drops)

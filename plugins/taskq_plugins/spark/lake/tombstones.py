@@ -1,0 +1,75 @@
+"""Jobs that were erased, for good: a table of their ids, which every row passes on its way in.
+
+A log may tell again of what a job brought along: compaction writes it again, and so does a requeue.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset, parquet
+
+from taskq_plugins.spark.lake.store import TOMBSTONES, Change
+from taskq_plugins.spark.parts import OVER, PART_COLUMN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskq_plugins.spark.lake.store import Lake, LakeWriter
+
+JOB_ID: Final = "job_id"
+#: The columns, as far as a table has them, that hold what a job brought along or left.
+ERASED: Final = (
+    "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
+    "concurrency_key",
+)  # fmt: skip
+_SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("us", tz="UTC"))])
+
+
+def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
+    """Note that these jobs are erased, before anything of them is."""
+    known = set(erased_jobs(writer.lake.paths(TOMBSTONES)).to_pylist())
+    fresh = sorted(set(job_ids) - known)
+    if not fresh:
+        return
+    now = [datetime.now(UTC)] * len(fresh)
+    rows = pa.table([pa.array(fresh, pa.string()), pa.array(now, _SCHEMA.types[1])], schema=_SCHEMA)
+    directory = writer.new_directory(TOMBSTONES)
+    target = directory / f"{PART_COLUMN}={OVER}"
+    target.mkdir(parents=True)
+    parquet.write_table(rows, target / "0.parquet")
+    staged = writer.stage(TOMBSTONES, directory)
+    writer.commit(TOMBSTONES, Change(staged.files, schema=_SCHEMA, operation="WRITE"))
+
+
+def tombstones(lake: Lake) -> tuple[str, ...]:
+    """Return the files that name the jobs that were erased."""
+    return tuple(lake.paths(TOMBSTONES))
+
+
+def erased_jobs(paths: Sequence[str]) -> pa.Array:
+    """Return the ids in these files."""
+    if not paths:
+        return pa.array([], pa.string())
+    rows = dataset.dataset(list(paths), format="parquet").to_table(columns=[JOB_ID])
+    return rows[JOB_ID].combine_chunks()
+
+
+def cleared(rows: pa.Table, paths: Sequence[str]) -> pa.Table:
+    """Return the rows without what erased jobs brought along."""
+    if not paths:
+        return rows
+    is_erased = pc.is_in(rows[JOB_ID], erased_jobs(paths))
+    return without(rows, is_erased) if pc.any(is_erased).as_py() else rows
+
+
+def without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """Return the rows, those of the mask without what their jobs brought along."""
+    for index, field in enumerate(rows.schema):
+        if field.name in ERASED:
+            nothing = pa.nulls(rows.num_rows, field.type)
+            rows = rows.set_column(index, field, pc.if_else(mask, nothing, rows[field.name]))
+    return rows
