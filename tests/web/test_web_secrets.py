@@ -50,7 +50,7 @@ async def test_nothing_that_a_browser_gets_has_a_secret_in_it(data: tuple[Path, 
 
 
 @pytest.mark.parametrize(
-    "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', "pwd:h"]
+    "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', '"pwd:h"', "key:h"]
 )
 async def test_search_tells_no_secret_letter_by_letter(data: tuple[Path, str], word: str) -> None:
     """What is found must not depend on what is not shown: words that fit it find nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,12 +14,12 @@ from taskq import State, TaskLog, TaskQ
 from taskq import views as documents
 from taskq.errors import StaleDelivery, UsageError
 from taskq.views import WAITING_STATES
-from taskq_plugins.web.asked import MANY_MAX
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
     from taskq import Delivery
+    from taskq.engine import LogReader
     from taskq_plugins.looks import Looks
     from taskq_plugins.web.asked import (
         Ack,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         Release,
     )
 
+#: Jobs that one step of an act on many is for.
+_MANY: Final = 1_000
 #: Jobs that are claimed through the API at a time.
 _HELD_MAX: Final = 10_000
 
@@ -94,19 +97,27 @@ class Acts:
         return {"id": asked.id, "purged": True}
 
     async def many(self, asked: Many) -> dict[str, Any]:
-        """Do one of the three to all jobs that fit, or count them: each for itself."""
-        search = Search.parse(asked.q, hides=self.hides)
-        page = await self._looks.read(
-            lambda reader: find_jobs(reader, search, MANY_MAX, asked.before)
-        )
+        """Do one of the three to all jobs that fit, or count them: each for itself.
+
+        ``count`` fitted, to ``done`` of them it was done, and the rest had changed meanwhile.
+        """
         states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
-        jobs = [job.job_id for job in page.jobs if job.state in states]
-        answer = {"act": asked.act, "count": len(jobs), "more": bool(page.following), "done": 0}
-        if asked.dry_run or not jobs:
-            return answer
-        if asked.act != "cancel":
-            act = getattr(self._log.dead, f"{asked.act}_many")
-            return answer | {"done": (await act(jobs)).count}
+        search = Search.parse(asked.q, hides=self.hides).only(frozenset(states))
+        count = done = 0
+        before = asked.before
+        while search is not None:
+            jobs, before = await self._looks.read(partial(_fitting, search=search, before=before))
+            count += len(jobs)
+            if jobs and not asked.dry_run:
+                done += await self._do(asked.act, jobs)
+            if not before:
+                break
+        return {"act": asked.act, "count": count, "done": done}
+
+    async def _do(self, act: str, jobs: list[str]) -> int:
+        if act != "cancel":
+            swept = await getattr(self._log.dead, f"{act}_many")(jobs)
+            return int(swept.count)
         # Side by side, so that a few fsyncs serve them all.
         done: list[bool] = []
 
@@ -116,7 +127,7 @@ class Acts:
         async with anyio.create_task_group() as tasks:
             for job in jobs:
                 tasks.start_soon(cancel, job)
-        return answer | {"done": sum(done)}
+        return sum(done)
 
     async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
         """Let a schedule tick no more."""
@@ -216,6 +227,12 @@ class Acts:
     def _ended(self, asked: OneClaim) -> dict[str, Any]:
         delivery, _ = self._held.pop(asked.token)
         return {"id": delivery.job_id, "settled": True}
+
+
+def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[str], int]:
+    """Return the ids of the next jobs that fit, and where those that follow begin, 0 at the end."""
+    page = find_jobs(reader, search, _MANY, before)
+    return [job.job_id for job in page.jobs], page.following
 
 
 def _token(delivery: Delivery) -> str:

@@ -14,7 +14,6 @@ from taskq.errors import UsageError
 #: Longest wait for a result or for a job to claim: a proxy or a client gives up soon after.
 WAIT_SECONDS_MAX: Final = 60
 JOBS_MAX: Final = 200
-MANY_MAX: Final = 1_000
 CLAIMS_MAX: Final = 100
 LEASE_SECONDS_MAX: Final = 3_600
 _TEXT_MAX: Final = 500
@@ -61,6 +60,15 @@ class Jobs(Past):
     )
 
 
+class JobsPage(Jobs):
+    """The same for a person, who goes on from page to page."""
+
+    looked: int = Field(0, ge=0, lt=2**63, description="Jobs that the pages before looked at.")
+    act: str = Field("", max_length=20, description="What was done just now.")
+    done: int = Field(0, ge=0, lt=2**63, description="To so many jobs.")
+    changed: int = Field(0, ge=0, lt=2**63, description="So many had changed meanwhile.")
+
+
 class Result(OneJob):
     """A job's result."""
 
@@ -79,7 +87,7 @@ class Edit(OneJob):
 
 
 class Many(Asked):
-    """What to do to all jobs that a search finds, the newest MANY_MAX of them."""
+    """What to do to all jobs that a search finds."""
 
     act: Literal["cancel", "requeue", "purge"]
     q: str = Field(min_length=1, max_length=_TEXT_MAX, description="As for `jobs`.")

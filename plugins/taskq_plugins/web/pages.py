@@ -25,7 +25,7 @@ from taskq.errors import TaskqError
 from taskq.hooks import Choice, look_at_readers, look_at_records
 from taskq.text import hidden, printable, without_secrets
 from taskq.values import command, parse_json
-from taskq.views import LIVE_STATES, moment
+from taskq.views import LIVE_STATES, STATES, moment
 from taskq_plugins.looks import (
     DEAD_MAX,
     failures_of,
@@ -34,12 +34,12 @@ from taskq_plugins.looks import (
     now_of,
     schedules_of,
 )
-from taskq_plugins.web.asked import Jobs, Many, OneJob
+from taskq_plugins.web.asked import JobsPage, Many, OneJob
 from taskq_plugins.web.door import ENTRY, root_of
 from taskq_plugins.web.forms import call_of, fields_of
 from taskq_plugins.web.keys import same
 from taskq_plugins.web.problems import Problem
-from taskq_plugins.web.search import Search, find_jobs
+from taskq_plugins.web.search import Search, find_jobs, job_named
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -103,6 +103,10 @@ class Bar(NamedTuple):
     start: float
     width: float
     title: str
+
+
+class Elsewhere(Exception):
+    """Lead to another page; its argument is the path, below the page's own root."""
 
 
 class Look(NamedTuple):
@@ -217,12 +221,26 @@ class Pages:
         return shown
 
     async def _jobs(self, look: Look) -> dict[str, Any]:
-        asked = _checked(Jobs, dict(look.request.query_params))
+        asked = _checked(JobsPage, dict(look.request.query_params))
+        named = await look.read(lambda reader: job_named(reader, asked.q))
+        if named is not None:
+            raise Elsewhere(f"/jobs/{named}")
         search = Search.parse(asked.q, hides=not self._place.show_secrets)
-        jobs = await look.read(lambda reader: find_jobs(reader, search, asked.limit, asked.before))
+        jobs, counts = await look.read(
+            lambda reader: (
+                find_jobs(reader, search, asked.limit, asked.before),
+                reader.stats().queues,
+            )
+        )
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
         fitting = [act for act, state in acts.items() if state in (search.states or {state})]
-        return {"q": asked.q, "limit": asked.limit, "found": jobs, "acts": fitting}
+        return {
+            "asked": asked,
+            "found": jobs,
+            "acts": fitting,
+            "looked": asked.looked + jobs.looked_at,
+            "total": sum(getattr(queue, state) for queue in counts for state in STATES),
+        }
 
     async def _many(self, look: Look) -> dict[str, Any]:
         """Return how many jobs an act would be done to, and the button that does it."""
@@ -304,12 +322,19 @@ class Pages:
         if act is None:
             raise Problem(HTTPStatus.NOT_FOUND, "there is no such act")
         form = {name: value for name, value in form.items() if value}
+        root = root_of(request.scope)
         if act.name != "enqueue":
-            await act.answer(_checked(act.asked, form))
+            answer = await act.answer(_checked(act.asked, form))
+            if act.name == "purge":  # its page is gone
+                back = f"{root}/jobs?act=purge&done=1"
+            elif act.name == "many":
+                query = {"q": form["q"], "act": answer["act"], "done": answer["done"]}
+                query["changed"] = answer["count"] - answer["done"]
+                back = f"{root}/jobs?{urlencode(query)}"
         elif self._app is not None:
             call = call_of(self._app.tasks.get(form.pop("taskq.task", "")), form)
             job = await self._app.enqueue(call)
-            back = f"{root_of(request.scope)}/jobs/{job.id}"
+            back = f"{root}/jobs/{job.id}"
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
 
     def _form_key(self) -> str:
@@ -335,7 +360,11 @@ class Pages:
         async def respond(request: Request) -> Response:
             at, root = _moment(request.query_params.get("at", "")), root_of(request.scope)
             last = await self._looks.read(_last)  # first, since it makes the log of an app
-            shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
+            try:
+                shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
+            except Elsewhere as other:
+                query = f"?{urlencode({'at': at})}" if at else ""
+                return RedirectResponse(f"{root}{other}{query}", HTTPStatus.SEE_OTHER)
             shown["last"] = last
             if at:
                 shown["now_ns"], shown["lsn"] = await self._looks.read(_now_and_last, at)

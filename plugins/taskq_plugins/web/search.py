@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import failure_of
-from taskq.errors import UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq.text import hidden, without_secrets
 from taskq.values import TIME_NS_MAX, dataclass, nanoseconds, parse_json, rather
 from taskq.views import STATES
+from taskq_plugins.looks import only_job
 
 if TYPE_CHECKING:
     from taskq import State
@@ -22,77 +26,161 @@ LOOKED_MAX: Final = 2_000
 _SLICE: Final = 200
 #: Characters of a payload or result that text is looked for in.
 _BODY_BYTES_MAX: Final = 16_384
-_NAMES: Final = frozenset({"state", "queue", "task", "since", "fingerprint"})
+_NAMES: Final = (
+    "state", "queue", "task", "key", "priority", "since", "took", "fingerprint",
+)  # fmt: skip
+_WORD: Final = re.compile(r'(?<!\S)"([^"]*)"(?!\S)|(\S+)')
+#: "http://host" and "10:30" are text.
+_NAMED: Final = re.compile(r"([A-Za-z_]+):(?!//)(.+)", re.DOTALL)
+#: What is copied along with an id from a log line.
+_AROUND_IDS: Final = "\"'`()[]<>{}:;,."
+_ID: Final = re.compile(r"(?:[0-9a-f]+-)?\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which jobs: in one of the states, of the queue, of the task, with all of the words."""
+    """Which jobs: those that have all of the properties, and say all of the words.
+
+    Queues, tasks and keys are found by a part of their names.
+    """
 
     states: frozenset[State] | None = None
     queue: str | None = None
     task: str | None = None
+    key: str | None = None
+    priority: int | None = None
     since_ns: int = 0
+    took_ns: tuple[int, int] | None = None
     fingerprint: str | None = None
     words: tuple[str, ...] = ()
     hides: bool = True
 
     @classmethod
     def parse(cls, text: str, *, hides: bool = True) -> Search:
-        """Return what a line of words says; what names no property is text to be found.
+        """Return what a line of words says; what stands in quotes is text to be found.
 
         With ``hides`` nothing is found by what names call secret.
 
         Raises:
-            UsageError: a state or a span is none.
+            UsageError: a property is unknown, or its value is none.
         """
         named: dict[str, str] = {}
         states, words = set(), []
-        for word in text.split():
-            name, colon, value = word.partition(":")
-            if not colon or not value or name not in _NAMES:
-                words.append(word.casefold())
-            elif name != "state":
-                named[name] = value
-            elif value in STATES:
-                states.add(STATES[value])
-            else:
+        for quoted, word in _WORD.findall(text):
+            match = _NAMED.fullmatch(word)
+            if match is None:
+                words.append((quoted or word).casefold())
+                continue
+            name, value = match[1].lower(), match[2]
+            if name not in _NAMES:
                 raise UsageError(
-                    f"state:{value:.60} is no state: {rather(value, STATES, 'states')}"
+                    f"{name:.60}: is no property of a job: "
+                    f"{rather(name, _NAMES, 'properties')}; to find it as text write "
+                    f'"{word:.60}"'
                 )
-        since = named.get("since")
+            if name == "state":
+                states.add(_state(value))
+            else:
+                named[name] = value
+        since, took = named.get("since"), named.get("took")
         return cls(
             states=frozenset(states) or None,
             queue=named.get("queue"),
             task=named.get("task"),
+            key=named.get("key"),
+            priority=None if "priority" not in named else _priority(named["priority"]),
             since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
+            took_ns=None if took is None else _span(took),
             fingerprint=named.get("fingerprint"),
             words=tuple(words),
             hides=hides,
         )
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the log itself finds what fits, and nothing else need be read."""
-        return not (self.words or self.fingerprint)
+    def only(self, states: frozenset[State]) -> Search | None:
+        """Return the same among these states alone; None if nothing can fit."""
+        among = states if self.states is None else self.states & states
+        return replace(self, states=among) if among else None
 
     def fits(self, job: JobView) -> bool:
-        """Return whether it failed like that, and the job says the words of itself."""
+        """Return whether it has the properties, and says the words of itself."""
         if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
+            return False
+        key = (job.key or b"").decode(errors="replace")
+        if self.hides:  # or one would learn a secret letter by letter from what is found
+            key = hidden(key)
+        parts = ((self.queue, job.queue), (self.task, job.task), (self.key, key))
+        if any(part is not None and part not in whole for part, whole in parts):
+            return False
+        if self.priority not in (None, job.priority):
+            return False
+        if self.took_ns is not None and not _took(job, *self.took_ns):
             return False
         if not self.words:
             return True
-        key = (job.key or b"").decode(errors="replace")
         texts = [job.job_id, job.task, job.queue, *job.headers]
         bodies = [body for body in (job.payload, job.result) if body]
-        if self.hides:  # or one would learn a secret letter by letter from what is found
-            texts += [hidden(job.reason), hidden(key), *map(_without_secrets, bodies)]
+        if self.hides:
+            texts += [hidden(job.reason), key, *map(_without_secrets, bodies)]
             texts += [str(without_secrets(value, name)) for name, value in job.headers.items()]
         else:
             texts += [job.reason, key, *job.headers.values()]
             texts += [body[:_BODY_BYTES_MAX].decode(errors="replace") for body in bodies]
         text = "\n".join(texts).casefold()
         return all(word in text for word in self.words)
+
+
+def _state(value: str) -> State:
+    if value not in STATES:
+        raise UsageError(f"state:{value:.60} is no state: {rather(value, STATES, 'states')}")
+    return STATES[value]
+
+
+def _priority(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) == 1):
+        raise UsageError(f"priority:{value:.60} is no priority: write one of 0 to 9")
+    return int(value)
+
+
+def _span(value: str) -> tuple[int, int]:
+    """Return the shortest and longest time in ns that ``took:`` names: ``>5s``, ``<1m``, ``5s``."""
+    span_ns = nanoseconds(value.lstrip("<>=") or value, "took")
+    return (0, span_ns) if value.startswith("<") else (span_ns, TIME_NS_MAX)
+
+
+def _took(job: JobView, least_ns: int, most_ns: int) -> bool:
+    """Return whether its last attempt took so long; one that runs has not ended."""
+    if not job.attempts or not job.attempts[-1].ended_ns:
+        return False
+    return least_ns <= job.attempts[-1].ended_ns - job.attempts[-1].started_ns <= most_ns
+
+
+def job_named(reader: LogReader, text: str) -> str | None:
+    """Return the id of the one job that a line names, alone: whole, its end, or as copied."""
+    word = text.strip().strip(_AROUND_IDS).removeprefix("-")
+    if not _ID.fullmatch(word):
+        return None
+    with contextlib.suppress(TaskqError):
+        return only_job(reader, word).job_id
+    return None
+
+
+def _known(reader: LogReader, search: Search) -> tuple[str | None, str | None]:
+    """Return the queue and the task that are named in full: the log itself finds those.
+
+    A part of a name has to be looked for.
+    """
+    stats = {queue.queue for queue in reader.stats().queues}
+    tasks = {
+        task
+        for owner in reader.owners()
+        for serving in owner.serves
+        for task in serving.tasks or ()
+    }
+    tasks |= {task for _, task in reader.ready_jobs()}
+    return (
+        search.queue if search.queue in stats else None,
+        search.task if search.task in tasks else None,
+    )
 
 
 def _without_secrets(body: bytes) -> str:
@@ -129,9 +217,14 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Fou
     fitting: list[JobView] = []
     looked = 0
     states = None if search.states is None else set(search.states)
+    queue, task = _known(reader, search)
+    # Then the log itself finds what fits, and nothing else need be read.
+    is_plain = replace(search, states=None, queue=None, task=None, since_ns=0, hides=True) == (
+        Search()
+    ) and (queue, task) == (search.queue, search.task)
     while looked < LOOKED_MAX:
-        count = limit + 1 - len(fitting) if search.is_plain else _SLICE
-        jobs = reader.jobs(states, search.queue, search.task, count, before=before or TIME_NS_MAX)
+        count = limit + 1 - len(fitting) if is_plain else _SLICE
+        jobs = reader.jobs(states, queue, task, count, before=before or TIME_NS_MAX)
         for job in jobs:
             if job.enqueued_ns < search.since_ns:
                 return Found(jobs=fitting, following=0, looked_at=looked)

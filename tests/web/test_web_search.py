@@ -1,0 +1,178 @@
+"""A search never denies what exists, and an act on all that fit is for all of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskQ, retry
+from taskq.engine import LogReader
+from taskq.errors import JobFailed, UsageError
+from taskq_plugins.web import acts, search
+from taskq_plugins.web.search import Search, find_jobs, job_named
+from tests.web.browser import browser
+from tests.web.test_web_pages import forms, send_form, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from taskq import JobHandle
+
+COUNT = 30
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    app = TaskQ(tmp_path_factory.mktemp("search") / "data", durability="os", upkeep=False)
+    for number in range(COUNT):
+        call = app.call_by_name("mail.send", to=f"user {number}").options(queue="mail.out")
+        app.enqueue_sync(call.options(key=f"letter-{number}", priority=number % 2))
+    app.enqueue_by_name_sync("films.cut")
+    app.close_sync()
+    return app.data_dir
+
+
+@pytest.fixture
+def reader(data: Path) -> Iterator[LogReader]:
+    with LogReader.open(str(data)) as reader:
+        yield reader
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("task:send", COUNT),
+        ("task:mail.send", COUNT),
+        ("task:films", 1),
+        ("task:nothing", 0),
+        ("queue:mail", COUNT),
+        ("queue:out task:send", COUNT),
+        ("key:letter-7", 1),
+        ("key:letter-", COUNT),
+        ("priority:1 task:send", COUNT // 2),
+        ('"user 7"', 1),
+        ("took:>1s", 0),
+        ("state:ready", COUNT + 1),
+    ],
+)
+def test_properties_and_parts_of_names_are_understood(
+    reader: LogReader, query: str, count: int
+) -> None:
+    assert len(find_jobs(reader, Search.parse(query), 100, 0).jobs) == count
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("tsak:send", r'tsak: is no property .*task.*write "tsak:send"'),
+        ("state:gone", "state:gone is no state"),
+        ("priority:high", "priority:high is no priority: write one of 0 to 9"),
+        ("took:>long", "took"),
+    ],
+)
+def test_what_is_not_understood_is_named(query: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Search.parse(query)
+
+
+@pytest.mark.parametrize("text", ["http://host/x", '"to: you"', "10:30", "12:30:11"])
+def test_text_with_a_colon_is_text(text: str) -> None:
+    assert Search.parse(text).words == (text.strip('"'),)
+
+
+@pytest.mark.parametrize(
+    ("query", "least_s", "most_s"),
+    [("took:>5s", 5, None), ("took:5s", 5, None), ("took:<1m", 0, 60)],
+)
+def test_how_long_it_took_is_a_span(query: str, least_s: int, most_s: int | None) -> None:
+    took = Search.parse(query).took_ns
+    assert took is not None
+    assert took[0] == least_s * 10**9
+    assert most_s is None or took[1] == most_s * 10**9
+
+
+@pytest.mark.parametrize("form", ["{id}", " {id}: ", "{end}", "-{end}", "[{id}],", "#{id}"])
+def test_an_id_opens_its_job_however_it_was_copied(reader: LogReader, form: str) -> None:
+    (job,) = find_jobs(reader, Search.parse("task:films"), 1, 0).jobs
+    copied = form.format(id=job.job_id, end=job.lsn)
+    assert job_named(reader, copied) == (None if "#" in form else job.job_id)
+
+
+def test_no_other_text_is_taken_for_an_id(reader: LogReader) -> None:
+    assert [job_named(reader, text) for text in ("", "mail", "999999999", "1 2", "-")] == [None] * 5
+
+
+async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:
+    async with browser(data) as client:
+        page = await shown(client, "/jobs", q="task:films")
+        (job,) = set(re.findall(r"[0-9a-f]{8}-\d+", page))
+        answer = await client.get("/jobs", params={"q": f"{job}:", "at": ""})
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job}")
+
+
+async def test_what_was_not_looked_at_is_told_and_the_next_step_goes_on(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LOOKED_MAX", 10)
+    monkeypatch.setattr(search, "_SLICE", 10)
+    async with browser(data) as client:
+        page = await shown(client, "/jobs", q='"user 3" key:letter-3')
+        steps = 1
+        while "Go on" in page:
+            assert f"Looked at {10 * steps} of {COUNT + 1} jobs, none of which fits so far" in page
+            assert "No job matches" not in page
+            (following,) = re.findall(r'rel="next" href="([^"]+)"', page)
+            page = await shown(client, following.replace("&amp;", "&"))
+            steps += 1
+    assert "user 3" in page or "mail.send" in page
+    assert steps == 3
+
+
+async def _fail(app: TaskQ, jobs: Iterable[JobHandle[None]]) -> None:
+    async with app.worker():
+        for job in jobs:
+            with pytest.raises(JobFailed):
+                await job.result(timeout=30)
+
+
+async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acts, "_MANY", 7)
+    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
+
+    @app.task(name="fail", retry=retry.fixed(1))
+    async def fail(number: int) -> None:
+        raise ValueError(number)
+
+    async with app, browser(tmp_path, allow_actions=True) as client:
+        await _fail(app, await fail.enqueue_many([(number,) for number in range(COUNT)]))
+        # Newer jobs in other states take no place among those that fit.
+        others = [await fail.options(delay="1h").enqueue(number) for number in range(COUNT)]
+        page = await shown(client, "/many", act="requeue", q="task:fail")
+        assert f"<h1>Requeue {COUNT} jobs?</h1>" in page
+        (form,) = forms(page)
+        await app.dead.purge((await app.dead.list(limit=1))[0].job_id)
+        answer = await send_form(client, form)
+        assert f"Requeued {COUNT - 1} jobs" in await shown(client, answer.headers["location"])
+        assert (await app.stats()).queues[0].scheduled == len(others)
+
+
+async def test_a_purge_asks_once_and_leads_to_the_list(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
+
+    @app.task(name="fail", retry=retry.fixed(1))
+    async def fail() -> None:
+        raise ValueError
+
+    async with app, browser(tmp_path, allow_actions=True) as client:
+        job = await fail.enqueue()
+        await _fail(app, [job])
+        page = await shown(client, f"/jobs/{job.id}")
+        assert "<details><summary>Purge…</summary>It is forgotten for good." in page
+        (purge,) = [form for form in forms(page) if form["action"] == "/act/purge"]
+        answer = await send_form(client, purge)
+        assert "Purged 1 job." in await shown(client, answer.headers["location"])
