@@ -84,7 +84,12 @@ async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
     assert most == 3
 
 
-async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(fake: FakeApp) -> None:
+@pytest.mark.parametrize("turn_seconds", [slot.TURN_SECONDS, 0])
+async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch, turn_seconds: float
+) -> None:
+    """Even where the loop turns behind each: nobody is called to a buffer that is being emptied."""
+    monkeypatch.setattr(slot, "TURN_SECONDS", turn_seconds)
     tasks: set[asyncio.Task[Any] | None] = set()
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ready.set_result(None)
@@ -101,6 +106,28 @@ async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(fake: FakeAp
         await fake.fake.settlements(8)
     assert len(tasks) == 1
     assert None not in tasks
+
+
+async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: FakeApp) -> None:
+    """Where the slots that were called all have one, twice as many are called next."""
+    begun, gate = 0, asyncio.Event()
+
+    @fake.task
+    async def wait() -> None:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+
+    for _ in range(100):
+        fake.put(wait)
+    async with Worker(fake, concurrency=100):
+        while not begun:
+            await checkpoint()
+        for _ in range(10):
+            await checkpoint()
+        assert begun == 100
+        gate.set()
+        await fake.fake.settlements(100)
 
 
 async def test_jobs_that_never_suspend_let_the_loop_turn_when_they_took_long(

@@ -13,7 +13,7 @@ not, since the next job runs in the same task: close such things within the job.
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task, sleep
+from asyncio import CancelledError, current_task
 from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -135,7 +135,7 @@ class Slot:
                 slots.replace(self)
                 return
             if now - turn > TURN_SECONDS:
-                await sleep(0)
+                await slots.turn(self)
                 turn = now = monotonic()
             self.since = now
 

@@ -105,6 +105,8 @@ class Slots:
         self._resting: dict[Slot, asyncio.Future[None]] = {}
         self._called: set[Slot] = set()
         self._spreading = False
+        #: how many slots are called at once
+        self._reach = 1
         self._started = 0
         quota = Quota(max_jobs)
 
@@ -162,6 +164,12 @@ class Slots:
         self._called.discard(slot)
         return True
 
+    async def turn(self, slot: Slot) -> None:
+        """Let the loop turn; the slot looks at the buffer again, as those that are called to it."""
+        self._called.add(slot)
+        await asyncio.sleep(0)
+        self._called.discard(slot)
+
     def replace(self, slot: Slot) -> None:
         """Let another slot look at the buffer in the place of one that its job spoilt."""
         self._slots.discard(slot)
@@ -211,10 +219,9 @@ class Slots:
 
     def wake(self) -> None:
         """Let free slots look at the buffer, unless the worker is about to give all of it back."""
-        if not self.interrupting() and self._call_one() and not self._spreading:
-            # Runs after the first step of the slot that was called just now.
-            self._spreading = True
-            self.loop.call_soon(self._spread)
+        if not self._spreading and not self.interrupting() and self._call_one():
+            self._reach = 1
+            self._spread_soon()
 
     def quiet(self) -> bool:
         """Return whether nothing runs and every outcome was handed to the log."""
@@ -302,13 +309,27 @@ class Slots:
         self._slots.clear()
         self._check_gone()
 
+    def _spread_soon(self) -> None:
+        """Look after the first steps of the slots that were called just now."""
+        self._spreading = True
+        self.loop.call_soon(self._spread)
+
     def _spread(self) -> None:
+        """Call more slots to what those left that were called, or nobody while one of them goes on.
+
+        Twice as many each time: where jobs suspend, all slots have one after a few turns of the
+        loop, and where they do not, one slot runs them all and none is called in vain.
+        """
         self._spreading = False
         if self.interrupting():
             return
         buffer = self.feed.buffer
-        while len(buffer) > len(self._called) and self._call_one():
-            pass
+        if not self._called:
+            self._reach *= 2
+            while len(self._called) < min(len(buffer), self._reach) and self._call_one():
+                pass
+        if buffer and self._called:
+            self._spread_soon()
         if self.free() > len(buffer):
             # Those that rest have asked for what they saw, and the others may run for long.
             self.feed.refill()
