@@ -25,7 +25,6 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.taking import Taking
@@ -33,7 +32,7 @@ from taskq.core.kinds import BY_TIME, DEATHS, ENDS, READY, RUNNING, SCHEDULED, S
 from taskq.core.model import SECOND_NS, State
 
 if TYPE_CHECKING:
-    from taskq.core.folds.lanes import Group
+    from taskq.core.folds.lanes import Group, Lane
     from taskq.core.schedules import ScheduleState
 
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
@@ -44,9 +43,6 @@ _ALL: Final = 2**62
 PROMOTE_MAX: Final = 4_096
 #: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
 _SWEEP_EVERY: Final = 64
-
-#: job, location, attempt, lane, meta
-Taken = tuple[int, int, int, Lane, int]
 
 
 class Agenda:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 from heapq import heapify, heappop, heappush, merge
-from itertools import filterfalse, islice, repeat, takewhile
-from typing import TYPE_CHECKING, Final
+from itertools import filterfalse, islice, takewhile
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.blocks import NO_JOB
@@ -30,16 +30,12 @@ from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from taskq.core.folds.jobtable import JobTable
     from taskq.core.folds.lanes import Family
     from taskq.core.folds.moments import Ages, Bounds, Timetable
     from taskq.core.folds.queues import Queues
-
-if TYPE_CHECKING:
-    #: job, location, attempt, lane, meta
-    Taken = tuple[int, int, int, Lane, int]
 
 #: Lanes with a key that a claim looks at, of each family, once jobs have waited for a window. They
 #: are those with the oldest jobs: only given-back ones could stand on a higher level elsewhere.
@@ -48,6 +44,53 @@ _FRONT_MIN: Final = 64
 
 #: Expired jobs that the claims of one batch pass over: each of them is then recorded.
 PASSED_MAX: Final = 1_024
+
+
+class Taken:
+    """Jobs that a claim found, as columns: a tuple for each would cost a fourth of the claim."""
+
+    __slots__ = ("attempts", "jobs", "lanes", "locations", "metas")
+
+    def __init__(self) -> None:
+        self.jobs: list[int] = []
+        self.locations: list[int] = []
+        self.attempts: list[int] = []
+        self.lanes: list[Lane] = []
+        self.metas: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, Lane, int]]:
+        """Yield (job, location, attempt, lane, meta) of each."""
+        return zip(*self._columns(), strict=True)
+
+    def add(self, job: int, location: int, attempt: int, lane: Lane, meta: int) -> None:
+        """Append one."""
+        self.jobs.append(job)
+        self.locations.append(location)
+        self.attempts.append(attempt)
+        self.lanes.append(lane)
+        self.metas.append(meta)
+
+    def add_run(
+        self, jobs: Sequence[int], locations: Sequence[int], attempt: int, lane: Lane, meta: int
+    ) -> None:
+        """Append many that are alike."""
+        count = len(jobs)
+        self.jobs += jobs
+        self.locations += locations
+        self.attempts += [attempt] * count
+        self.lanes += [lane] * count
+        self.metas += [meta] * count
+
+    def extend(self, other: Taken) -> None:
+        """Append all of another claim."""
+        for column, more in zip(self._columns(), other._columns(), strict=True):
+            column.extend(more)
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.jobs, self.locations, self.attempts, self.lanes, self.metas
 
 
 class Taking:
@@ -75,7 +118,7 @@ class Taking:
 
     def take(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
-    ) -> list[Taken]:
+    ) -> Taken:
         """Claim up to ``count`` ready jobs: highest level first, oldest first within one.
 
         The jobs are running afterwards; the caller records the claims and fills ``running``.
@@ -85,7 +128,7 @@ class Taking:
             self._groups.open_due(ages.moment)
         if ages.moment >= ages.aged_at and self._is_any_aged():
             return self._take_aged(count, queues, tasks)
-        taken: list[Taken] = []
+        taken = Taken()
         for level in reversed(self._ready):
             if not level:
                 continue
@@ -210,8 +253,8 @@ class Taking:
 
     def _take_aged(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
-    ) -> list[Taken]:
-        taken: list[Taken] = []
+    ) -> Taken:
+        taken = Taken()
         bounds = self._ages.bounds(self._ages.moment)
         levels = self._by_level(count, bounds, queues, tasks)
         for level in range(PRIORITY_MAX, -1, -1):
@@ -257,7 +300,7 @@ class Taking:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _claim(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> None:
+    def _claim(self, lane: Lane, jobs: list[int], taken: Taken) -> None:
         """Claim those of the jobs, popped from their lane, that are ready still."""
         find, table = self._table.find, self._table
         if self._times.over:
@@ -278,7 +321,7 @@ class Taking:
             meta = (meta & ~STATE_MASK) | RUNNING
             chunk.metas[index] = meta
             attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-            taken.append((job, chunk.locations[index], attempt, lane, meta))
+            taken.add(job, chunk.locations[index], attempt, lane, meta)
         number = len(taken) - number
         lane.running += number
         lane.ready -= number
@@ -303,7 +346,7 @@ class Taking:
         # A dead letter that is ready again has lost the expiry of its first life.
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
 
-    def _claim_runs(self, lane: Lane, jobs: list[int], taken: list[Taken]) -> int:
+    def _claim_runs(self, lane: Lane, jobs: list[int], taken: Taken) -> int:
         """Claim from the first job on those that stand side by side; how many were looked at."""
         at = 0
         while len(jobs) - at >= RUN_MIN:
@@ -320,8 +363,7 @@ class Taking:
             attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
             end = start + count
             chunk.metas[start:end] = array("I", (meta,)) * count
-            alike = repeat(attempt), repeat(lane), repeat(meta)
-            taken += zip(jobs[at : at + count], chunk.locations[start:end], *alike)  # noqa: B905
+            taken.add_run(jobs[at : at + count], chunk.locations[start:end], attempt, lane, meta)
             at += count
         return at
 
@@ -331,7 +373,7 @@ class Taking:
         count: int,
         below: int,
         heads: list[tuple[int, int]],
-        taken: list[Taken],
+        taken: Taken,
     ) -> None:
         """Claim from a lane with a group; a family has one entry among the heads at any time."""
         family = lane.family
@@ -450,9 +492,9 @@ class Weights:
         count: int,
         queues: frozenset[str] | None,
         tasks: frozenset[str] | None,
-    ) -> list[Taken]:
+    ) -> Taken:
         """Do as ``Taking.take``, with what it finds shared out by weight."""
-        taken: list[Taken] = []
+        taken = Taken()
         factor = max(count // (self._total * _ROUNDS), 1)
         if self._left:  # of a turn of a claim of more jobs, perhaps
             self._left = min(self._left, self._turns[self._turn][1] * factor)
@@ -464,8 +506,8 @@ class Weights:
             wanted = min(self._left, count - len(taken))
             queue = self._turns[self._turn][0]
             is_open = queues is None or queue <= queues
-            jobs = taking.take(wanted, queue, tasks) if is_open else []
-            taken += jobs
+            jobs = taking.take(wanted, queue, tasks) if is_open else Taken()
+            taken.extend(jobs)
             self._left = self._left - wanted if len(jobs) == wanted else 0
             empty = 0 if jobs else empty + 1
         return taken

@@ -26,7 +26,8 @@ from taskq.log.requests import Delivery
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskq.core.folds.agenda import Agenda, Taken
+    from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.taking import Taken
     from taskq.core.rates import Limit
     from taskq.log.decide.batch import Batch
     from taskq.log.decide.context import Context
@@ -91,7 +92,7 @@ class Claims:
             self._introduced = True
 
     def _claim_each(
-        self, batch: Batch, taken: list[Taken], request: ClaimRequest
+        self, batch: Batch, taken: Taken, request: ClaimRequest
     ) -> tuple[list[Delivery], bool]:
         agenda = self._context.agenda
         deliveries: list[Delivery] = []
@@ -102,15 +103,14 @@ class Claims:
         lease = encode_lease(batch.time_ns + request.lease_ns) if request.lease_ns else b""
         lease_size = len(lease)
         size = _PLAIN_JOB + lease_size
-        damaged: list[tuple[Taken, int]] = []
-        for claim in taken:
-            job, location, attempt, lane, meta = claim
+        damaged: list[tuple[int, int, int]] = []
+        for job, location, attempt, lane, meta in taken:
             record = recent.pop(job, None)
             if record is None:
                 try:
                     record = self._files.record(location, job)
                 except LogDamaged:
-                    damaged.append((claim, lsn))
+                    damaged.append((job, attempt, lsn))
                     record = b""
             parts.append(pack(size, claimed, 0, lease_size, 0, attempt, job, owner))
             running[job] = (lsn, epoch, owner)
@@ -122,37 +122,36 @@ class Claims:
         batch.size += size * len(taken)
         if lease:
             parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
-            for job, *_ in taken:
+            for job in taken.jobs:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
         mark_rated(batch, taken, request.limits)
-        for (job, _, attempt, _, _), token in damaged:
+        for job, attempt, token in damaged:
             self._ends.end(
                 batch, DEATH, Cause.REJECTED, job, token, attempt, b"its record is damaged"
             )
         return deliveries, must_sync
 
-    def _records(self, taken: list[Taken]) -> list[bytes] | None:
+    def _records(self, taken: Taken) -> list[bytes] | None:
         """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
-        recent = self._recent.records
-        records = list(map(recent.pop, [entry[0] for entry in taken], repeat(b"")))
-        if all(records):
-            return records
-        pairs = list(zip(taken, records, strict=True))
+        recent, jobs = self._recent.records, taken.jobs
+        near = list(map(recent.pop, jobs, repeat(b""))) if recent else []
+        if near and all(near):
+            return near
         try:
-            read = self._files.records([(entry[1], entry[0]) for entry, near in pairs if not near])
+            if not any(near):
+                return self._files.records(zip(taken.locations, jobs, strict=True))
+            places = zip(near, taken.locations, jobs, strict=True)
+            far = iter(self._files.records(place[1:] for place in places if not place[0]))
         except LogDamaged:
-            recent.update((entry[0], near) for entry, near in pairs if near)
+            recent.update((job, record) for job, record in zip(jobs, near, strict=False) if record)
             return None
-        if len(read) == len(taken):
-            return read
-        rest = iter(read)
-        return [near or next(rest) for near in records]
+        return [record or next(far) for record in near]
 
     def _claim_run(
-        self, batch: Batch, taken: list[Taken], records: list[bytes]
+        self, batch: Batch, taken: Taken, records: list[bytes]
     ) -> tuple[list[Delivery], bool]:
         """Claim jobs column by column: no step of ours for any of them."""
-        jobs, _, attempts, lanes, metas = zip(*taken, strict=True)
+        jobs, attempts = taken.jobs, taken.attempts
         count, owner, epoch = len(jobs), self._owner, batch.epoch
         tokens = range(batch.lsn, batch.lsn + count)
         batch.parts.append(plain_records(CLAIM, attempts, jobs, repeat(owner, count)))
@@ -160,9 +159,9 @@ class Claims:
         batch.size += _PLAIN_JOB * count
         claims = zip(tokens, repeat(epoch), repeat(owner))
         self._context.agenda.running.update(zip(jobs, claims, strict=True))
-        rows = zip(repeat(self._tag), jobs, tokens, repeat(epoch), attempts, lanes, records)
+        rows = zip(repeat(self._tag), jobs, tokens, repeat(epoch), attempts, taken.lanes, records)
         deliveries = list(map(tuple.__new__, repeat(Delivery), rows))
-        return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(metas))
+        return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(taken.metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
         """Let a claim end so many nanoseconds from now, whether it had a deadline or not.
@@ -240,7 +239,7 @@ class Claims:
         return bool(allowed) and attempt >= allowed
 
 
-def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
+def _take(agenda: Agenda, request: ClaimRequest) -> Taken:
     if request.limits is not None:
         agenda.groups.tell(request.limits, agenda.moment)
     count = min(request.count, CLAIMED_MAX)
@@ -249,12 +248,12 @@ def _take(agenda: Agenda, request: ClaimRequest) -> list[Taken]:
     return agenda.taking.take(count, request.queues, request.tasks)
 
 
-def mark_rated(batch: Batch, taken: list[Taken], limits: Mapping[str, Limit] | None) -> None:
+def mark_rated(batch: Batch, taken: Taken, limits: Mapping[str, Limit] | None) -> None:
     """Let those of a batch's last claims that count against a rate say so."""
     if not limits:
         return
     parts = batch.parts
-    for number, (_, _, _, lane, _) in enumerate(taken, len(parts) - len(taken)):
+    for number, lane in enumerate(taken.lanes, len(parts) - len(taken)):
         limit = None if lane.group is None else lane.group.limit
         if limit is None or limit.rate is None:
             continue

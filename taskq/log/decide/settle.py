@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
+from operator import eq
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
@@ -71,7 +72,7 @@ class Settles:
         running = self._context.agenda.running
         _, jobs, tokens, epochs, attempts, _, _ = zip(*deliveries, strict=True)
         claims = list(map(running.pop, jobs, repeat(None)))
-        if claims != list(zip(tokens, epochs, repeat(self._context.owner))):
+        if not all(map(eq, claims, zip(tokens, epochs, repeat(self._context.owner)))):
             claimed = zip(jobs, claims, strict=True)
             running.update((job, claim) for job, claim in claimed if claim is not None)
             return deliveries

@@ -22,7 +22,7 @@ NEVER = (0, False)
 
 def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
     agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), meta)
-    assert agenda.taking.take(1, None, None)[0][0] == job
+    assert agenda.taking.take(1, None, None).jobs == [job]
     agenda.running[job] = (1, 1, 1)
     agenda.apply_ended(Kind.DEAD, job, NOW)
 

@@ -62,7 +62,7 @@ def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
     """Claimed, failed, and due again at once: all were given back."""
     ready(agenda, dedup, lane)
     while taken := agenda.taking.take(1_000, None, None):
-        if taken[0][2] > 1:
+        if taken.attempts[0] > 1:
             break
         for job, *_ in taken:
             agenda.apply_back(job, 1, NOW + 1, NOW)

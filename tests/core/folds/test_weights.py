@@ -50,10 +50,10 @@ def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> Non
     weights = Weights({"mail": 3, "bulk": 1})
     assert len(weights.take(filled.agenda.taking, 300, None, None)) == 300
     filled.add("mail", 500)
-    queues = [weights.take(filled.agenda.taking, 1, None, None)[0][3].queue for _ in range(80)]
+    queues = [weights.take(filled.agenda.taking, 1, None, None).lanes[0].queue for _ in range(80)]
     assert Counter(queues)["mail"] in {59, 60}
     assert len(weights.take(filled.agenda.taking, 10_000, None, None)) == 620
-    assert weights.take(filled.agenda.taking, 5, None, None) == []
+    assert not weights.take(filled.agenda.taking, 5, None, None)
 
 
 def test_priority_rules_within_a_queue() -> None:
