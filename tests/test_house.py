@@ -351,7 +351,7 @@ REASONS = {
     "Rounds.refill_soon": "a plain callback for each turn of the loop: one for all logs",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
     "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
-    "Slots.wake": "a plain callback for each turn of the loop, on the hot path",
+    "Slots._spread_soon": "a plain callback for each turn of the loop, on the hot path",
     "SparkCrew._end": "a task for each result that is stored, counted until it is done",
     "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
     "Supervisor.run": "the root of a loop",

@@ -105,9 +105,7 @@ class Slots:
         self._resting: dict[Slot, asyncio.Future[None]] = {}
         self._called: set[Slot] = set()
         self._spreading = False
-        #: how many slots are called at once
-        self._reach = 1
-        self._started = 0
+        self._started = self._reach = 0
         quota = Quota(max_jobs)
 
         def feed(kind: type[FeedT], source: Source, host: Any, *, clocked: bool = True) -> FeedT:
@@ -220,7 +218,7 @@ class Slots:
     def wake(self) -> None:
         """Let free slots look at the buffer, unless the worker is about to give all of it back."""
         if not self._spreading and not self.interrupting() and self._call_one():
-            self._reach = 1
+            self._reach = 1  # as many slots were called at once
             self._spread_soon()
 
     def quiet(self) -> bool:
