@@ -117,28 +117,31 @@ class JobContext:
     """The job that this code runs for. Made by workers, once for each attempt.
 
     Attributes:
+        children: jobs to enqueue together with its success; None while there are none.
+        ends_at: the deadline by the clock that only goes on; set only where there is one.
+        lines: what keeps the lines that it logs; set only if its task keeps them.
         packs: payloads of its calls are to be compressed, or to go to files.
-        until_seconds: wall time of the deadline; set only where there is one.
+        printed: what it printed of a line that is not complete; set only if that is logged.
+        spent_seconds: what middleware took before the function; set only where there is some.
+        until_seconds: the deadline by the wall clock; set only where there is one.
     """
 
     __slots__ = (
-        "__weakref__", "_cancel_asked", "_children", "_children_size", "_ends_at", "_lines",
-        "_printed", "_spent_seconds", "app", "delivery", "packs", "until_seconds",
+        "__weakref__", "_cancel_asked", "_children_size", "app", "children", "delivery", "ends_at",
+        "lines", "packs", "printed", "spent_seconds", "until_seconds",
     )  # fmt: skip
     until_seconds: float
-    #: the same moment by the clock that only goes on, and what middleware took before the function
-    _ends_at: float
-    _spent_seconds: float
+    ends_at: float
+    spent_seconds: float
     _cancel_asked: bool
-    #: what it logs, if its task keeps that; and what it printed of a line, if that is logged
-    _lines: Lines
-    _printed: str
+    lines: Lines
+    printed: str
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
         self.delivery = delivery
         self.app = app
         self.packs = False
-        self._children: list[Child] | None = None
+        self.children: list[Child] | None = None
         self._children_size = 0
 
     @property
@@ -195,6 +198,10 @@ class JobContext:
         # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
         return getattr(self, "_cancel_asked", False)
 
+    def ask_cancel(self) -> None:
+        """Let ``cancel_asked`` be true from now on."""
+        self._cancel_asked = True
+
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far this job is; ``job.progress()`` shows it in any process.
 
@@ -206,11 +213,6 @@ class JobContext:
             UsageError: the fraction is no number.
         """
         tell(self, fraction, message)
-
-    @property
-    def children(self) -> list[Child]:
-        """Jobs to enqueue together with this one's success."""
-        return [] if self._children is None else self._children
 
     @overload
     def enqueue(self, call: Call[R]) -> PendingJob[R]: ...
@@ -234,12 +236,14 @@ class JobContext:
         from taskq.flows.building import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
         from taskq.flows.handle import PendingFlow  # noqa: PLC0415 - as above
 
-        plan, before = plan_of(call), (len(self.children), self._children_size)
+        plan, size = plan_of(call), self._children_size
+        before = len(self.children or ())
         try:
             pending = [self._add_child(call) for call in plan.calls]
         except BaseException:
-            del self.children[before[0] :]  # a flow is enqueued as a whole
-            self._children_size = before[1]
+            if self.children:  # a flow is enqueued as a whole
+                del self.children[before:]
+            self._children_size = size
             raise
         return PendingFlow(self.app, pending, plan.ends, plan.shape)
 
@@ -260,9 +264,9 @@ class JobContext:
             )
         self._children_size = size
         pending: PendingJob[R] = PendingJob(call)
-        if self._children is None:
-            self._children = []
-        self._children.append((pending, *item))
+        if self.children is None:
+            self.children = []
+        self.children.append((pending, *item))
         return pending
 
     def resolve(self, answers: list[int | Duplicate]) -> None:
@@ -270,7 +274,7 @@ class JobContext:
 
         Behind them may come jobs that were asked for in a child process: nobody waits for those.
         """
-        for (pending, *_), answer in zip(self.children, answers, strict=False):
+        for (pending, *_), answer in zip(self.children or (), answers, strict=False):
             task = pending.call.task
             pending._handle = make_handle(self.app, task, self.delivery.tag, answer)
 

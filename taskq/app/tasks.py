@@ -93,6 +93,10 @@ class Enqueuer(Generic[P, R]):
             check_unlimited(self._task.name, changes)
         return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
 
+    def kind(self) -> tuple[Options, Flag]:
+        """Return the options and flags with which its jobs are enqueued."""
+        return self._chosen, self._flags
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a checked and encoded call, to enqueue later or with others.
 
@@ -405,7 +409,8 @@ class Task(Enqueuer[P, R]):
         return StepArguments(self.signature)
 
     @functools.cached_property
-    def _result(self) -> ResultCodec:
+    def result_codec(self) -> ResultCodec:
+        """Return what makes returned values stored ones, and back."""
         return ResultCodec(self.signature)
 
     def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
@@ -415,7 +420,7 @@ class Task(Enqueuer[P, R]):
             UsageError: the value does not fit the return annotation, or JSON.
             PayloadTooLarge: it is over ``limit`` bytes.
         """
-        return self._result.encode(value, limit) if self.store_result else None
+        return self.result_codec.encode(value, limit) if self.store_result else None
 
     @property
     def packs_results(self) -> bool:
@@ -435,7 +440,7 @@ class Task(Enqueuer[P, R]):
         Raises:
             UsageError: it was written by code that returned another type.
         """
-        result: R = self._result.decode(body)
+        result: R = self.result_codec.decode(body)
         return result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -2,12 +2,14 @@
 
 Usage: follow_log.py DIRECTORY READER DURABILITY [idle SECONDS]   (READER "-" for none)
 
-With ``idle`` it reads what is there, waits for as long, and tells which share of a core that took.
+With ``idle`` it reads the one record that is there, waits so long for another, and tells which
+share of a core that took.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import sys
@@ -27,16 +29,12 @@ def cpu_seconds() -> float:
 
 
 async def idle(log: TaskLog, seconds: float) -> None:
-    async def follow() -> None:
-        async for _ in log.stream():
-            pass
-
-    following = asyncio.create_task(follow())
-    await asyncio.sleep(0.5)
+    records = aiter(log.stream())
+    await anext(records)
     before = cpu_seconds()
-    await asyncio.sleep(seconds)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(anext(records), seconds)
     tell(f"share {(cpu_seconds() - before) / seconds}")
-    following.cancel()
 
 
 async def main() -> None:

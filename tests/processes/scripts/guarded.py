@@ -60,14 +60,6 @@ async def blocks() -> None:
 
 
 @app.task
-async def lasts(seconds: float) -> tuple[int, float]:
-    """(process, when it began in monotonic seconds)."""
-    began = time.monotonic()
-    await asyncio.sleep(seconds)
-    return os.getpid(), began
-
-
-@app.task
 async def waits() -> None:
     tell("running", os.getpid(), current_job().attempt)
     await asyncio.Event().wait()

@@ -45,7 +45,7 @@ def succeeded(
         body = task.encode_result(value, limit)
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return ended(number, settle_bad_result(task, delivery, value, error), seconds)
-    children = tuple(packer.loose(pending.call) for pending, *_ in job.children)
+    children = tuple(packer.loose(pending.call) for pending, *_ in job.children or ())
     return ended(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
 
 

@@ -190,11 +190,11 @@ class _Prints:
         if job is None or getattr(self._within, "logs", False):
             written: int = self._stream.write(text)
             return written
-        *lines, rest = (getattr(job, "_printed", "") + text).split("\n")
+        *lines, rest = (getattr(job, "printed", "") + text).split("\n")
         while len(rest) > _LINE_CHARACTERS_MAX:
             lines.append(rest[:_LINE_CHARACTERS_MAX])
             rest = rest[_LINE_CHARACTERS_MAX:]
-        job._printed = rest
+        job.printed = rest
         self.log(lines)
         return len(text)
 
@@ -255,7 +255,7 @@ class _Keeper(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it, if its job's task wants that."""
-        lines = getattr(running_job.get(None), "_lines", None)
+        lines = getattr(running_job.get(None), "lines", None)
         if lines is None:
             return
         try:
@@ -280,13 +280,13 @@ def heard(job: JobContext, room: int) -> Iterator[None]:
     """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
     if room:
         _listen()
-        job._lines = _Kept(room) if _State.send is None else _Sent(_State.send)
+        job.lines = _Kept(room) if _State.send is None else _Sent(_State.send)
     try:
         yield
     finally:
-        rest, prints = getattr(job, "_printed", ""), sys.stdout
+        rest, prints = getattr(job, "printed", ""), sys.stdout
         if rest and isinstance(prints, _Prints):
-            job._printed = ""
+            job.printed = ""
             prints.log([rest])
 
 
@@ -302,14 +302,14 @@ def hearing(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awa
 
 def keep_line(job: JobContext, line: str) -> None:
     """Keep a line that the job logged in another process."""
-    lines = getattr(job, "_lines", None)
+    lines = getattr(job, "lines", None)
     if lines is not None:
         lines.add(line)
 
 
 def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
     """Return the settlement of an attempt, with what is kept of its lines."""
-    lines = getattr(job, "_lines", None)
+    lines = getattr(job, "lines", None)
     text = lines.text() if isinstance(lines, _Kept) else ""
     return settlement._replace(lines=encode_lines(text)) if text else settlement
 

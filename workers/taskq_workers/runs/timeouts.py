@@ -36,12 +36,12 @@ def tell_deadline(seconds: float | None) -> None:
     job = running_job.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
-        job._ends_at = monotonic() + seconds
+        job.ends_at = monotonic() + seconds
 
 
 def left_of(seconds: float | None) -> float | None:
     """Return what middleware has left of a hard limit as the function begins."""
-    spent = getattr(running_job.get(None), "_spent_seconds", 0.0)
+    spent = getattr(running_job.get(None), "spent_seconds", 0.0)
     return seconds if seconds is None or not spent else max(seconds - spent, 0.0)
 
 

@@ -53,7 +53,7 @@ class CancelListener:
             if delivery is not None and (delivery.job, delivery.token) == ask:
                 job = slot.context.get(running_job)
                 if job is not None and job.delivery is delivery:
-                    job._cancel_asked = True
+                    job.ask_cancel()
                 _log.info("job %s is cancelled while it runs", delivery.job_id)
                 slot.stop(cancelled)
                 return
@@ -61,11 +61,11 @@ class CancelListener:
         for delivery in buffer:
             if (delivery.job, delivery.token) == ask:
                 buffer.remove(delivery)
-                slots._put(cancelled(delivery), monotonic())
+                slots.put(cancelled(delivery), monotonic())
                 return
         held = None if slots.gates is None else slots.gates.withdraw(ask)
         if held is not None:
-            slots._put(cancelled(held), monotonic())
+            slots.put(cancelled(held), monotonic())
 
 
 def cancelled(delivery: Delivery) -> Settlement:

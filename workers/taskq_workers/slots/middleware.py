@@ -67,7 +67,7 @@ class Surrounded:
                         if hard is not None:
                             manager = _InTime(manager, around.name, job, hard)
                         await stack.enter_async_context(manager)
-                    job._spent_seconds = monotonic() - began
+                    job.spent_seconds = monotonic() - began
                     value = await call(*args, **kwargs)
                     afar = _error_afar(value)
                     outcome = _unless(afar, value)
@@ -101,7 +101,7 @@ class _InTime:
         return is_forgotten
 
     async def _within(self, step: Coroutine[Any, Any, Any], least: float) -> Any:
-        limit = asyncio.timeout(max(self._job._ends_at - monotonic(), least))
+        limit = asyncio.timeout(max(self._job.ends_at - monotonic(), least))
         try:
             async with limit:
                 return await step

@@ -112,7 +112,7 @@ class Slot:
                 settlement = self._failed(task, delivery, error, called=args is not None)
                 outcome = await slots.judged(task, error, settlement)
             else:
-                if value is None and none_is_kept and job._children is None:
+                if value is None and none_is_kept and job.children is None:
                     # For a success that concerns nobody else its delivery stands.
                     outcome = Settlement(_SUCCESS, delivery) if flags & _TIED else delivery
                 elif packs or job.packs:
@@ -173,9 +173,9 @@ class Slot:
             body = task.encode_result(value)
         except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
             return settle_bad_result(task, delivery, value, error)
-        if job._children is None:
+        if job.children is None:
             return Settlement(_SUCCESS, delivery, body)
-        children = tuple(child[1:] for child in job._children)
+        children = tuple(child[1:] for child in job.children)
         settlement = Settlement(_SUCCESS, delivery, body, children=children)
         self._slots.settler.parents[delivery] = job
         return settlement

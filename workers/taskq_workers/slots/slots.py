@@ -303,7 +303,7 @@ class Slots:
             if delivery is not None:
                 slot.abandoned = True
                 _log.warning("job %s did not end when cancelled: released", delivery.job_id)
-                self._put(release(delivery), slot.since)
+                self.put(release(delivery), slot.since)
         self._slots.clear()
         self._check_gone()
 
@@ -369,11 +369,12 @@ class Slots:
         if delivery is not None and not slot.abandoned:
             reason = None if error is None else describe(error)
             settlement = release(delivery) if reason is None else reject(delivery, reason)
-            self._put(settlement, slot.since)
+            self.put(settlement, slot.since)
         self._spread()
         self._check_gone()
 
-    def _put(self, settlement: Settlement, since: float) -> None:
+    def put(self, settlement: Settlement, since: float) -> None:
+        """Hand an outcome on, and tell of it."""
         self.settler.add(settlement)
         if self._hook is not None:
             tell(self._hook, settlement, monotonic() - since)

@@ -44,7 +44,7 @@ async def _settled(
         if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
         # What middleware has enqueued here comes first: it waits for the ids.
-        children = [connection.packer.loose(pending.call) for pending, *_ in job.children]
+        children = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
         return await stored_success(
             connection, task, delivery, value.body, [*children, *value.children]
         )
@@ -53,7 +53,7 @@ async def _settled(
         body = task.encode_result(value, connection.packer.bodies.limit(packing))
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
-    loose = [connection.packer.loose(pending.call) for pending, *_ in job.children]
+    loose = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
     return await stored_success(connection, task, delivery, body, loose)
 
 

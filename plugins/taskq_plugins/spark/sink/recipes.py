@@ -199,7 +199,7 @@ class Recipes:
                 f"app {self._options.app!r} has no task {task!r}: it has "
                 f"{', '.join(sorted(self._app.tasks)[:_SHOWN_TASKS_MAX]) or 'none'}"
             )
-        chosen = Options() if known is None else known._chosen
+        chosen = Options() if known is None else known.kind()[0]
         if not has_key and chosen.key is None:
             # How long a key is held says nothing of a row that has none.
             for name in KEY_OPTIONS & changes.keys():
@@ -207,7 +207,7 @@ class Recipes:
         if known is None:
             return Recipe(task, chosen.changed(changes), Flag(0))
         enqueuer = known.options(**changes)
-        return Recipe(task, enqueuer._chosen, known._flags, known, enqueuer)
+        return Recipe(task, *enqueuer.kind(), known, enqueuer)
 
 
 def check_payload(task: str, size: int) -> None:
