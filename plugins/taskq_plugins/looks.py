@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -20,7 +20,7 @@ from taskq.values import PAYLOAD_BYTES_MAX, dataclass
 from taskq.views import STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from taskq.engine import Takes
     from taskq.views import (
@@ -290,29 +290,59 @@ def graph_of(reader: LogReader, job: int) -> Graph | None:
     views = {number: view for number, view in jobs.items() if view is not None}
     if len(views) <= 1:
         return None
-    columns: dict[int, int] = {}
-    for _ in views:  # as often as the longest way may be long
-        for number in views:
-            before = (columns.get(first, 0) + 1 for first in inputs[number] if first in views)
-            columns[number] = max(before, default=0)
-    rows: Counter[int] = Counter()
-    nodes = {}
-    for number, view in views.items():
-        column = columns[number]
-        nodes[number] = Node(view, column * _COLUMN, rows[column] * _ROW)
-        rows[column] += 1
-    lines = tuple(
-        (nodes[first].x + _BOX, nodes[first].y + _ROW // 2, node.x, node.y + _ROW // 2)
-        for number, node in nodes.items()
-        for first in inputs[number]
-        if first in nodes
-    )
+    places, steps = lay_out({number: inputs[number] for number in views})
     return Graph(
-        nodes=tuple(nodes.values()),
-        lines=lines,
-        width=max(columns.values()) * _COLUMN + _BOX,
-        height=max(rows.values()) * _ROW,
-    )
+        nodes=tuple(
+            Node(views[number], column * _COLUMN, row * _ROW)
+            for number, (column, row) in places.items()
+        ),
+        lines=tuple(
+            (left * _COLUMN + (_BOX if left < right else 0), at * _ROW + _ROW // 2,
+             right * _COLUMN + (0 if left < right else _BOX), to * _ROW + _ROW // 2)
+            for (left, at), (right, to) in steps
+        ),
+        width=max(column for column, _ in places.values()) * _COLUMN + _BOX,
+        height=(max(row for step in steps for _, row in step) + 1) * _ROW,
+    )  # fmt: skip
+
+
+#: A column and a row.
+_Place: TypeAlias = tuple[int, int]
+
+
+def lay_out(
+    inputs: Mapping[int, tuple[int, ...]],
+) -> tuple[dict[int, _Place], list[tuple[_Place, _Place]]]:
+    """Return where each job stands, and the steps of the lines that lead to it from its inputs.
+
+    A step leads from one column to the next, between their boxes, or across a column in a row of
+    its own: no line passes behind a box.
+    """
+    columns: dict[int, int] = {}
+    for _ in inputs:  # as often as the longest way may be long
+        for number, before in inputs.items():
+            columns[number] = max(
+                (columns.get(first, 0) + 1 for first in before if first in inputs), default=0
+            )
+    rows: Counter[int] = Counter()
+
+    def take(column: int) -> _Place:
+        rows[column] += 1
+        return column, rows[column] - 1
+
+    places = {number: take(columns[number]) for number in inputs}
+    steps: list[tuple[_Place, _Place]] = []
+    for number, before in inputs.items():
+        for first in before:
+            if first not in inputs:
+                continue
+            at = places[first]
+            for column in range(columns[first] + 1, columns[number]):
+                across = take(column)
+                steps += [(at, across), (across, across)]
+                at = across
+            steps.append((at, places[number]))
+    return places, steps
 
 
 def log_document(reader: LogReader) -> dict[str, Any]:
