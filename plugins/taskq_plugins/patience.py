@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
     import asyncio
     from asyncio import TimerHandle
+    from collections.abc import Iterable
+
+    from starlette.types import ASGIApp
 
 #: For a request line and its headers, and for a body, from when it is waited for.
 HEAD_SECONDS: Final = 10.0
@@ -25,6 +32,8 @@ class Patient(H11Protocol):
 
     #: of a body; a server that takes large ones has its own
     body_seconds: float | None = None
+    #: lines of who has not been let in; None: a server that knows nobody has as many as of all
+    strangers_max: int | None = None
     _deadline: TimerHandle | None = None
     _awaited: object = None
 
@@ -69,15 +78,69 @@ class Patient(H11Protocol):
         if not self.transport.is_closing():
             self.transport.close()
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether who is at the other end was let in, by a request of this line."""
+        return False
+
     def _make_room(self) -> None:
-        """Close the line whose request is waited for longest, when there is one too many."""
-        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
-            return
-        waiting = [
-            (line._deadline.when(), line)
-            for line in self.connections
-            if isinstance(line, Patient) and line is not self and line._deadline is not None
-            if line.cycle is None or line.cycle.response_complete
-        ]
-        if waiting:
-            min(waiting, key=lambda waiter: waiter[0])[1]._give_up()
+        """Close a line, when there is one too many: the one whose request is waited for longest.
+
+        Of strangers one of the address that has most of them.
+        """
+        lines = [line for line in self.connections if isinstance(line, Patient)]
+        strangers = [line for line in lines if not line.is_known]
+        if self.strangers_max is not None and len(strangers) > self.strangers_max:
+            of = Counter(_address(line) for line in strangers)
+            busiest = max(of, key=lambda address: of[address])
+            _close_longest(line for line in strangers if _address(line) == busiest)
+        elif self.limit_concurrency is not None and len(lines) >= self.limit_concurrency:
+            waits = (line for line in lines if line.cycle is None or line.cycle.response_complete)
+            _close_longest(line for line in waits if line is not self)
+
+
+def _address(line: Patient) -> str:
+    return line.client[0] if line.client else ""
+
+
+def _close_longest(lines: Iterable[Patient]) -> None:
+    waiting = [(line._deadline.when(), line) for line in lines if line._deadline is not None]
+    if waiting:
+        min(waiting, key=lambda waiter: waiter[0])[1]._give_up()
+
+
+def config_of(
+    site: ASGIApp, tls: tuple[str | None, str | None], *, lines_max: int, **more: Any
+) -> uvicorn.Config:
+    """Return how a site is served over HTTP.
+
+    Args:
+        site: what answers.
+        tls: files of certificate and key, None for none.
+        lines_max: connections at a time.
+        more: of ``uvicorn.Config``.
+
+    Raises:
+        TaskqError: certificate and key are of no use.
+    """
+    cert, key = tls
+    config = uvicorn.Config(
+        site,
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=lines_max,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        **more,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise TaskqError(
+            f"certificate {cert} and key {key} are of no use: {error.strerror or error}. Give both "
+            f"as PEM files"
+        ) from error
+    return config

@@ -8,9 +8,9 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
-from taskq_plugins.hub.gate.server import Protocol, Server
+from taskq_plugins.hub.gate.listening import Listener
+from taskq_plugins.hub.gate.server import Server
 from tests.hub.place import Place
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def url(place: Place) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()  # who comes before it runs waits
-        app = Server(place.hub).app
-        server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_level="warning"))
+        server = Listener(Server(place.hub), (None, None))
         thread = Thread(target=partial(server.run, [sock]))
         thread.start()
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"

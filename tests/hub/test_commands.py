@@ -28,7 +28,7 @@ def _run(*words: object) -> Result:
 
 
 async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
-    assert _run("hub", "status", place.hub).exit_code == 0
+    _run("hub", "init", place.hub)
     _run("hub", "enrol", place.hub, _DEVICE).output.strip()
     result = _run("hub", "status", place.hub)
     assert (result.exit_code, "edge-7: heard of never, LATE" in result.output) == (1, True)

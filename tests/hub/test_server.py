@@ -262,6 +262,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path:
         return run_taskq(*words, env=environment, cwd=tmp_path)
 
     run("put", "one", "-d", str(log))
+    run("hub", "init", str(hub))
     (tmp_path / "token").write_text(run("hub", "enrol", str(hub), "edge-7").stdout)
     send = ("sync", str(log), "--token-file", "token")
     done = run(*send)

@@ -49,7 +49,8 @@ from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol
-from taskq_plugins.hub.gate.server import Protocol, Server
+from taskq_plugins.hub.gate.listening import Protocol
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import log_records
 

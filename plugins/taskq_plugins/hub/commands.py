@@ -31,13 +31,27 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
 
 
+def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
+    """Return the path, if a hub is there: a mistyped one makes none."""
+    if not (path / "devices").is_dir():
+        raise WrongUsage(f"{path} is no hub: look at the path, or make one with taskq hub init")
+    return path
+
+
 def _hub_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("directory", metavar="HUB", type=_FOLDER)(command)
+    return click.argument("directory", metavar="HUB", type=_FOLDER, callback=_is_hub)(command)
 
 
 @click.group()
 def hub() -> None:
     """Keep copies of other machines' logs, byte for byte, where every read command works."""
+
+
+@hub.command()
+@click.argument("directory", metavar="HUB", type=_FOLDER)
+def init(directory: Path) -> None:
+    """Make a hub, without any device yet."""
+    (directory / "devices").mkdir(parents=True, exist_ok=True)
 
 
 @hub.command()
@@ -87,33 +101,27 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     metavar="HOST:PORT",
     default=f"127.0.0.1:{_PORT_DEFAULT}",
     show_default=True,
-    help="Listen there. Tokens go in clear text: to be reached by others it needs a proxy with TLS "
-    "before it.",
+    help="Listen there. Tokens go in clear text without a certificate, or a proxy with TLS.",
 )
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="As keep.")
-def serve(directory: Path, bind: str, keep: str) -> None:
+@click.option("--certfile", metavar="FILE", help="A certificate in PEM, for TLS by the hub itself.")
+@click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
+def serve(directory: Path, bind: str, keep: str, certfile: str | None, keyfile: str | None) -> None:
     """Answer the devices that were enrolled, until stopped.
 
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
     while it is written.
     """
-    server, uvicorn = _package("taskq_plugins.hub.gate.server"), _package("uvicorn")
+    listening = _package("taskq_plugins.hub.gate.listening")
     host, _, port = bind.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     with _alone(directory):
-        render.echo(f"serving {directory} at http://{bind}", err=True)
+        render.echo(f"serving {directory} at http{'s' if certfile else ''}://{bind}", err=True)
         # One process and one loop: each copy has one writer.
-        uvicorn.run(
-            server.Server(directory.absolute(), _seconds(keep)).app,
-            http=server.Protocol,
-            host=host.strip("[]"),
-            port=int(port),
-            log_level="warning",
-            server_header=False,
-            h11_max_incomplete_event_size=16 * 1024,
-            limit_concurrency=512,
-        )
+        server = listening.Server(directory.absolute(), _seconds(keep))
+        place = {"host": host.strip("[]"), "port": int(port)}
+        listening.Listener(server, (certfile, keyfile), **place).run()
 
 
 @hub.command()
@@ -127,6 +135,8 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
     Exits with 1 if one of them is late.
     """
     known, now_ns = devices.devices(directory), time.time_ns()
+    if not known:
+        raise Failure(f"{directory} has no device yet: taskq hub enrol {directory} NAME")
     if missing := sorted(set(names) - set(known)):
         raise WrongUsage(f"{directory} has no device {missing[0]!r}")
     rows = []
@@ -241,7 +251,7 @@ def backup(directory: Path, target: Path) -> None:
 
 @hub.command("import")
 @_hub_argument
-@click.argument("stick", metavar="DIR", type=_FOLDER)
+@click.argument("stick", metavar="DIR", type=_FOLDER, callback=_is_hub)
 def take_in(directory: Path, stick: Path) -> None:
     """Take in what devices wrote to DIR with taskq sync --to DIR; the hub must not be served."""
     care = _package("taskq_plugins.hub.care")
@@ -412,7 +422,6 @@ def _alone(directory: Path) -> Iterator[None]:
     """
     from taskq.engine import LocalDisk  # noqa: PLC0415 - help must not import the log
 
-    directory.mkdir(parents=True, exist_ok=True)
     disk = LocalDisk()
     lock = disk.open(str(directory / "serve.lock"), create=True)
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from taskq.errors import TaskqError
-from taskq_plugins.patience import Patient
+from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,28 +63,14 @@ def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
     Raises:
         TaskqError: those are of no use.
     """
-    cert, key = tls or (None, None)
-    config = uvicorn.Config(
+    config = config_of(
         site,
+        tls or (None, None),
+        lines_max=_CONNECTIONS_MAX,
         http=Patient,
-        ws="none",
-        loop="asyncio",
-        log_level="warning",
-        access_log=False,
         # Nobody stands between: what a request says of others is not believed.
         proxy_headers=False,
-        server_header=False,
-        limit_concurrency=_CONNECTIONS_MAX,
         h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
-        ssl_certfile=cert,
-        ssl_keyfile=key,
     )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise TaskqError(
-            f"certificate {cert} and key {key} are of no use: {error.strerror or error}. Give both "
-            f"as PEM files"
-        ) from error
     return uvicorn.Server(config)

@@ -62,7 +62,6 @@ from taskq_plugins.hub.wire import (
     delivered,
     way_to,
 )
-from taskq_plugins.patience import Patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -88,7 +87,7 @@ _THREADS: Final = 16
 #: What a break takes beside what is copied.
 _BREAK_BYTES: Final = 64 * 1024
 #: How long a body may come at most, and one that comes slower than a KiB a second.
-_BODY_SECONDS: Final = 600.0
+BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
 _DIGITS_MAX: Final = 20
@@ -100,6 +99,9 @@ _GATHER_SECONDS: Final = 0.25
 _ASKING_MAX: Final = 2_000
 #: Tokens and codes that do not hold, of one address in a minute.
 _TRIES_MAX: Final = 10
+#: So many are answered at once, each one more so much later.
+_TRIES_FREE: Final = 3
+_TRY_SECONDS: Final = 1.0
 _MINUTE: Final = 60.0
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
@@ -134,7 +136,8 @@ class Server:
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
-        self._asking = 0
+        self._asking: set[asyncio.Future[Any]] = set()
+        self._is_over = False
         self._accounts: dict[str, Account] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         self._tries: dict[str, int] = {}
@@ -202,7 +205,7 @@ class Server:
         if scheme.lower() == "bearer":
             device = await self._on_thread(devices.device_of, self._path, token)
         if device is None:
-            raise self._unknown(request, "the token is not known here")
+            raise await self._unknown(request, "the token is not known here")
         request.state.device = device
         waiting = self._waiting.get(device, 0)
         if waiting >= _OF_DEVICE_MAX:
@@ -217,13 +220,15 @@ class Server:
             if not self._waiting[device]:
                 del self._waiting[device]
 
-    def _unknown(self, request: Request, title: str) -> HTTPException:
-        """Return that token or code do not hold; who tries many is told no more."""
+    async def _unknown(self, request: Request, title: str) -> HTTPException:
+        """Return that token or code do not hold; who tries many waits, then is told no more."""
         now, address = time.monotonic(), request.client.host if request.client else ""
         if now - self._tries_began > _MINUTE:
             self._tries.clear()
             self._tries_began = now
         tries = self._tries[address] = self._tries.get(address, 0) + 1
+        if tries > _TRIES_FREE:
+            await asyncio.sleep(_TRY_SECONDS)
         return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
 
     async def _enrol(self, request: Request) -> Response:
@@ -232,7 +237,7 @@ class Server:
         async with self._turn(""):  # of all who try one at a time
             token = await self._on_thread(devices.redeem, self._path, asked.code, asked.machine)
         if token is None:
-            raise self._unknown(request, "the code is not known here")
+            raise await self._unknown(request, "the code is not known here")
         return Response(as_json(Enrolled(token)), 201, media_type=JSON)
 
     # -- what is asked ----------------------------------------------------------------------------
@@ -288,27 +293,33 @@ class Server:
         """Return the lines that a question is answered with, b"" for nothing; None: ask anew."""
         at, outbox = (device, asked.session, asked.log_id, asked.up), self._outbox
         loop = asyncio.get_running_loop()
-        until = loop.time() + (asked.wait_seconds if self._asking < _ASKING_MAX else 0)
-        self._asking += 1
-        try:
-            while outbox.is_there:
-                port, seen = await outbox.end()
-                async with self._turn(device):  # for each look, but not for the wait
-                    if not await self._on_thread(self._copies.is_at, *at):
-                        return None
-                    given = await self._on_thread(outbox.handing.give, device, asked)
-                if given.jobs or given.cancels or loop.time() >= until:
-                    return await run_sync(encode_given, given, limiter=self._threads)
-                asked = replace(asked, refused=())
-                grown = port.extent(seen)
+        until = loop.time() + (asked.wait_seconds if len(self._asking) < _ASKING_MAX else 0)
+        while outbox.is_there:
+            port, seen = await outbox.end()
+            async with self._turn(device):  # for each look, but not for the wait
+                if not await self._on_thread(self._copies.is_at, *at):
+                    return None
+                given = await self._on_thread(outbox.handing.give, device, asked)
+            if given.jobs or given.cancels or loop.time() >= until or self._is_over:
+                return await run_sync(encode_given, given, limiter=self._threads)
+            asked = replace(asked, refused=())
+            grown = port.extent(seen)
+            self._asking.add(grown)
+            try:
                 await asyncio.wait((grown,), timeout=max(until - loop.time(), 0))
-                if grown.done():
-                    await asyncio.sleep(_GATHER_SECONDS)
-                else:
-                    grown.cancel()
-            return b""
-        finally:
-            self._asking -= 1
+            finally:
+                self._asking.discard(grown)
+            if grown.done() and not self._is_over:
+                await asyncio.sleep(_GATHER_SECONDS)
+            else:
+                grown.cancel()
+        return b""
+
+    def end(self) -> None:
+        """Let nobody wait for jobs any more."""
+        self._is_over = True
+        for grown in self._asking:
+            grown.get_loop().call_soon_threadsafe(grown.cancel)
 
     def _account(self, device: str) -> Account:
         """Return what a device has here; it is counted anew each hour."""
@@ -381,7 +392,7 @@ async def _read(
                     await room()
                     begin += time.monotonic() - waits
                 pieces.append(piece)
-                patience = min(_SLOW_SECONDS + size / _SLOW_BYTES, _BODY_SECONDS)
+                patience = min(_SLOW_SECONDS + size / _SLOW_BYTES, BODY_SECONDS)
                 timeout.reschedule(begin + patience)
     except (ClientDisconnect, TimeoutError):
         is_whole = False
@@ -427,9 +438,3 @@ async def _failed(request: Request, error: Exception) -> Response:
     full = _FULL.get(error.errno or 0) if isinstance(error, OSError) else None
     title = full or "it could not be written: try again later"
     return await _refused(request, HTTPException(507 if full else 503, title))
-
-
-class Protocol(Patient):
-    """A line to a device: how slowly a body may come is seen to where it is read."""
-
-    body_seconds = _BODY_SECONDS + _SLOW_SECONDS

@@ -1,0 +1,73 @@
+"""How a hub listens, and how it ends: soon, whatever hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from taskq_plugins.hub.gate.server import BODY_SECONDS, Server
+from taskq_plugins.patience import Patient, config_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_log: Final = logging.getLogger("taskq")
+#: Lines at a time: of who waits for jobs, and of others.
+_LINES_MAX: Final = 2_500
+_STRANGERS_MAX: Final = 400
+_HEAD_BYTES_MAX: Final = 16 * 1024
+#: For requests that are under way when it ends, and until it ends whatever they do.
+_DRAIN_SECONDS: Final = 2
+_END_SECONDS: Final = 5.0
+
+
+class Protocol(Patient):
+    """A line to a device: how slowly a body may come is seen to where it is read."""
+
+    body_seconds = BODY_SECONDS
+    strangers_max = _STRANGERS_MAX
+    _was_known = False
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a token came over it that holds."""
+        scope = getattr(self, "scope", None) or {}
+        self._was_known |= "device" in scope.get("state", {})
+        return self._was_known
+
+
+class Listener(uvicorn.Server):
+    """Answers for a hub until it is told to end, and ends soon then.
+
+    What was answered is on the disk, so that nothing is lost by whatever is given up.
+    """
+
+    def __init__(self, hub: Server, tls: tuple[str | None, str | None], **more: Any) -> None:
+        self._hub = hub
+        super().__init__(
+            config_of(
+                hub.app,
+                tls,
+                lines_max=_LINES_MAX,
+                http=Protocol,
+                h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+                **more,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End, however long a disk or a device takes."""
+        super().handle_exit(sig, frame)
+        self._hub.end()
+        timer = threading.Timer(_END_SECONDS, self._give_up)
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self) -> None:
+        _log.warning("hub: something hangs, so it ends without: what was answered is on the disk")
+        os._exit(1)

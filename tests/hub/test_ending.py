@@ -1,0 +1,127 @@
+"""How a hub ends, and what a mistyped path, a wrong token and a strange word do: little."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from taskq.cli.main import main
+from taskq_plugins.hub.gate import server as servers
+from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.wire import carried
+from tests.processes.harness import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hub.place import Place
+
+_COMMANDS: Final = (
+    ("enrol", "edge-7"), ("move", "edge-7"), ("retire", "edge-7"), ("serve",), ("status",),
+    ("breaks",), ("keep",), ("check",), ("restore", "edge-7", "x"), ("import", "x"),
+    ("put", "edge-7", "t"), ("group", "ls"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", _COMMANDS, ids=lambda words: words[0])
+def test_a_mistyped_path_makes_no_hub_and_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    hub = str(tmp_path / "hob")
+    place = (*words[:1], hub, *words[1:]) if words[0] != "group" else (*words, hub)
+    done = CliRunner().invoke(main, ["hub", *place])
+    assert done.exit_code == 2
+    assert "hob is no hub" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_status_of_no_device_is_an_error(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["hub", "init", str(tmp_path)]).exit_code == 0
+    done = CliRunner().invoke(main, ["hub", "status", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "taskq hub enrol" in done.output
+
+
+async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def slept(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("taskq_plugins.hub.gate.server.asyncio.sleep", slept)
+    answers = [(await place.ask("GET", "/v1/logs", "wrong")).status_code for _ in range(12)]
+    monkeypatch.undo()
+    assert answers == [401] * 10 + [429] * 2
+    assert waits == [servers._TRY_SECONDS] * 9
+    assert (await place.ask("GET", "/v1/logs")).status_code == 200
+
+
+_HANGS: Final = """
+import threading
+from taskq.cli.main import main
+from taskq_plugins.hub.copies import Copies
+Copies.answer = Copies.close = lambda *_: threading.Event().wait()
+main()
+"""
+
+
+def _port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _status(url: str, token: str) -> int:
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        return httpx.get(f"{url}/v1/logs", headers=headers, trust_env=False).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> None:
+    """A disk that does not answer, and a body that does not come."""
+    assert place.token
+    port = _port()
+    command = [sys.executable, "-c", _HANGS, "hub", "serve", str(place.hub), "--bind"]
+    url, lines = f"http://127.0.0.1:{port}", []
+    errors = place.path / "errors"
+    with errors.open("wb") as file:
+        process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=file)  # noqa: ASYNC220
+    try:
+        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 200)
+        for length in (None, None, None, 900):
+            head, body = _sync(place)
+            asked = head + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+            lines.append(await asyncio.open_connection("127.0.0.1", port))
+            lines[-1][1].write(asked)
+            await lines[-1][1].drain()
+        # All that a device may ask at a time hangs by now.
+        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 429)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 30)
+        assert time.monotonic() - began < 10
+        assert "what was answered is on the disk" in errors.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        for _, writer in lines:
+            writer.close()
+
+
+def _sync(place: Place) -> tuple[bytes, bytes]:
+    body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE)).body
+    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
+    return head.encode(), body
