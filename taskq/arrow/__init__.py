@@ -25,14 +25,16 @@ if TYPE_CHECKING:
         Piece,
         as_bytes,
     )
-    from taskq.arrow.values import attempts_in
+    from taskq.arrow.values import LEFT_OUT, UNLIMITED, attempts_in
 
 __all__ = [
     "AS_BYTES",
     "BREAK",
     "DETAILS",
+    "LEFT_OUT",
     "ROWS_MAX",
     "SCHEMA",
+    "UNLIMITED",
     "Break",
     "Corrupt",
     "Piece",
@@ -48,7 +50,7 @@ _HOMES: Final = {
     "taskq.arrow.decoder": "decode",
     "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
     "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
-    "taskq.arrow.values": "attempts_in",
+    "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -12,7 +12,7 @@ from taskq.arrow.frames import Damage, PieceReader
 from taskq.arrow.problems import shown
 from taskq.arrow.rows import Rows
 from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt
-from taskq.arrow.values import UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
+from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
 from taskq.core.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def decode(
     payload: bool = True,
     headers: bool = True,
     rows_max: int = ROWS_MAX,
+    body_bytes_max: int = UNLIMITED,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a piece as batches of the columns of ``schema``, in the log's order.
 
@@ -50,6 +51,8 @@ def decode(
         payload: whether value holds payloads; results and reasons are given anyhow.
         headers: whether headers are given; else they are null.
         rows_max: of a batch.
+        body_bytes_max: larger bodies are given as their hash and size, and not even read if they
+            are in files of their own.
 
     Raises:
         UsageError: a column is not one of DETAILS.
@@ -59,7 +62,10 @@ def decode(
         SegmentDamaged: some bytes are no whole frame, and ``corrupt`` is FAIL.
         FormatError: a newer taskq wrote it.
     """
-    return _Decoder(piece, schema, corrupt, rows_max, payload=payload, headers=headers).batches()
+    bodies = Bodies(piece.path, body_bytes_max)
+    return _Decoder(
+        piece, schema, corrupt, rows_max, bodies, payload=payload, headers=headers
+    ).batches()
 
 
 class _Decoder:
@@ -71,6 +77,7 @@ class _Decoder:
         schema: pa.Schema,
         corrupt: Corrupt,
         rows_max: int,
+        bodies: Bodies,
         *,
         payload: bool,
         headers: bool,
@@ -84,7 +91,7 @@ class _Decoder:
         self._rows_max = rows_max
         self._payload = payload
         self._headers = headers
-        self._bodies = Bodies(piece.path)
+        self._bodies = bodies
         self._constants: dict[str, pa.Array] = {}
         self._has_values = not _VALUES.isdisjoint(schema.names)
 
@@ -115,7 +122,7 @@ class _Decoder:
         step = -(-count // -(-count // self._rows_max)) if count else 1
         for first in range(0, count, step):
             rows = Rows(self._piece, records, first, min(first + step, count))
-            sizes = unpacked_sizes(rows) if self._has_values else None
+            sizes = unpacked_sizes(rows, self._bodies) if self._has_values else None
             if sizes is None:
                 yield self._batch(rows)
                 continue

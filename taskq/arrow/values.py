@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from taskq.engine import Flag, LogConfig
 from taskq.log.format.bodies import original_size
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
 from taskq.log.segments.bodystore import BodyStore
+from taskq.log.segments.spill import REFERENCE_BYTES, decode_reference
 
 if TYPE_CHECKING:
     from taskq.arrow.layout import Ints
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 #: A batch is ended before its compressed and spilled bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 _CONFIG: Final = LogConfig()
+#: No body is as large.
+UNLIMITED: Final = 2**62
+#: How a body begins that stands for one that was left out ...
+LEFT_OUT: Final = b'{"left out":'
+#: ... and about how many bytes it has.
+_LEFT_OUT_BYTES: Final = 128
 
 
 def home_of(segment_path: str) -> str:
@@ -35,25 +43,45 @@ def home_of(segment_path: str) -> str:
 
 
 class Bodies:
-    """What unpacks bodies of a log that a segment file belongs to."""
+    """What unpacks bodies of a log that a segment file belongs to.
 
-    def __init__(self, segment_path: str) -> None:
+    Args:
+        segment_path: of the file.
+        bytes_max: of a body; of a larger one hash and size are given. A file of its own is not
+            read for that: they are those of the file.
+    """
+
+    def __init__(self, segment_path: str, bytes_max: int) -> None:
         self._store = BodyStore(home_of(segment_path), _CONFIG)
+        self.bytes_max = bytes_max
 
     def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
         """Return (the body or None, why it is missing)."""
         try:
-            return self._store.unpack(stored, flags, what), ""
+            if flags & Flag.SPILLED:
+                reference = decode_reference(stored, what)
+                if reference.size > self.bytes_max:
+                    return left_out(reference.digest, reference.size), ""
+            body = self._store.unpack(stored, flags, what) if flags else stored
         except TaskqError as error:
             return None, shown(str(error))
+        if len(body) > self.bytes_max:
+            return left_out(sha256(body).digest(), len(body)), ""
+        return body, ""
 
-    @staticmethod
-    def size(stored: bytes, flags: int) -> int:
-        """Return bytes that a body may take, unpacked."""
+    def size(self, stored: bytes, flags: int) -> int:
+        """Return bytes that a body may take, unpacked, in a batch."""
         limit = _CONFIG.decompressed_bytes_max
         if flags & Flag.SPILLED:
-            return limit
+            is_whole = len(stored) == REFERENCE_BYTES
+            size = decode_reference(stored, "").size if is_whole else 0
+            return _LEFT_OUT_BYTES if size > self.bytes_max else limit
         return min(original_size(stored, flags), limit)
+
+
+def left_out(digest: bytes, size: int) -> bytes:
+    """Return what stands for a body that is too large: JSON, its hash (SHA-256) and its size."""
+    return LEFT_OUT + b' {"sha256": "%b", "size": %d}}' % (digest.hex().encode(), size)
 
 
 class Values:
@@ -120,7 +148,8 @@ class Values:
 
     def _built(self, slices: Slices, packing: Ints) -> tuple[pa.Array, dict[int, str]]:
         rows, (start, end, valid) = self._rows, slices
-        packed = np.flatnonzero(valid & (packing != 0))
+        is_large = end - start > self._bodies.bytes_max
+        packed = np.flatnonzero(valid & ((packing != 0) | is_large))
         if not len(packed):
             return arrays.slices(rows.data, start, end, valid), {}
         whole = valid.copy()
@@ -155,7 +184,7 @@ def attempts_in(history: bytes) -> tuple[list[AttemptView], bool]:
     return attempts, is_whole
 
 
-def unpacked_sizes(rows: Rows) -> Ints | None:
+def unpacked_sizes(rows: Rows, bodies: Bodies) -> Ints | None:
     """Return bytes that the packed bodies of each row come to, None if there are none."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False
@@ -165,6 +194,6 @@ def unpacked_sizes(rows: Rows) -> Ints | None:
     for (start, end, valid), packing in pairs:
         for row in np.flatnonzero(valid & (packing != 0)).tolist():
             any_packed = True
-            stored = rows.data[start[row] : min(end[row], start[row] + 8)].tobytes()
-            sizes[row] += Bodies.size(stored, int(packing[row]))
+            stored = rows.data[start[row] : min(end[row], start[row] + REFERENCE_BYTES)].tobytes()
+            sizes[row] += bodies.size(stored, int(packing[row]))
     return sizes if any_packed else None

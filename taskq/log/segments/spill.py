@@ -37,6 +37,7 @@ _SPILLED: Final = int(Flag.SPILLED)
 #: Files younger than this are left alone: their records may be on their way.
 GRACE_SECONDS: Final = 3_600.0
 _REFERENCE: Final = struct.Struct("<32sQ")
+REFERENCE_BYTES: Final = _REFERENCE.size
 _TEMPORARY: Final = ".tmp"
 #: What ``put`` and ``collect`` name files; others are none of ours.
 _NAME: Final = re.compile(r"[0-9a-f]{64}(?P<rest>(\.[0-9a-f]{16})?\.tmp)?")

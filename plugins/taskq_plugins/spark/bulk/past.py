@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskq.arrow import LEFT_OUT
 from taskq.connection.uploads import encode_tail
 from taskq.engine import Extras, Flag
 from taskq.errors import TaskqError, UsageError
@@ -138,6 +139,11 @@ def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
     if payload is None and task:
         raise UsageError("its payload is not in the lake, since it could not be read there")
     payload = payload or b""
+    if payload.startswith(LEFT_OUT):
+        raise UsageError(
+            "its payload was too large for the lake: use taskq replay there, or fill a lake with "
+            "run --payloads full"
+        )
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise UsageError(
             f"its payload of {len(payload)} bytes is in a file of its own: use taskq replay there"

@@ -11,12 +11,12 @@ from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.deltalog import OPTIMIZE
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import ROWS_MAX
+from taskq_plugins.spark.lake.files import ROWS_MAX, groups
 from taskq_plugins.spark.lake.store import Change
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake.files import DataFile, Staged
@@ -95,19 +95,6 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
     ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
     for index, batches in groupby(ahead, number):
         with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:
-            for group in _row_groups(batches):
+            # Each row group has statistics of every column.
+            for group in groups(batches, GROUP_BYTES_MIN):
                 file.write_table(pa.Table.from_batches(group, schema))
-
-
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches to write together: each row group has statistics of every column."""
-    group: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
-        if size >= GROUP_BYTES_MIN:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -19,10 +20,12 @@ from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: Rows of a file, at most, that a batch may have to write again.
 ROWS_MAX: Final = 5_000
+#: Bytes of any file's rows, in memory, unless a single row has more.
+BYTES_MAX: Final = 128 * 1024 * 1024
 #: How Hive, Spark and Delta write a null in a directory's name.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -243,9 +246,36 @@ def write_rows(rows: pa.Table, target: Path, number: int) -> None:
         chosen = rows.filter(is_here).drop_columns(places)
         below.mkdir(parents=True, exist_ok=True)
         step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
-        for turn, at in enumerate(range(0, chosen.num_rows, step)):
+        slices = (chosen.slice(at, step) for at in range(0, chosen.num_rows, step))
+        for turn, some in enumerate(chain.from_iterable(map(_split, slices))):
             path = below / f"{number:06d}-{turn:06d}.parquet"
-            parquet.write_table(chosen.slice(at, step), path, compression="zstd")
+            parquet.write_table(some, path, compression="zstd")
+
+
+def _split(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows in halves of halves, each as large as a file may be."""
+    if rows.nbytes <= BYTES_MAX or rows.num_rows == 1:
+        yield rows
+    else:
+        half = rows.num_rows // 2
+        yield from _split(rows.slice(0, half))
+        yield from _split(rows.slice(half))
+
+
+def groups(
+    batches: Iterable[pa.RecordBatch], size_bytes: int | None = None
+) -> Iterator[list[pa.RecordBatch]]:
+    """Yield batches to hold in memory at once: so many bytes, or a file's, or a little more."""
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= (size_bytes or BYTES_MAX):
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def placed(rows: pa.Table, file: DataFile) -> pa.Table:

@@ -14,7 +14,7 @@ import json
 import shutil
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -59,6 +59,9 @@ STAGING: Final = "_staging"
 #: Ids of the jobs that were erased.
 TOMBSTONES: Final = "erased"
 _OLD: Final = "taskq-lake.json"
+#: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
+_TRYING: Final = "_trying"
+_TRIES_MAX: Final = 8
 #: What a commit does that brings rows.
 _FILLED: Final = frozenset({"WRITE", "MERGE"})
 #: The tables as of the last batch that all have, a line of JSON each: they are held against it.
@@ -492,6 +495,18 @@ class LakeWriter:
         actions += files.added(change.added, dates=dates, is_change=is_change)
         deltalog.append(where, delta, actions, self.new_directory("commit"))
         return True
+
+    def tries(self, number: int) -> int:
+        """Return how often a batch was begun and did not end: it may need more memory than is."""
+        with suppress(OSError, ValueError):
+            tried, count = map(int, (self.lake.path / _TRYING).read_text().split())
+            return min(count, _TRIES_MAX) if tried == number else 0
+        return 0
+
+    def trying(self, number: int, count: int) -> None:
+        """Note that a batch is begun, for the so manieth time."""
+        with suppress(OSError):  # it is only about how large the next one is
+            (self.lake.path / _TRYING).write_text(f"{number} {count}")
 
     def note(self) -> None:
         """Note which version of each table goes with the last batch that all have.

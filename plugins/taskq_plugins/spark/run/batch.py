@@ -19,7 +19,7 @@ from pyarrow import dataset, parquet
 
 from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import placed, write_rows
+from taskq_plugins.spark.lake.files import groups, placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
 from taskq_plugins.spark.lake.tombstones import cleared
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Records of one share, about: what fits into memory as Python's objects.
 SHARE_ROWS: Final = 100_000
+#: ... and bytes, most of them bodies.
+SHARE_BYTES: Final = 256 * 1024 * 1024
 _BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
 _BREAKS: Final = pc.field("kind") == BREAK
 _FOLDED: Final = (JOBS, ATTEMPTS, OPEN_RECORDS)
@@ -84,6 +86,7 @@ def commit_batch(
     each: Callable[[Callable[[Share], None], Sequence[Share]], None],
     *,
     drops: bool = False,
+    tries: int = 0,
 ) -> Folded:
     """Fold the staged records of a batch, and commit it.
 
@@ -96,6 +99,7 @@ def commit_batch(
         batch: its name.
         each: runs a step for each share, wherever.
         drops: whether ``records`` is to lack payloads and results.
+        tries: how often it was begun before: each time its shares are smaller.
 
     Raises:
         LakeError: the lake failed.
@@ -105,7 +109,7 @@ def commit_batch(
     targets = {table: writer.new_directory(table) for table in _FOLDED}
     plan = _Plan(lake, before, records, targets)
     try:
-        each(fold_share, plan.shares())
+        each(fold_share, plan.shares(tries))
     except OSError as error:
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
@@ -125,6 +129,10 @@ def commit_batch(
     return Folded(sum(file.rows for file in records.files), over, sum(still_open))
 
 
+#: Files that one part makes of a day, at most.
+_TURNS_MAX: Final = 1_000_000
+
+
 class Part(NamedTuple):
     """Records of a batch that are read and written at once."""
 
@@ -139,8 +147,10 @@ class Part(NamedTuple):
 
 def write_part(part: Part) -> None:
     """Read the records of a part, and write them."""
-    rows = pa.Table.from_batches(read_pieces(part.pieces, part.reading), part.reading.schema)
-    write_records(rows, part.target, part.number, part.erased)
+    batches = read_pieces(part.pieces, part.reading)
+    for turn, group in enumerate(groups(batches)):
+        rows = pa.Table.from_batches(group, part.reading.schema)
+        write_records(rows, part.target, part.number * _TURNS_MAX + turn, part.erased)
 
 
 def write_records(rows: pa.Table, target: Path, number: int, erased: Sequence[str] = ()) -> None:
@@ -231,7 +241,7 @@ class _Plan:
         self._touched = pa.concat_tables([own, waiting]).group_by(KEYS).aggregate([])
         self._hits = {table: self._holding(table, probed) for table in _FOLDED}
 
-    def shares(self) -> list[Share]:
+    def shares(self, tries: int) -> list[Share]:
         """Return the shares of the batch: ranges of numbers with about as many records each."""
         directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
         directory.mkdir(parents=True)
@@ -243,7 +253,7 @@ class _Plan:
             heirs.append(str(directory / f"heirs-{number}.parquet"))
             parquet.write_table(self._heirs(log_id, branch), heirs[-1])
         jobs = np.sort(pc.drop_null(self._jobs).to_numpy())
-        count = max(1, -(-len(jobs) // SHARE_ROWS))
+        count = max(1, -(-len(jobs) // SHARE_ROWS), -(-self._bytes() // SHARE_BYTES)) << tries
         inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
         return [
             Share(
@@ -266,6 +276,15 @@ class _Plan:
         yield from self._hits[table]
         if table == OPEN_RECORDS:
             yield from (file for file in self._known[table] if file.part == LOG_PART)
+
+    def _bytes(self) -> int:
+        """Return bytes of the batch's records in memory."""
+        footers = map(parquet.read_metadata, self._paths)
+        return sum(
+            footer.row_group(number).total_byte_size
+            for footer in footers
+            for number in range(footer.num_row_groups)
+        )
 
     def _path(self, table: str, file: DataFile) -> str:
         return str(self._lake.path / table / file.path)

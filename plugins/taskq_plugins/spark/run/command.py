@@ -115,10 +115,11 @@ class Keep(click.ParamType[dict[str, int]]):
 )
 @click.option(
     "--payloads",
-    type=click.Choice(["keep", "drop"]),
+    type=click.Choice(["keep", "drop", "full"]),
     default="keep",
     show_default=True,
-    help="Whether the table records has payloads and results; jobs has them.",
+    help="Of those over 64 KiB the tables have hash and size, but with full; "
+    "with drop, records has no payloads and results at all.",
 )
 @click.option(
     "--keep",
@@ -173,7 +174,7 @@ def run(
             tables=tables or DERIVED,
             corrupt=corrupt,
             fail_on_data_loss=not ignore_data_loss,
-            drops_payloads=payloads == "drop",
+            payloads=payloads,
             keep_days={table: days for keep_day in keep_days for table, days in keep_day.items()},
         )
         if keep_open:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from taskq.arrow import DETAILS, Corrupt, as_bytes
+from taskq.arrow import DETAILS, UNLIMITED, Corrupt, as_bytes
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
@@ -29,7 +29,7 @@ from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reached import offsets_of, reached
 from taskq_plugins.spark.run.reasons import failure_of
-from taskq_plugins.spark.source.allotting import Limits
+from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.rows import Reading
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Offsets
 
+#: Of larger bodies hash and size are stored.
+_BODY_BYTES_MAX: Final = 64 * 1024
 #: Bytes of log that are read here: about what Spark takes as long for to start.
 BYTES_MAX: Final = 16 * 1024 * 1024
 #: ... and of what is in memory at a time as a whole: a batch here, a step of one with Spark.
@@ -62,10 +64,15 @@ class RunOptions:
     tables: Sequence[str] = DERIVED
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
-    #: whether ``records`` lacks payloads and results
-    drops_payloads: bool = False
+    #: "drop": ``records`` lacks payloads and results; "full": large ones are not left out
+    payloads: str = "keep"
     #: how many days of a table are kept; of one that is not named, all
     keep_days: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def drops(self) -> bool:
+        """Return whether ``records`` lacks payloads and results."""
+        return self.payloads == "drop"
 
     def kept_from(self, table: str) -> str:
         """Return the first day of a table that is kept, "" for all."""
@@ -89,6 +96,7 @@ class RunOptions:
         return Reading(
             as_bytes(DETAILS), Corrupt(self.corrupt), payload=True, headers=True,
             fails_on_loss=self.fail_on_data_loss,
+            body_bytes_max=UNLIMITED if self.payloads == "full" else _BODY_BYTES_MAX,
         )  # fmt: skip
 
 
@@ -160,7 +168,9 @@ def run(
         while not asked.is_set() and (batch := stream.plan()) is not None:
             began = time.monotonic()
             staged = stream.read(batch)
-            folded = commit_batch(writer, staged, batch, hands.each, drops=options.drops_payloads)
+            folded = commit_batch(
+                writer, staged, batch, hands.each, drops=options.drops, tries=stream.tries
+            )
             batches += 1
             records += folded.records
             listener.on_batch(batch.number, folded, time.monotonic() - began)
@@ -185,6 +195,8 @@ class Stream:
         self._hands = hands
         self._reading = options.reading()
         self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
+        #: how often the batch was begun before, or one before it, and did not end
+        self.tries = 0
         self._at: Reached = reached(writer.lake)
         with _told_as_ours():
             self._logs = Following(options.of_source())
@@ -195,11 +207,17 @@ class Stream:
         self._at = reached(self._writer.lake)
         if self._begin is not None and self._at.number < 0:
             self._at = self._at._replace(offsets=self._begin)
-        if self._at.begun is not None:
-            return self._at.begun
-        with _told_as_ours():
-            end = self._logs.next(self._at.offsets, self._limits)
-        return None if end == self._at.offsets else self._at.next(end)
+        self.tries = max(self.tries, self._writer.tries(self._at.number + 1))
+        batch = self._at.begun
+        if batch is None:
+            size = self._limits.size_bytes
+            smaller = max(size >> self.tries, min(size, SHARE_BYTES_MIN))
+            with _told_as_ours():
+                end = self._logs.next(self._at.offsets, Limits(smaller))
+            batch = None if end == self._at.offsets else self._at.next(end)
+        if batch is not None:
+            self._writer.trying(batch.number, self.tries + 1)
+        return batch
 
     def read(self, batch: Batch) -> Staged:
         """Write the batch's records to files that are in no version of their table yet."""

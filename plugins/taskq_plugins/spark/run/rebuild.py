@@ -116,8 +116,7 @@ def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[
         careless = replace(options, fail_on_data_loss=False)
         stream = Stream(writer, careless, hands, (at, ends), erased)
         while (batch := stream.plan()) is not None:
-            drops = options.drops_payloads
-            commit_batch(writer, stream.read(batch), batch, hands.each, drops=drops)
+            commit_batch(writer, stream.read(batch), batch, hands.each, drops=options.drops)
 
 
 def _all(lake: Lake, table: str) -> Iterator[pa.Table]:

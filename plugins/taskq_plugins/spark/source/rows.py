@@ -15,6 +15,7 @@ from taskq.arrow import (
     BREAK,
     DETAILS,
     ROWS_MAX,
+    UNLIMITED,
     Break,
     Corrupt,
     Piece,
@@ -173,6 +174,7 @@ class Reading(NamedTuple):
     headers: bool
     fails_on_loss: bool
     queues: frozenset[str] | None = None
+    body_bytes_max: int = UNLIMITED
 
 
 def read_pieces(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
@@ -210,6 +212,7 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.R
             corrupt=reading.corrupt,
             payload=reading.payload,
             headers=reading.headers,
+            body_bytes_max=reading.body_bytes_max,
         )
     except SegmentMissing:
         where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
