@@ -26,11 +26,13 @@ from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
+from taskq.testing.clock import use_clock
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.devices import enrol, groups, set_member
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.outbox import taking
+from taskq_plugins.hub.outbox.handing import Handing
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
@@ -56,6 +58,10 @@ class Ahead(SystemClock):
     def wall_ns(self) -> int:
         """Now, as it will be."""
         return time.time_ns() + 7_200 * SECOND_NS
+
+    def steady_ns(self) -> int:
+        """Go on as far: nobody set the clock."""
+        return super().steady_ns() + 7_200 * SECOND_NS
 
 
 class Place:
@@ -305,9 +311,9 @@ async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
     await place.sync()
     assert await ran.result(timeout=1) == "edge-7 has 7.2"
     handing._clock = SystemClock()
-    late = await place.put(expires=3)
+    late = await place.put(expires="1h")
     await place.sync()
-    await asyncio.sleep(3)
+    use_clock(place.apps["edge-7"], Ahead())
     await place.work()
     await place.sync()
     with pytest.raises(JobExpired):
@@ -474,22 +480,30 @@ async def test_why_tells_where_a_job_is(place: Place) -> None:
     assert (await job.why()).code is Why.SUCCEEDED
 
 
-async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(place: Place) -> None:
+async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long poll: it is answered when something is enqueued."""
     await place.put("1")
     await place.sync()
     take = Taking.take
-    waits = [5.0, 0.1]
-    for wait in waits:
-        with pytest.MonkeyPatch.context() as patch:
-            waiting = functools.partialmethod(take, wait_seconds=wait)
-            patch.setattr(Taking, "take", waiting)
-            asked = asyncio.create_task(place.sync())
-            await asyncio.sleep(0.3)
-            if wait == waits[0]:
-                assert not asked.done()
-                await place.put("2")
-            assert (await asked).taken.jobs == (1 if wait == waits[0] else 0)
+    handing, looked = place.server._outbox.handing, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def give(*asked: Any) -> Given:
+        given = Handing.give(handing, *asked)
+        loop.call_soon_threadsafe(looked.set)
+        return given
+
+    monkeypatch.setattr(handing, "give", give)
+    monkeypatch.setattr(Taking, "take", functools.partialmethod(take, wait_seconds=10.0))
+    asked = asyncio.create_task(place.sync())
+    await looked.wait()
+    assert not asked.done()
+    await place.put("2")
+    assert (await asked).taken.jobs == 1
+    monkeypatch.setattr(Taking, "take", functools.partialmethod(take, wait_seconds=0.1))
+    assert (await place.sync()).taken.jobs == 0
 
 
 def _jobs(path: Path) -> list[JobView]:
