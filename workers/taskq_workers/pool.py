@@ -11,8 +11,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
-from anyio import CancelScope, create_task_group, move_on_after, sleep
-
 from taskq.engine import Weights
 from taskq.errors import LogError, UsageError
 from taskq.hooks import need_loop
@@ -28,6 +26,7 @@ from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.limits import checked_limits, drain_seconds
 from taskq_workers.runs.loader import import_included
 from taskq_workers.runs.tracing import measured, traced_runs
+from taskq_workers.scopes import Group, Scope
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.draining import tell_drain
@@ -43,13 +42,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
-    from anyio.abc import TaskStatus
-
     from taskq import DeadLetter, Delivery, Task, TaskQ
     from taskq.engine import Kind, Limit, Store
     from taskq.values import Duration
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
+    from taskq_workers.scopes import Status
     from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import Runner
 
@@ -181,7 +179,7 @@ class Worker:
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: Keeper | None = None
-        self._opening: CancelScope | None = None
+        self._opening: Scope | None = None
         self._runner: Runner | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
@@ -312,7 +310,7 @@ class Worker:
 
     async def _keep(self) -> None:
         """Own all that runs for the worker; nothing but the loop's end cancels this very task."""
-        async with create_task_group() as group:
+        async with Group() as group:
             group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
@@ -334,18 +332,17 @@ class Worker:
                 self._places.close()
             raise
         finally:
-            # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
-            with CancelScope(shield=True):
-                async with contextlib.AsyncExitStack() as stack:
-                    for part in self._own:
-                        stack.push_async_callback(part.app.close)
-                    stack.push_async_callback(self._lifespans.leave)
-                    if self._places is not None:
-                        stack.push_async_callback(self._places.leave)
+            # Each of them, even if the loop ends in the midst of another: nothing keeps that out.
+            async with contextlib.AsyncExitStack() as stack:
+                for part in self._own:
+                    stack.push_async_callback(part.app.close)
+                stack.push_async_callback(self._lifespans.leave)
+                if self._places is not None:
+                    stack.push_async_callback(self._places.leave)
 
     async def _open(self) -> bool:
         """Open the logs, and enter lifespans; False if a stop came first, as both may take long."""
-        with CancelScope() as self._opening:
+        async with Scope() as self._opening:
             if not self._stop_asked.is_set():
                 for part in list(self._parts):
                     await self._open_log(part)
@@ -369,7 +366,7 @@ class Worker:
         self._store = self.store()
         runner = self._runner = self._hire()
         self._listen()
-        async with create_task_group() as beside:
+        async with Group() as beside:
             try:
                 for service in self._beside:
                     await beside.start(self._run_part, None, service)
@@ -384,12 +381,12 @@ class Worker:
                 runner.interrupt()
                 runner.settler.flush()
                 raise
-            beside.cancel_scope.cancel()
+            beside.cancel()
 
     async def _claim(self, runner: Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
-        async with create_task_group() as ending:
-            async with create_task_group() as claiming:
+        async with Group() as ending:
+            async with Group() as claiming:
                 for part in self._parts:
                     for service in part.services:
                         await claiming.start(self._run_part, part, service)
@@ -406,22 +403,22 @@ class Worker:
                 ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
                     ending.start_soon(tell_drain, self)
-                claiming.cancel_scope.cancel()
+                claiming.cancel()
             await runner.gone.wait()
-            ending.cancel_scope.cancel()
+            ending.cancel()
 
     async def _interrupt(self, runner: Runner) -> None:
         """Cancel the jobs that outlast the drain, and give up those that outlast that."""
-        with move_on_after(self.drain_seconds):
+        async with Scope(self.drain_seconds):
             await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
         runner.interrupt()
-        await sleep(CANCEL_SECONDS)
+        await asyncio.sleep(CANCEL_SECONDS)
         runner.abandon()
         runner.gone.set()
 
     async def _run_part(
-        self, part: LogPart | None, service: Service, *, task_status: TaskStatus[None]
+        self, part: LogPart | None, service: Service, *, task_status: Status
     ) -> None:
         """Run a service; if it fails the worker drains first, as when its log fails."""
         try:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from anyio import move_on_after, sleep
-
 from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.gates.probes import HELD_SECONDS, Probe
+from taskq_workers.scopes import Scope
 
 if TYPE_CHECKING:
     from taskq.conditions.base import Condition
@@ -68,7 +67,7 @@ class ConditionGate(Gate):
                 self._shut(unmet)
                 self._release(self.cause)
                 self.host.stop_running(self.tasks)
-                await sleep(unmet.condition.interval_seconds)
+                await asyncio.sleep(unmet.condition.interval_seconds)
 
     async def _let_through(self) -> Probe | None:
         """Let jobs run until a condition is lost, or there are none; returns what was lost."""
@@ -91,7 +90,7 @@ class ConditionGate(Gate):
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
         while True:
             self._alarm.clear()
-            with move_on_after(HELD_SECONDS):
+            async with Scope(HELD_SECONDS):
                 await self._alarm.wait()
             if not self.host.is_running(self.tasks) and not await self.demand():
                 return None
