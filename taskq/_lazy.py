@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import contextmanager
+from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
@@ -35,20 +37,45 @@ def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return look_up
 
 
-class _Types(ModuleType):
-    """Stands for a module of types while its package is imported: an empty class for each name."""
+class _Later(ModuleType):
+    """Stands for a module while others import it; what is asked of it later, that one is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with _TURN:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Types(_Later):
+    """Likewise of a module of types: an empty class for each name meanwhile."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.made: dict[str, type] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            return self.made.setdefault(name, type(name, (), {}))
-        # Another thread got hold of it meanwhile.
-        return getattr(importlib.import_module(self.__name__), name)
+        if name.startswith("__") or sys.modules.get(self.__name__) is not self:
+            return super().__getattr__(name)
+        return self.made.setdefault(name, type(name, (), {}))
+
+
+_TURN: Final = Lock()
+
+
+@contextmanager
+def postponed(*modules: _Later) -> Iterator[None]:
+    """Let what is imported inside take these for the modules of their names."""
+    later = {module.__name__: module for module in modules if module.__name__ not in sys.modules}
+    sys.modules.update(later)
+    try:
+        yield
+    finally:
+        for name, module in later.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
 
 
 def import_without_types(package: str, types: str) -> None:
@@ -61,12 +88,19 @@ def import_without_types(package: str, types: str) -> None:
     whole = f"{package}.{types}"
     if package in sys.modules or whole in sys.modules:
         return
-    later = sys.modules[whole] = _Types(whole)
-    try:
+    later = _Types(whole)
+    with postponed(later):
         home = importlib.import_module(package)
-    finally:
-        del sys.modules[whole]
     for name, kind in later.made.items():
         if vars(home).get(name) is kind:
             delattr(home, name)
     vars(home)["__getattr__"] = lazily(package, {package: types, whole: " ".join(later.made)})
+
+
+def import_asyncio() -> None:
+    """Import asyncio; its part for TLS follows at the first use, and OpenSSL with it: 4 MiB."""
+    if "asyncio" not in sys.modules:
+        protocol = _Later("asyncio.sslproto")
+        with postponed(_Later("ssl"), protocol):
+            made = importlib.import_module("asyncio")
+        vars(made).setdefault("sslproto", protocol)

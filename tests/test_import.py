@@ -94,7 +94,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
-    "pydantic_core.core_schema click gettext "
+    "pydantic_core.core_schema click gettext anyio ssl _ssl _hashlib asyncio.sslproto "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
@@ -169,11 +169,11 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     ):
         subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, check=True)
     modules = set(json.loads(report.read_text()))
-    assert not modules & set(LATE.split())
+    assert modules & set(LATE.split()) == set()
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
-        *("anyio", "pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
+        *("pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
         "typing_extensions",
     }
 
@@ -196,6 +196,29 @@ print(Shop.model_validate_json('{"rooms": {"a": [1]}}').rooms)
 """
     done = run_python("-c", program, check=True)
     assert done.stdout.strip() == "{'a': [1]}"
+
+
+def test_tls_is_there_for_the_first_task_of_a_worker_that_asks_for_it() -> None:
+    program = """
+from taskq._lazy import import_asyncio
+import_asyncio()
+import asyncio, sys
+assert not {"ssl", "_ssl", "asyncio.sslproto"} & {*sys.modules}
+assert asyncio.sslproto.SSLProtocol is sys.modules["asyncio.sslproto"].SSLProtocol
+
+async def main():
+    server = await asyncio.start_server(lambda _, writer: writer.write(b"no TLS"), "127.0.0.1", 0)
+    try:
+        await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=True)
+    except OSError as error:
+        import ssl
+        print(type(error) is ssl.SSLError, error.reason)
+    server.close()
+
+asyncio.run(main())
+"""
+    done = run_python("-c", program, check=True)
+    assert done.stdout.split() == ["True", "WRONG_VERSION_NUMBER"]
 
 
 @pytest.mark.parametrize("name", taskq.__all__)

@@ -12,7 +12,8 @@ no call does more than one page's work.
 
 from __future__ import annotations
 
-import hashlib
+# As hashlib has it, which brings OpenSSL along: 4 MiB.
+from _blake2 import blake2b
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
@@ -34,7 +35,7 @@ _SWEEP_EVERY: Final = 64
 
 def key_hash(queue: bytes, key: bytes) -> int:
     """Return the key's 64-bit number, never 0, the same on every machine."""
-    digest = hashlib.blake2b(bytes((len(queue),)) + queue + key, digest_size=8).digest()
+    digest = blake2b(bytes((len(queue),)) + queue + key, digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
 

@@ -10,7 +10,6 @@ Moments that are relative are spans here: they count from the publication.
 from __future__ import annotations
 
 import functools
-import hashlib
 import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -289,6 +288,8 @@ class PartFile:
         Raises:
             UploadDamaged: it is not what was published.
         """
+        import hashlib  # noqa: PLC0415 - it brings OpenSSL along, and few logs take uploads
+
         hashed, offset, size = hashlib.sha256(), 0, 0
         while True:
             data, size = self.read(_PIECE_BYTES, offset)

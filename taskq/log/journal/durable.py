@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -256,6 +255,8 @@ class DurableLog:
 
     def digest(self, end: Border) -> bytes:
         """Return the SHA-256 of a segment up to there."""
+        import hashlib  # noqa: PLC0415 - it brings OpenSSL along, and few logs are copied
+
         hashed = hashlib.sha256()
         for offset in range(0, end.offset, _HASHED_BYTES):
             hashed.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))

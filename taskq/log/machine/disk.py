@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
-import hashlib
 import os
 import sys
 import time
+
+# As hashlib has it, which brings OpenSSL along: 4 MiB.
+from _blake2 import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -146,7 +148,7 @@ class LocalDisk(syscalls.Pace):
             # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
             minute = int(time.time() - time.monotonic()) // 60
             mark = f"{minute}{os.uname().nodename}".encode()
-        return int.from_bytes(hashlib.blake2b(mark, digest_size=8).digest(), "little")
+        return int.from_bytes(blake2b(mark, digest_size=8).digest(), "little")
 
     def was_restored(self, descriptor: int) -> bool:
         """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import struct
@@ -124,6 +123,8 @@ class Spill:
             DiskFull: they would not be.
             AppendFailed: the disk refused.
         """
+        import hashlib  # noqa: PLC0415 - it brings OpenSSL along, and few logs have such files
+
         disk = self._make_disk()
         digest = hashlib.sha256(body).digest()
         try:
@@ -154,6 +155,8 @@ class Spill:
     @contextlib.contextmanager
     def _checked(self, stored: bytes, what: str) -> Iterator[tuple[Disk, int, int]]:
         """The disk, a descriptor of the file and its size, once it proved to be right."""
+        import hashlib  # noqa: PLC0415 - as above
+
         reference = decode_reference(stored, what)
         disk = self._make_disk()
         file = self.file_path(reference)
