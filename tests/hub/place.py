@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
+import socket
 from functools import cached_property
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
+import uvicorn
 
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
@@ -17,7 +21,10 @@ from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from starlette.types import ASGIApp
 
     from taskq_plugins.hub.device.compare import Verdict
 
@@ -115,6 +122,24 @@ class Place:
             for file in self.hub.rglob("*")
             if file.is_file() and file.name != ".heard.json"
         }
+
+
+@contextlib.contextmanager
+def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
+    """Yield where something is served, at a port of this machine."""
+    server = what
+    if not isinstance(server, uvicorn.Server):
+        server = uvicorn.Server(uvicorn.Config(server, log_level="warning", lifespan="off"))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()  # who comes before it runs waits
+        thread = Thread(target=server.run, args=([sock],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:

@@ -1,22 +1,6 @@
 """Protocol 1: requests and answers as HTTP carries them. No line here, so both ends use the same.
 
-================================================ ================================================
-request                                          answers
-================================================ ================================================
-``POST /v1/sync``                                200, ``Synced``
-``POST /v1/logs/{log id}/ask``                   200, ``Known``
-``PATCH /v1/logs/{log id}/segments/{lsn}``       200, ``Stored``; with ``Upload-Complete: ?1`` and
-                                                 ``Repr-Digest``, without a body: ``Seal``
-``POST /v1/logs/{log id}/breaks``                200, ``Stored``
-``POST /v1/logs/{log id}/spill``                 200, ``Missing``
-``PATCH /v1/logs/{log id}/spill/{sha-256}``      200, ``Missing``; with ``Upload-Complete: ?1`` the
-                                                 last bytes of the file
-================================================ ================================================
-
-What does not fit where the copy ends is 409, a frame that is not as it was written 422, both as
-``application/problem+json`` with ``at``, the place to go on from. The names of headers are those of
-resumable uploads (draft-ietf-httpbis-resumable-upload); nothing else of that is promised. What
-anybody asks for without a token is 401, and all else that is not there is one 404.
+``PROTOCOL.md`` has all of it in words; ``WAYS`` is its table of requests.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from taskq.values import SECOND_NS
 from taskq_plugins.hub import devices
 from taskq_plugins.hub.checking import ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate.openapi import document
 from taskq_plugins.hub.gate.quota import Account, ChargedDisk
 from taskq_plugins.hub.gate.reading import Reading
 from taskq_plugins.hub.messages import (
@@ -147,6 +148,7 @@ class Server:
         self.app = Starlette(
             routes=[
                 Route("/healthz", self._health, methods=["GET"]),
+                Route("/openapi.json", self._document, methods=["GET"]),
                 Route("/v1/enrol", self._enrol, methods=["POST"]),
                 Route("/{path:path}", self._serve, methods=["GET", "POST", "PATCH"]),
             ],
@@ -196,6 +198,9 @@ class Server:
 
     async def _health(self, _request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
+
+    async def _document(self, _request: Request) -> Response:
+        return Response(await self._on_thread(document), media_type=JSON)
 
     # -- who asks ---------------------------------------------------------------------------------
 
@@ -362,7 +367,8 @@ class Server:
         elif now - noted < _NOTED_SECONDS and lsn < end:
             return
         self._noted[device] = now, end
-        clock = {"clock_ns": asked.clock_ns - time.time_ns()} if isinstance(asked, Sync) else {}
+        tells = isinstance(asked, Sync) and asked.clock_ns
+        clock = {"clock_ns": tells - time.time_ns()} if tells else {}
         known = devices.facts(self._path, device) | clock
         breaks, forks = self._copies.breaks(device, asked.log_id)
         known |= {"heard_ns": time.time_ns(), "log_id": str(asked.log_id), "end_lsn": end}
