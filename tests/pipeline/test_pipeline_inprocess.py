@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -168,6 +169,21 @@ def test_an_increment_looks_only_at_what_came_and_went(
     assert not opened, "no version that is long gone"
     assert connected.call_count == 2, "once in each of two increments"
     assert sorted(call.args[0] for call in vacuumed.mock_calls) == ["_open", *lake.tables()]
+
+
+def test_a_lake_and_its_logs_may_be_below_paths_with_spaces(tmp_path: Path) -> None:
+    root = tmp_path / "my data"
+    lake = Lake.open(root / "lake", create=True)
+    for seed in (1, 2):
+        asyncio.run(live(root / "hub" / "edge 1", seed, 4))
+        assert run(root).exit_code == 0
+    assert run(root, "--rebuild", "jobs").exit_code == 0
+    assert tables(lake) == whole(root)
+    shown = taskq_json("pipeline", "show", "jobs", "--lake", lake.path)
+    assert len(shown) == lake.dataset("jobs").count_rows()
+    assert taskq("pipeline", "erase", "--lake", lake.path, "--where", "true").exit_code == 0
+    read = pl.scan_delta(str(lake.path / "jobs"), use_pyarrow=True).collect()
+    assert len(read) == len(shown)
 
 
 @pytest.mark.slow

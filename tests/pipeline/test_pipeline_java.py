@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -177,6 +179,21 @@ def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
         assert first == f"ok    java       17.0.15 from JAVA_HOME, {tmp_path}/bin/java"
     else:
         assert first.startswith("fail  java       Spark needs Java 17 or later, but there is none")
+
+
+@pytest.mark.parametrize("has_taskq", [True, False])
+def test_the_doctor_says_which_python_spark_starts_where_it_lacks_taskq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_taskq: bool
+) -> None:
+    """As in an environment that is not activated: Spark itself only finds no source."""
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\nexit {int(not has_taskq)}\n")
+    python.chmod(0o755)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    last = CliRunner().invoke(main, ["pipeline", "doctor"]).output.splitlines()[-1]
+    assert ("DATA_SOURCE_NOT_FOUND" in last) is not has_taskq
+    assert (f"set PYSPARK_PYTHON={sys.executable}" in last) is not has_taskq
 
 
 @pytest.mark.parametrize(

