@@ -54,7 +54,6 @@ _BLOCK: Final = re.compile(
 )
 #: The name of a test as a link, and where it stands.
 TEST_LINK: Final = re.compile(r"\[([^\]]+)\]\(([\w/]*test_\w+\.py)\)")
-_TEST: Final = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 #: What ``struct`` calls the numbers in a record.
 _TYPES: Final = dict(
     zip(("B", "H", "I", "Q", "q", "16s"), ["u8", "u16", "u32", "u64", "i64", "16"], strict=True)

@@ -229,12 +229,6 @@ class Connection:
         port = await self.port()
         return await port.transact(bundle)
 
-    def transact_sync(self, bundle: Bundle) -> Done:
-        """Do as ``transact``, blocking this thread."""
-        if not (bundle.settlements or bundle.cancels):
-            return Done([], self.send_many_sync(list(bundle.items)))
-        return self.thread_port().transact(bundle).result()
-
     def thread_port(self) -> ThreadPort:
         """Return the port for threads, once there is room in it.
 

@@ -13,7 +13,7 @@ from taskq.log.format.frames import segment_name
 from taskq.log.requests import EnqueueSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
 LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -116,14 +116,3 @@ def claimed(job: int, owner: int = 0xABCD, attempt: int = 1) -> bytes:
 def succeeded(job: int, token: int, result: bytes | None = None) -> Callable[[int], bytes]:
     """Return a SUCCEEDED record."""
     return lambda lsn: codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, result, lsn)
-
-
-def finished_jobs(segments: Segments, payloads: Sequence[bytes], frame_records: int) -> None:
-    """Return jobs that are enqueued, claimed and succeed, in frames of so many records."""
-    for begin in range(0, len(payloads), frame_records):
-        part = payloads[begin : begin + frame_records]
-        first = segments.next_lsn
-        segments.frame(*(enqueued(payload) for payload in part))
-        token = segments.next_lsn
-        segments.frame(*(claimed(first + index) for index in range(len(part))))
-        segments.frame(*(succeeded(first + n, token + n) for n in range(len(part))))

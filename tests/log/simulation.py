@@ -60,7 +60,6 @@ _SPECS: Final = [
 ]  # fmt: skip
 _TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
 _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
-_ROOM_BYTES: Final = 50_000_000
 
 
 class Simulation(Snapshooting, Care, Uploads):

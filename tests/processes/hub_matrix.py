@@ -71,10 +71,6 @@ _CHANGES: Final = (
 )  # fmt: skip
 
 
-#: A request as it went over the line: method, path, headers, body.
-_Asked = tuple[str, str, dict[str, str], bytes]
-
-
 class Moment(NamedTuple):
     """When somebody is killed.
 

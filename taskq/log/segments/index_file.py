@@ -264,14 +264,6 @@ def index_name(first_lsn: int) -> str:
     return segment_name(first_lsn).removesuffix(".log") + _SUFFIX
 
 
-def remove_index(disk: Disk, directory: str, first_lsn: int) -> None:
-    """Remove the index of a segment, and what was left of writing it."""
-    name = index_name(first_lsn)
-    for other in disk.names(directory):
-        if other == name or (other.startswith(f"{name}.") and other.endswith(_TEMPORARY)):
-            disk.remove(f"{directory}/{other}")
-
-
 def remove_strays(disk: Disk, directory: str) -> None:
     """Remove the indexes of segments that are gone, and what was left of writing them."""
     names = disk.names(directory)

@@ -148,10 +148,6 @@ class Slots:
         self._called.discard(slot)
         return self._hot
 
-    def hot_parts(self) -> HotParts:
-        """Return what each slot keeps at hand."""
-        return self._hot
-
     async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""
         if self.leaving:
