@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from taskq.core.why import Reason, Why
     from taskq.flows.handle import FlowProgress
+    from taskq.log.read.gauges import Minute
     from taskq.log.read.standing import Standing
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport
@@ -58,6 +59,7 @@ __all__ = [
     "JobView",
     "LimitView",
     "LogStats",
+    "Minute",
     "OwnerView",
     "Progress",
     "ProgressView",
@@ -91,6 +93,7 @@ _HOMES: Final = {
     "taskq.log.read.standing": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
+    "taskq.log.read.gauges": "Minute",
     "taskq.log.read.timeline": "JobEvent",
     "taskq.log.upkeep.backup": "BackupReport",
     "taskq.log.upkeep.health": "Check",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         JobEvent,
         JobView,
         LimitView,
+        Minute,
         OwnerView,
         ProgressView,
         Reason,
@@ -191,9 +192,58 @@ def now_of(reader: LogReader) -> dict[str, Any]:
         "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
         "running": [(job, reader.progress(job.lsn)) for job in running],
         "lost": {job.lsn for job in running if are_lost and _is_lost(reader, job)},
+        "hour": chart_of(reader.last_hour()),
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
     }
+
+
+#: From the bottom up, as colours name them; "enqueued" is drawn as a line.
+_STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
+_BAR: Final = 16
+_CHART_HEIGHT: Final = 100
+
+
+class Column(NamedTuple):
+    """One minute of the picture: boxes as (kind, y, height), and what they stand for."""
+
+    x: int
+    boxes: tuple[tuple[str, float, float], ...]
+    counts: dict[str, int]
+    begin_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """The last hour, a column a minute; ``line`` holds the points of what came."""
+
+    columns: tuple[Column, ...]
+    line: str
+    top: int
+    width: int
+    height: int = _CHART_HEIGHT
+
+
+def chart_of(minutes: list[Minute]) -> Chart | None:
+    """Return the picture of the last hour; None where nothing happened in it."""
+    ended = [sum(minute.counts.get(kind, 0) for kind in _STACKED) for minute in minutes]
+    came = [minute.counts.get("enqueued", 0) for minute in minutes]
+    top = max((*ended, *came), default=0)
+    if not top:
+        return None
+    columns, points = [], []
+    for number, minute in enumerate(minutes):
+        y = float(_CHART_HEIGHT)
+        boxes = []
+        for kind in _STACKED:
+            height = round(_CHART_HEIGHT * minute.counts.get(kind, 0) / top, 1)
+            if minute.counts.get(kind):
+                y = round(y - max(height, 1.0), 1)  # what happened at all is seen
+                boxes.append((kind, max(y, 0.0), max(height, 1.0)))
+        columns.append(Column(number * _BAR, tuple(boxes), minute.counts, minute.begin_ns))
+        level = round(_CHART_HEIGHT * (1 - came[number] / top), 1)
+        points.append(f"{number * _BAR + _BAR // 2},{level}")
+    return Chart(columns=tuple(columns), line=" ".join(points), top=top, width=len(minutes) * _BAR)
 
 
 def _is_lost(reader: LogReader, job: JobView) -> bool:

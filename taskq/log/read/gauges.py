@@ -1,24 +1,30 @@
-"""Measure queues beyond their counts: how long the oldest job waits, how fast jobs end."""
+"""Measure a log beyond its counts: how long the oldest job waits, how fast and how jobs end."""
 
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
-from taskq.core.kinds import REVIVALS
+from taskq.core.kinds import BIRTHS, ENDING, RETRY, REVIVALS
 from taskq.core.model import SECOND_NS
+from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.record import decode_record
+from taskq.log.format.codec import KIND_AT
+from taskq.log.format.frames import Gap
+from taskq.log.format.record import decode_record, places
+from taskq.log.read.positions import count_behind, find_time
 from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.views import QueueStats
+    from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
+    from taskq.log.segments.segments import Extent
 
 #: Over so long a time the throughput is taken, from a sample a second.
 WINDOW_NS: Final = 60 * SECOND_NS
@@ -140,3 +146,68 @@ def age_ns(journal: Journal, lsn: int) -> int:
         return 0
     stepped_ns = sum(step for _, step in journal.indexes.steps_after(lsn))
     return max(now_ns - view.enqueued_ns - stepped_ns, 0)
+
+
+MINUTES: Final = 60
+_MINUTE_NS: Final = 60 * SECOND_NS
+#: What is read at once for it: half a second of work.
+_READ_BYTES_MAX: Final = 32 * 1024 * 1024
+_COUNTED: Final[dict[int, str]] = {
+    **{kind: str(state) for state, kind in ENDING.items()},
+    RETRY: "retried",
+    **dict.fromkeys(BIRTHS, "enqueued"),
+}
+
+
+class Minute(NamedTuple):
+    """Count what happened in a minute, by outcome; jobs that came are "enqueued"."""
+
+    begin_ns: int
+    counts: dict[str, int]
+
+
+class LastHour:
+    """Count how attempts ended in each minute of the last hour; only what is new is read.
+
+    Args:
+        journal: of the log; it may look at a moment of the past.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._cursor: Cursor | None = None
+        self._minutes: dict[int, Counter[str]] = {}
+        self._first = 0
+
+    def minutes(self, now_ns: int, end: Extent) -> list[Minute]:
+        """Return the minutes of the last hour, the oldest first.
+
+        Of a log that writes more than 32 MiB in that time the first minutes are left out.
+        """
+        now = now_ns // _MINUTE_NS
+        if self._cursor is None:
+            self._cursor = self._start(now, end)
+        for _, frame in self.journal.frames(self._cursor):
+            if isinstance(frame, Gap):
+                continue
+            kinds = (frame.data[at + KIND_AT] for _, at, _ in places(frame))
+            counts = Counter(_COUNTED[kind] for kind in kinds if kind in _COUNTED)
+            minute = frame.header.time_ns // _MINUTE_NS
+            self._minutes.setdefault(minute, Counter()).update(counts)
+        for minute in [minute for minute in self._minutes if minute <= now - MINUTES]:
+            del self._minutes[minute]
+        first = max(self._first, now - MINUTES + 1)
+        return [
+            Minute(minute * _MINUTE_NS, dict(self._minutes.get(minute, ())))
+            for minute in range(first, now + 1)
+        ]
+
+    def _start(self, now: int, end: Extent) -> Cursor:
+        count = MINUTES
+        while True:
+            self._first = now - count + 1
+            cursor = find_time(self.journal.files, self._first * _MINUTE_NS, end)
+            _, size = count_behind(self.journal.files, cursor, cursor.next_lsn, end)
+            if size <= _READ_BYTES_MAX or count == 1:
+                return cursor
+            count //= 2

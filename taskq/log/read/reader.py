@@ -22,7 +22,7 @@ from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.follow import Onlooker
-from taskq.log.read.gauges import Gauges
+from taskq.log.read.gauges import Gauges, LastHour, Minute
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
 from taskq.log.read.standing import Standing, past_standing, standing
@@ -96,6 +96,7 @@ class LogReader:
         self.tag = journal.tag
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = BodyStore(journal.path, journal.config)
+        self._hour: LastHour | None = None
         #: of the job that was asked for last
         self._stories: dict[int, Story | None] = {}
         self._stand_on(journal)
@@ -412,6 +413,16 @@ class LogReader:
         if self._journal.is_past:
             return []
         return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
+
+    def last_hour(self) -> list[Minute]:
+        """Return what came and how attempts ended in each minute of the last hour, oldest first."""
+
+        def read(journal: Journal, _: Facets, now_ns: int) -> list[Minute]:
+            if self._hour is None or self._hour.journal is not journal:
+                self._hour = LastHour(journal)
+            return self._hour.minutes(now_ns, self.extent)
+
+        return self._told(read)
 
     def standing(self, stats: LogStats | None = None) -> Standing:
         """Return how the log stands, in words; of a moment of the past without its processes.
