@@ -315,7 +315,7 @@ def test_a_frame_of_many_records_is_indexed_in_small_steps() -> None:
 def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:
     world = _revive(saved)
     world.machine.put(f"{PATH}/log/{index_name(99_999)}", b"index")
-    world.machine.put(f"{PATH}/log/{index_name(1)}.0a1b2c3d.tmp", b"left over")
+    world.machine.put(f"{PATH}/log/{index_name(99_999)}.0a1b2c3d.tmp", b"left over")
     process = world.process()
     save(process)
     assert set(index_files(world)) == {path for path in saved if path.endswith(".idx")}
