@@ -8,12 +8,14 @@ import json
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.wire import HubStops
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -95,6 +97,23 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
     assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
     assert _run("sync", log, "--to", stick).exit_code == 0
     assert list(stick.rglob("*.log"))
+
+
+def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -> None:
+    asyncio.run(place.write())
+    log, token, stick = place.path / _DEVICE, place.path / "token", place.path / "stick"
+    token.write_text(_run("hub", "enrol", place.hub, "pump-3").output)
+    token.chmod(0o600)
+    assert _run("sync", log, "--to", stick, "--token-file", token).exit_code == 0
+    assert "pump-3" in _run("hub", "import", place.hub, stick).output
+
+
+def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
+    asyncio.run(place.write())
+    asyncio.run(place.sync(machine="a"))
+    with pytest.raises(HubStops, match="another machine"):
+        asyncio.run(place.sync(machine="b"))
+    assert "another machine with its token was refused" in _run("hub", "status", place.hub).output
 
 
 def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pytest
 
@@ -183,6 +184,13 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
     assert Verdict.FORKED not in simulation.verdicts
     assert simulation._device_records() <= simulation.hub_records()
     assert not [path for path in hub_files(simulation) if path.endswith(".tmp")]
+
+
+def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
+    """Two programs of a machine have a log each, and its token."""
+    line, other = Line(), UUID(int=7)
+    line.ask(Sync(other, 1, frozenset(), NOWHERE))
+    assert isinstance(line.append(line.data), Stored)
 
 
 def test_a_late_request_of_an_older_session_changes_nothing() -> None:

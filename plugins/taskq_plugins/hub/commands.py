@@ -29,6 +29,7 @@ _PORT_DEFAULT: Final = 8470
 _KEEP_DEFAULT: Final = "30d"
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
+_DAY_SECONDS: Final = 86_400
 
 
 def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
@@ -155,6 +156,9 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         clock = row.get("clock_ns", 0) / 1e9
         words += [f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""]
         words += [f"{row[what]} {what}" if row.get(what) else "" for what in ("breaks", "forks")]
+        refused = (now_ns - row.get("refused_ns", 0)) / 1e9
+        clone = f"another machine with its token was refused {refused:.0f} s ago"
+        words += [clone if refused < _DAY_SECONDS else ""]
         words += ["LATE" if row["late"] else "", "" if row["state"] == "active" else row["state"]]
         render.echo(flat(f"{row['device']}: {', '.join(filter(None, words))}"))
     if any(row["late"] for row in rows):

@@ -78,8 +78,8 @@ class Copies:
         self._floors: dict[tuple[str, UUID], Floor] = {}
         self._busy: set[tuple[str, UUID]] = set()
         self._guard = threading.Lock()
-        #: the newest session of each device: none of before this process is believed
-        self._sessions: dict[str, int] = {}
+        #: the newest session of each log: none of before this process is believed
+        self._sessions: dict[tuple[str, UUID], int] = {}
         self._first_session = random.SystemRandom().getrandbits(48)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Copies:
         Raises:
             OSError: the disk refused.
         """
-        if self._sessions.get(device) != session:
+        if self._sessions.get((device, log_id)) != session:
             return False
         self._busy.add((device, log_id))
         copy = self._copy(device, log_id)
@@ -140,7 +140,7 @@ class Copies:
     def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
         if isinstance(asked, Sync):
             return self._begin(device, asked)
-        if self._sessions.get(device) != asked.session:
+        if self._sessions.get((device, asked.log_id)) != asked.session:
             return Refused(Trouble.SUPERSEDED, NOWHERE)
         copy = self._copy(device, asked.log_id)
         if copy is None:
@@ -160,8 +160,8 @@ class Copies:
             copy.rest()
 
     def _begin(self, device: str, asked: Sync) -> Synced:
-        before = self._sessions.get(device, self._first_session)
-        session = self._sessions[device] = before + 1
+        key = device, asked.log_id
+        session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
@@ -201,8 +201,8 @@ class Copies:
                 copy.let_go(gone)
             finally:
                 self._copies.pop(key).close()
-                if device in self._sessions:  # who was told that a body is there asks again
-                    self._sessions[device] += 1
+                if key in self._sessions:  # who was told that a body is there asks again
+                    self._sessions[key] += 1
         return gone
 
     def forget(self, device: str, log_id: UUID) -> None:

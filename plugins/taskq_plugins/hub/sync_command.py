@@ -15,6 +15,7 @@ import click
 from click.exceptions import Exit
 
 from taskq.cli import log_argument, open_reader, render, resolve
+from taskq.errors import UsageError
 from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
@@ -56,7 +57,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     if given["status"]:
         _tell(path, end, last_note(path))
         return
-    line = _line(data_dir, given) if given["stick"] is None else _stick(given["stick"])
+    line = _line(data_dir, given) if given["stick"] is None else _stick(data_dir, given)
     if given["follow"] or given["wait"]:
         work = syncing.follow(path, line, at_once=True, once=not given["follow"])
     else:
@@ -85,10 +86,16 @@ def _restore(target: Path, line: Line) -> None:
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
-def _stick(path: Path) -> Any:
+def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
+    """Return a directory in place of a line, where the device has the name that its token says."""
     from taskq_plugins.hub.care import Stick  # noqa: PLC0415 - likewise
 
-    return Stick(path, socket.gethostname().split(".")[0].lower())
+    hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
+    url = given["url"] or hub.url or "https://hub.invalid"  # it may know no other way than this
+    try:
+        return Stick(given["stick"], Line(*line_to(hub, url, given["token_file"])).device)
+    except UsageError:  # it was never enrolled
+        return Stick(given["stick"], socket.gethostname().split(".")[0].lower())
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:
