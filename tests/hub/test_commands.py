@@ -102,6 +102,7 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
 def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -> None:
     asyncio.run(place.write())
     log, token, stick = place.path / _DEVICE, place.path / "token", place.path / "stick"
+    assert _run("hub", "init", place.hub).exit_code == 0
     token.write_text(_run("hub", "enrol", place.hub, "pump-3").output)
     token.chmod(0o600)
     assert _run("sync", log, "--to", stick, "--token-file", token).exit_code == 0

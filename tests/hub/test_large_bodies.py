@@ -87,7 +87,7 @@ async def test_a_body_that_was_held_back_is_owed_though_the_line_dropped_meanwhi
     with monkeypatch.context() as patched:
         patched.setattr("taskq_plugins.hub.sync.take", cut)
         with pytest.raises(HubError):
-            await place.sync(spill=False)
+            await place.sync(spill=False, accept=("update",))
     assert _bodies(place.hub) == {}
     await place.sync()
     assert _bodies(place.hub) == _bodies(place.path / "edge-7") != {}

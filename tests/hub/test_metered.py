@@ -249,7 +249,7 @@ async def test_a_job_that_is_larger_than_what_is_left_stays_at_the_hub_until_ano
 
 
 async def test_a_rate_is_kept(place: Place, url: str) -> None:
-    await place.write(4, 50_000)
+    await place.write(8, 50_000)
     device = Device(place, url, rate=400_000)
     began = monotonic()
     await device.sync()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import functools
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,6 @@ from taskq_plugins.hub.outbox import taking
 from taskq_plugins.hub.outbox.handing import Handing
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
-from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.sync import Synced, sync
 from tests.hub.place import Direct
 from tests.log.tending import fill_segment, keeping, tend
@@ -233,7 +232,18 @@ async def test_one_that_is_requeued_goes_down_again_and_runs_once_more(place: Pl
     assert await job.status() is State.READY
 
 
-@pytest.mark.parametrize("accept", [(), ("photos.*",), ("updat",)])
+async def test_a_device_that_accepts_nothing_asks_for_no_jobs(place: Place) -> None:
+    """A sync by hand, without the settings of the worker beside it, refuses nothing for it."""
+    job = await place.put()
+    accept, place.accept = place.accept, ()
+    assert not any((await place.sync()).taken)
+    assert await job.status() is State.READY
+    place.accept = accept
+    await place.round()
+    assert await job.result(timeout=5) == "edge-7 has 7.2"
+
+
+@pytest.mark.parametrize("accept", [("photos.*",), ("updat",)])
 async def test_what_a_device_does_not_accept_is_a_dead_letter_on_the_hub(
     place: Place, accept: tuple[str, ...]
 ) -> None:
@@ -486,7 +496,10 @@ async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
     """Long poll: it is answered when something is enqueued."""
     await place.put("1")
     await place.sync()
-    take = Taking.take
+    question = (await place.sync()).question
+    assert question is not None
+    line = Line(_URL, place.tokens["edge-7"], Direct(place.server))
+    assert (await line.hold(replace(question, wait_seconds=0.1))).status == 204
     handing, looked = place.server._outbox.handing, asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -496,14 +509,13 @@ async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
         return given
 
     monkeypatch.setattr(handing, "give", give)
-    monkeypatch.setattr(Taking, "take", functools.partialmethod(take, wait_seconds=10.0))
-    asked = asyncio.create_task(place.sync())
+    asked = asyncio.create_task(line.hold(question))
     await looked.wait()
     assert not asked.done()
     await place.put("2")
-    assert (await asked).taken.jobs == 1
-    monkeypatch.setattr(Taking, "take", functools.partialmethod(take, wait_seconds=0.1))
-    assert (await place.sync()).taken.jobs == 0
+    given = await asked
+    assert (given.status, b'"update"' in given.content) == (200, True)
+    await line.close()
 
 
 def _jobs(path: Path) -> list[JobView]:

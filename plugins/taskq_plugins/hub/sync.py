@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from anyio import sleep_forever
+from anyio import create_task_group, sleep_forever
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
@@ -25,6 +25,7 @@ from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Skip, Stored
 from taskq_plugins.hub.messages import Synced as Told
+from taskq_plugins.hub.outbox.holding import Holding
 from taskq_plugins.hub.outbox.taking import Taken, look, take
 from taskq_plugins.hub.wire import HubError, HubStops
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import Border, LogConfig, Store
+    from taskq.engine import Border, Disk, LogConfig, Store
+    from taskq_plugins.hub.messages import Question
 
 _log: Final = logging.getLogger("taskq")
 #: With less room on the disk all that was sent may go at once.
@@ -58,6 +60,7 @@ class Synced(NamedTuple):
         end: where the log ends, and the copy unless nothing was sent.
         behind_bytes: what the copy lacks.
         taken: what came down.
+        question: what is to be asked while the log rests.
     """
 
     verdicts: list[Verdict]
@@ -65,6 +68,7 @@ class Synced(NamedTuple):
     end: Border
     behind_bytes: int = 0
     taken: Taken = Taken()
+    question: Question | None = None
 
 
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
@@ -83,39 +87,45 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         raise LogError(f"{path} is not a task log")
     # Of two at a time each would end the other's session.
     hold = NamedReader.take(disk, path, identity.log_id, NamedReader.HUB)
-    allowance, log = line.allowance, None
     try:
-        allowance.take_up(path)
-        await allowance.look()
-        known = hold.load()
-        # Before the log: what is adopted by then is sent before anything else is taken.
-        held = look(disk, path)
-        log = DurableLog(disk, SystemClock(), path)
-        log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
-        log.synced_lsn = last_note(path).get("lsn", 0) if line.pins else 0
-        log.sends_bodies = line.hub.spill and not allowance.metered
-        if not log.sends_bodies and line.pins and not is_dry:
-            allowance.owe_bodies(True)  # before any record goes: the line may drop at any time
-        if known is None and log.segments and line.pins and not is_dry:
-            _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
-        done, session = await _session(path, log, line, hold, is_dry=is_dry)
-        if line.pins and not is_dry:
-            taken = await take(disk, path, log, line, session, held)
-            done = done._replace(taken=taken)
-            allowance.owe_bodies(not log.sends_bodies)
-        if line.pins and not is_dry and disk.free_bytes(path) < _PRESSED_BYTES:
-            _pin(hold, log, log.end.next_lsn)
+        return await _synced(disk, path, line, hold, is_dry=is_dry)
     except LogError as error:
         note(path, error=str(error))
         raise
-    else:
-        if line.pins and not is_dry:
-            note(path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
-        return done
     finally:
         hold.release()
-        if log is not None:
-            log.close()
+
+
+async def _synced(disk: Disk, path: str, line: Line, hold: NamedReader, *, is_dry: bool) -> Synced:
+    allowance, counts = line.allowance, line.pins and not is_dry
+    allowance.take_up(path)
+    await allowance.look()
+    known = hold.load()
+    # Before the log: what is adopted by then is sent before anything else is taken.
+    held = look(disk, path)
+    log = DurableLog(disk, SystemClock(), path)
+    try:
+        log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
+        log.sends_bodies = line.hub.spill and not allowance.metered
+        if counts:
+            log.synced_lsn = last_note(path).get("lsn", 0)
+            if not log.sends_bodies:  # before any record goes: the line may drop at any time
+                allowance.owe_bodies(True)
+            if known is None and log.segments:
+                _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
+        done, session = await _session(path, log, line, hold, is_dry=is_dry)
+        if not counts:
+            return done
+        if line.hub.accept:  # who takes nothing refuses nothing either
+            taken, question = await take(disk, path, log, line, session, held)
+            done = done._replace(taken=taken, question=question)
+        allowance.owe_bodies(not log.sends_bodies)
+        if disk.free_bytes(path) < _PRESSED_BYTES:
+            _pin(hold, log, log.end.next_lsn)
+        note(path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
+        return done
+    finally:
+        log.close()
 
 
 async def _session(
@@ -173,9 +183,20 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
     Raises:
         HubStops: with ``once``, since waiting does not help.
     """
+    holding = Holding(line)
+    if once:
+        return await _follow(path, line, holding, at_once=at_once, once=True)
+    async with create_task_group() as tasks:
+        tasks.start_soon(holding.run)
+        done = await _follow(path, line, holding, at_once=at_once, once=False)
+    return done  # noqa: RET504 - a group may swallow what ends it
+
+
+async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, once: bool) -> Synced:
     hub, failures, complaint = line.hub, 0, ""
     while True:
         seen, began = _extent(path), monotonic()
+        holding.begin()
         try:
             done = await sync(path, line)
         except (LogError, OSError) as error:
@@ -197,13 +218,23 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         failures, complaint = 0, ""
         if once:
             return done
-        every, poll = 0.0 if at_once else hub.every, hub.poll
-        if line.allowance.metered:
-            every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
-        while (passed := monotonic() - began) < poll:
-            if passed >= every and _extent(path) != seen:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
+        holding.ask(done.question)
+        # Behind jobs that came more may be there, and the hub waits to hear of these.
+        if not (done.taken.jobs or done.taken.refused):
+            await _rest(path, line, holding, seen, began, 0.0 if at_once else hub.every)
+
+
+async def _rest(
+    path: str, line: Line, holding: Holding, seen: tuple[str, int], began: float, every: float
+) -> None:
+    """Wait until a session is due: something was written or is there, or the hub is to hear."""
+    poll = line.hub.poll
+    if line.allowance.metered:
+        every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
+    while (passed := monotonic() - began) < poll and not holding.is_answered:
+        if passed >= every and _extent(path) != seen:
+            break
+        await holding.wait(_LOOK_SECONDS)
 
 
 async def _pause(seconds: float, url: str) -> None:

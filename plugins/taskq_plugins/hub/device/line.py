@@ -41,7 +41,7 @@ from taskq_plugins.hub.wire import PACKED, HubError, carried, understood
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.messages import Answer, Question, Request
 
 #: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
 #: what a proxy takes that nobody has told what comes.
@@ -311,6 +311,8 @@ class Line:
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._own = {"Authorization": f"Bearer {token}"} if token else {}
         self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
+        #: what waits there must not be in the way of what is sent
+        self._holder = carrier or Http(self.url, self.hub.ca)
 
     @property
     def part_bytes(self) -> int:
@@ -354,19 +356,32 @@ class Line:
             error.seconds = reply.wait_seconds
             raise
 
+    async def hold(self, asked: Question) -> Told:
+        """Ask for what is there for this device, beside what goes over the line otherwise.
+
+        Raises:
+            HubError: as ``request``.
+        """
+        return await self._request(self._holder, *carried(asked))
+
     async def request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes = b"", room: int = 0
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> Told:
-        """Send anything; ``room``: for so many bytes of an answer.
+        """Send anything.
 
         Raises:
             HubWaits: the line may not carry that now.
             HubError: nobody answers.
         """
+        return await self._request(self._carrier, method, path, headers, body)
+
+    async def _request(
+        self, carrier: Http, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> Told:
         await self.allowance.look()
         handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0
-        self.allowance.check(len(body) + len(body) // 256 + room + _HEADS_BYTES + handshake)
-        carrier, used = self._carrier, self._carrier.used_bytes
+        self.allowance.check(len(body) + len(body) // 256 + _HEADS_BYTES + handshake)
+        used = carrier.used_bytes
         try:
             return await carrier(method, path, self._own | headers, body)
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -396,3 +411,4 @@ class Line:
     async def close(self) -> None:
         """Hang up."""
         self._carrier.close()
+        self._holder.close()

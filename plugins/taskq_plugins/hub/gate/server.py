@@ -96,6 +96,8 @@ _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({429, 503, 507})
 #: Those who wait for something look so long after the outbox grew: many at a time, once.
 _GATHER_SECONDS: Final = 0.25
+#: How often they look whether there is an outbox at all.
+_THERE_SECONDS: Final = 1.0
 #: Questions that wait for their answer at a time; one more is answered at once.
 _ASKING_MAX: Final = 2_000
 #: Tokens and codes that do not hold, of one address in a minute.
@@ -215,7 +217,7 @@ class Server:
         waiting = self._waiting.get(device, 0)
         if waiting >= _OF_DEVICE_MAX:
             raise HTTPException(429, "one request after the other")
-        if sum(self._waiting.values()) >= _REQUESTS_MAX:
+        if sum(self._waiting.values()) - len(self._asking) >= _REQUESTS_MAX:
             raise HTTPException(503, "too many at once: try again later")
         self._waiting[device] = waiting + 1
         try:
@@ -299,31 +301,39 @@ class Server:
         at, outbox = (device, asked.session, asked.log_id, asked.up), self._outbox
         loop = asyncio.get_running_loop()
         until = loop.time() + (asked.wait_seconds if len(self._asking) < _ASKING_MAX else 0)
+        while not outbox.is_there and loop.time() < until and not self._is_over:
+            await self._wait_for(loop.create_future(), _THERE_SECONDS)
         while outbox.is_there:
             port, seen = await outbox.end()
             async with self._turn(device):  # for each look, but not for the wait
                 if not await self._on_thread(self._copies.is_at, *at):
                     return None
                 given = await self._on_thread(outbox.handing.give, device, asked)
-            if given.jobs or given.cancels or loop.time() >= until or self._is_over:
+            is_late = loop.time() >= until or self._is_over
+            if given.jobs or given.cancels or (is_late and not asked.wait_seconds):
                 return await run_sync(encode_given, given, limiter=self._threads)
+            if is_late:
+                break
             asked = replace(asked, refused=())
-            grown = port.extent(seen)
-            self._asking.add(grown)
-            try:
-                await asyncio.wait((grown,), timeout=max(until - loop.time(), 0))
-            finally:
-                self._asking.discard(grown)
-            if grown.done() and not self._is_over:
-                await asyncio.sleep(_GATHER_SECONDS)
-            else:
-                grown.cancel()
+            await self._wait_for(port.extent(seen), until - loop.time())
         return b""
+
+    async def _wait_for(self, grown: asyncio.Future[Any], seconds: float) -> None:
+        """Wait until there may be more, the hub ends, or so long."""
+        self._asking.add(grown)
+        try:
+            await asyncio.wait((grown,), timeout=max(seconds, 0))
+        finally:
+            self._asking.discard(grown)
+        if grown.done() and not self._is_over:
+            await asyncio.sleep(_GATHER_SECONDS)
+        else:
+            grown.cancel()
 
     def end(self) -> None:
         """Let nobody wait for jobs any more."""
         self._is_over = True
-        for grown in self._asking:
+        for grown in tuple(self._asking):
             grown.get_loop().call_soon_threadsafe(grown.cancel)
 
     def _account(self, device: str) -> Account:
@@ -344,6 +354,8 @@ class Server:
     def _done(self, device: str, asked: Asked) -> Answer:
         """Carry a request out, on a thread."""
         if isinstance(asked, Sync) and not devices.is_bound(self._path, device, asked.machine):
+            known = devices.facts(self._path, device)
+            devices.note(self._path, device, **known | {"refused_ns": time.time_ns()})
             return Refused(Trouble.CLONED, NOWHERE)
         if isinstance(asked, Sync) and devices.facts(self._path, device)["state"] == "held":
             return Refused(Trouble.HELD, NOWHERE)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
 from taskq.errors import JobNotFound, TaskqError
-from taskq_plugins.hub.messages import Question
+from taskq_plugins.hub.messages import WAIT_SECONDS_MAX, Question
 from taskq_plugins.hub.outbox.lines import JOB, decode_given, upload_name, upload_number
 from taskq_plugins.hub.wire import HubError, carried, refusal
 
@@ -104,7 +104,7 @@ class Taking:
         self._known = known
 
     def take(
-        self, session: int, log_id: UUID, up: Border, held: Held, wait_seconds: float = 0.0
+        self, session: int, log_id: UUID, up: Border, held: Held
     ) -> Generator[Question | Cancelled, Given | bool | None, Taken]:
         """Ask for what is there and take it: gives out questions, and orders to the log.
 
@@ -113,7 +113,6 @@ class Taking:
             log_id: of the log.
             up: where the copy ends.
             held: what the inbox said before the log was looked at.
-            wait_seconds: how long the first question may wait.
 
         Raises:
             LogError: the inbox cannot be written.
@@ -123,8 +122,7 @@ class Taking:
         for number in range(_ROUNDS_MAX):
             if waiting >= UPLOADS_MAX:
                 break
-            wait = 0.0 if number else wait_seconds
-            given = yield Question(session, log_id, up, after, waiting > 0, refused, wait)
+            given = yield Question(session, log_id, up, after, waiting > 0, refused)
             if given is None or isinstance(given, bool):
                 break
             taken = taken._replace(refused=taken.refused + len(refused))
@@ -179,8 +177,10 @@ async def take(
     line: Line,
     session: int,
     held: Held,
-) -> Taken:
+) -> tuple[Taken, Question | None]:
     """Take what a hub has for the log in a directory, whose copy ends where the log does.
+
+    Returns with it what is to be asked while the log rests; None: another session comes before.
 
     Args:
         disk: of this machine.
@@ -204,7 +204,11 @@ async def take(
             taken: Taken = end.value
             if taken.jobs:
                 await _adopt(path, line.config)
-            return taken
+            is_more = taken.jobs or taken.refused or held.waiting >= UPLOADS_MAX
+            if is_more or line.allowance.metered:
+                return taken, None
+            ids = session, log.identity.log_id, log.end, held.after
+            return taken, Question(*ids, held.waiting > 0, (), WAIT_SECONDS_MAX)
         if isinstance(asked, Question):
             answer = await _ask(line, asked)
         else:

@@ -1,0 +1,86 @@
+"""A device that rests holds a question at its hub: what is there for it comes within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from taskq_plugins.hub.wire import HubError
+
+if TYPE_CHECKING:
+    from taskq_plugins.hub.device.line import Line
+    from taskq_plugins.hub.messages import Question
+
+#: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
+_SOON_SECONDS: Final = 5.0
+_CHANCE: Final = random.SystemRandom()
+_WELL: Final = 200
+_NOTHING: Final = 204
+_SUPERSEDED: Final = 409
+
+
+class Holding:
+    """The question of one device, on a connection of its own, beside its sessions.
+
+    What comes says only that a session is due, in which it is asked for again and taken.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._question: Question | None = None
+        self._asks, self._answered = asyncio.Event(), asyncio.Event()
+        self._before = b""
+
+    def ask(self, question: Question | None) -> None:
+        """Let this be what is asked from now on; None: nothing."""
+        self._question = question
+        self._asks.set()
+
+    def begin(self) -> None:
+        """Take it that a session begins, which asks for all that is there now."""
+        self._answered.clear()
+
+    @property
+    def is_answered(self) -> bool:
+        """Return whether a session is due."""
+        return self._answered.is_set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait so long, or until a session is due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answered.wait()
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            await self._asks.wait()
+            self._asks.clear()
+            if await self._hold():
+                self._answered.set()
+
+    async def _hold(self) -> bool:
+        """Ask until something is there, or the hub wants another session; False: no question."""
+        while (asked := self._question) is not None:
+            began, pause = monotonic(), 0.0
+            try:
+                reply = await self._line.hold(asked)
+            except HubError as error:
+                await asyncio.sleep(max(error.seconds, _CHANCE.uniform(1.0, self._line.hub.every)))
+                continue
+            if reply.status == _SUPERSEDED:
+                if asked is self._question:
+                    return True
+            elif reply.status != _WELL:
+                is_soon = monotonic() - began < _SOON_SECONDS or reply.status != _NOTHING
+                pause = max(reply.wait_seconds, self._line.hub.every if is_soon else 0.0)
+            elif reply.content != self._before:
+                self._before = reply.content
+                return True
+            else:  # it was taken up, and the log has not told so yet
+                pause = self._line.hub.every
+            await asyncio.sleep(pause)
+        return False
