@@ -14,6 +14,7 @@ from taskq_plugins.spark.run.reached import held, unread_bytes
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.positions import offsets_from_json
+from taskq_plugins.spark.source.standing import look
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.source_tools import Stream
 
@@ -39,8 +40,8 @@ class Reader:
         return [row["lsn"] for row in self.stream.drain()]
 
     def unread(self) -> int:
-        options = {"path": str(self.logs), "failOnDataLoss": "hold"}
-        return unread_bytes(self.offsets, read_options(options))
+        options = read_options({"path": str(self.logs), "failOnDataLoss": "hold"})
+        return unread_bytes(self.offsets, options, look(options))
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DELTA_LOG: Final = "_delta_log"
 #: Of a commit that writes the same rows again.
 OPTIMIZE: Final = "OPTIMIZE"
+#: What a commit tells of the logs that moved, where it does not tell of all.
+MOVED: Final = "moved"
 #: In a table's log: where its last checkpoint is.
 _LAST: Final = "_last_checkpoint"
 #: Commits from one checkpoint of a table's log to the next: a bound for what a reader reads.
@@ -100,8 +102,12 @@ def keep_short(where: Path, delta: DeltaTable) -> None:
     last = 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         last = int(json.loads((where / DELTA_LOG / _LAST).read_text())["version"])
-    if delta.version() - last >= _CHECKPOINT_EVERY:
+    has_grown = delta.version() - last >= _CHECKPOINT_EVERY
+    if has_grown:
         _durably(where, delta.create_checkpoint)
+    # What tells of some logs is read back to what tells of all.
+    newest = next((commit for commit in commits(delta) if "batch" in commit), {})
+    if "offsets" in newest or (has_grown and MOVED not in newest):
         delta.cleanup_metadata()
 
 

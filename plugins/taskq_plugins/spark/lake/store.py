@@ -53,6 +53,8 @@ DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
 DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks")
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
+#: The tables that a batch begins and ends with: they tell how far it read each log.
+BORDERS: Final = (RECORDS, JOBS)
 #: The part of that table that tells of logs as a whole.
 LOG_PART: Final = "log"
 STAGING: Final = "_staging"
@@ -76,8 +78,10 @@ class Batch(NamedTuple):
     #: what the batches are numbered in
     stream: str
     number: int
-    #: how far it read each log, as text
+    #: how far it read each log, as text ...
     offsets: str = ""
+    #: ... or only those logs that moved
+    is_whole: bool = True
 
 
 class Change(NamedTuple):
@@ -273,12 +277,17 @@ class Lake:
 
     def batch(self, table: str = JOBS) -> Batch | None:
         """Return the last batch that a table has, None before the first; ``jobs`` has it last."""
+        return next(self.batches(table), None)
+
+    def batches(self, table: str) -> Iterator[Batch]:
+        """Yield the batches that a table has, the last one first, as far as its log tells."""
         if not self.has(table):
-            return None
+            return
         for commit in deltalog.commits(self.delta(table)):
             if "batch" in commit:
-                return Batch(commit["stream"], int(commit["batch"]), commit.get("offsets", ""))
-        return None
+                moved = commit.get(deltalog.MOVED)
+                offsets = commit.get("offsets", "") if moved is None else moved
+                yield Batch(commit["stream"], int(commit["batch"]), offsets, moved is None)
 
     def stale(self, names: Iterable[str]) -> list[str]:
         """Return those of the derived tables that were computed before the last batch."""
@@ -484,7 +493,9 @@ class LakeWriter:
             known = delta.transaction_version(app)
             if known is not None and known >= batch.number:
                 return False
-            info |= {"stream": batch.stream, "batch": batch.number, "offsets": batch.offsets}
+            info |= {"stream": batch.stream, "batch": batch.number}
+            if table in BORDERS:
+                info["offsets" if batch.is_whole else deltalog.MOVED] = batch.offsets
             actions.append({"txn": {"appId": app, "version": batch.number}})
         elif not change.added and not change.removed:
             return False

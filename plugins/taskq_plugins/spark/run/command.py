@@ -21,12 +21,14 @@ from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
 from taskq_plugins.spark.run.report import open_report
 from taskq_plugins.spark.source.options import size_of
+from taskq_plugins.spark.source.standing import look
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake import LakeWriter
     from taskq_plugins.spark.run.increment import Summary
     from taskq_plugins.spark.run.report import Report
     from taskq_plugins.spark.source.positions import Offsets
+    from taskq_plugins.spark.source.standing import Sight
 
 #: Java's second compiler pays in minutes; until then it takes the cores from the work.
 SMALL_SESSION: Final = {
@@ -197,21 +199,22 @@ def run(
 def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
     """Read what is new; False if nothing is."""
     before = reached(writer.lake)
-    left_bytes = unread_bytes(before.offsets, options.of_source())
+    sight = look(options.of_source())
+    left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
     if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
         if time.monotonic() >= writer.vacuum_due:  # days grow old whatever is new
             keep_in_order(writer, options)
         return False
     started = time.monotonic()
 
-    def read() -> Summary:
+    def read(sight: Sight | None = None) -> Summary:
         if left_bytes <= BYTES_MAX and master is None:
-            return run_increment(writer, options, report)
+            return run_increment(writer, options, report, sight=sight)
         return _run(writer, options, report, master, left_bytes)
 
-    for _ in range(_TRIES):
+    for turn in range(_TRIES):
         try:
-            summary = read()
+            summary = read(None if turn else sight)
         except SourceGone:
             # Planned anew, the log is held where it is whole.
             if not options.fail_on_data_loss or reached(writer.lake).begun is not None:

@@ -104,6 +104,7 @@ def refresh_tables(
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
         # Tables are mostly behind by the same batches.
         since_batch = cache(partial(_changes, duck, lake))
+        logs = cache(partial(_logs, journals))
         for name in behind:
             on_table(name)
             computed = lake.batch(name)
@@ -114,7 +115,7 @@ def refresh_tables(
             elif changes and name in _TELLING and not _tells_any(name, changes):
                 rows = None
             else:
-                rows = _computed(duck, lake, name, changes, journals)
+                rows = _computed(duck, lake, name, changes, logs)
             if rows is None:
                 writer.commit(name, Change(schema=lake.schema(name)), batch)
                 continue
@@ -214,17 +215,17 @@ def _computed(
     lake: Lake,
     name: str,
     changes: Changes | None,
-    journals: Path | None,
+    logs: Callable[[], list[LogPlace]],
 ) -> pa.Table:
     if name == "breaks":
-        return breaks(_broken(lake), _logs(journals))
+        return breaks(_broken(lake), logs())
     if name == "device_lag":
         if changes:
             count_jobs(duck, changes[JOBS], lake.dataset(name).to_table(), _waiting(lake))
         else:
             _show(duck, lake, JOBS, lambda file: file.part != OVER)
             count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
-        duck.register("segments", pa.Table.from_pylist(_segments(journals), SEGMENTS))
+        duck.register("segments", pa.Table.from_pylist(_segments(logs()), SEGMENTS))
         read = [position._asdict() for position in positions(lake).values()]
         duck.register("read", pa.Table.from_pylist(read, READ))
         return device_lag(duck, time.time_ns())
@@ -259,9 +260,9 @@ def _broken(lake: Lake) -> pa.Table:
     return rows
 
 
-def _segments(journals: Path | None) -> list[dict[str, object]]:
+def _segments(logs: list[LogPlace]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for place in inventory(_logs(journals), on_problem=log_problem):
+    for place in inventory(logs, on_problem=log_problem):
         row = {"device": place.device, "log_id": place.log_id, "segment": place.first_lsn}
         if place.is_gap_before:
             rows.append(row | {"is_missing": True})

@@ -27,7 +27,7 @@ from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.interrupting import interruptible
-from taskq_plugins.spark.run.reached import offsets_of, reached
+from taskq_plugins.spark.run.reached import reached
 from taskq_plugins.spark.run.reasons import failure_of
 from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
 from taskq_plugins.spark.source.options import read_options
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake import Batch, LakeWriter
     from taskq_plugins.spark.lake.files import Staged
     from taskq_plugins.spark.run.batch import Folded
-    from taskq_plugins.spark.run.reached import Reached
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Offsets
+    from taskq_plugins.spark.source.standing import Sight
 
 #: Of larger bodies hash and size are stored.
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -153,9 +153,20 @@ class Here:
 
 
 def run(
-    writer: LakeWriter, options: RunOptions, listener: Listener, hands: Hands | None = None
+    writer: LakeWriter,
+    options: RunOptions,
+    listener: Listener,
+    hands: Hands | None = None,
+    sight: Sight | None = None,
 ) -> Summary:
     """Read what is new, fold it into the tables, and refresh the derived ones.
+
+    Args:
+        writer: of the lake.
+        options: what is read, and how.
+        listener: told of each batch and table.
+        hands: what runs the steps of a batch; by default this process.
+        sight: the logs as they are now, if somebody has looked.
 
     Raises:
         LakeError: the lake or Spark failed, or a log cannot be read as asked.
@@ -164,7 +175,7 @@ def run(
     hands = hands or Here()
     batches = records = 0
     with interruptible(hands.cancel) as asked:
-        stream = Stream(writer, options, hands)
+        stream = Stream(writer, options, hands, sight=sight)
         while not asked.is_set() and (batch := stream.plan()) is not None:
             began = time.monotonic()
             staged = stream.read(batch)
@@ -188,27 +199,30 @@ class Stream:
         hands: Hands,
         between: tuple[Offsets, Offsets] | None = None,
         erased: Sequence[str] = (),
+        sight: Sight | None = None,
     ) -> None:
         self._writer = writer
-        self._begin = between and between[0]
         self._erased = erased or tombstones(writer.lake)
         self._hands = hands
         self._reading = options.reading()
         self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
         #: how often the batch was begun before, or one before it, and did not end
         self.tries = 0
-        self._at: Reached = reached(writer.lake)
+        at = reached(writer.lake)
+        if between is not None and at.number < 0:
+            at = at._replace(offsets=between[0])
+        self._at = at
+        self._planned: Batch | None = None
         with _told_as_ours():
             self._logs = Following(options.of_source())
-            self._logs.end_here(between and between[1])
+            self._logs.end_here(between and between[1], sight)
 
     def plan(self) -> Batch | None:
-        """Return the next batch, None if nothing is left; one that was not finished comes first."""
-        self._at = reached(self._writer.lake)
-        if self._begin is not None and self._at.number < 0:
-            self._at = self._at._replace(offsets=self._begin)
+        """Return the next batch, None if nothing is left; the one before it was committed."""
+        if self._planned is not None:
+            self._at = self._at.then(self._planned)
         self.tries = max(self.tries, self._writer.tries(self._at.number + 1))
-        batch = self._at.begun
+        batch = self._at.begun  # what was not finished comes first
         if batch is None:
             size = self._limits.size_bytes
             smaller = max(size >> self.tries, min(size, SHARE_BYTES_MIN))
@@ -217,12 +231,13 @@ class Stream:
             batch = None if end == self._at.offsets else self._at.next(end)
         if batch is not None:
             self._writer.trying(batch.number, self.tries + 1)
+        self._planned = batch
         return batch
 
     def read(self, batch: Batch) -> Staged:
         """Write the batch's records to files that are in no version of their table yet."""
         with _told_as_ours():
-            pieces = self._logs.pieces(self._at.offsets, offsets_of(batch))
+            pieces = self._logs.pieces(self._at.offsets, self._at.ends(batch))
 
             def write(target: Path) -> None:
                 parts = [

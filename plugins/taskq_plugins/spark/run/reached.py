@@ -1,32 +1,39 @@
 """Keep how far the logs were read in the tables, with the batch that brought it there.
 
 A batch commits one table after the other. So ``records``, the first, may be one batch ahead of
-``jobs``, the last: then that batch is made once more, of the very same records.
+``jobs``, the last: then that batch is made once more, of the very same records. Both tell how far
+it read the logs that moved; now and then, all.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from taskq.values import parse_json
 from taskq_plugins.spark.lake import Batch
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS
+from taskq_plugins.spark.lake.store import ATTEMPTS, BORDERS, JOBS, OPEN_RECORDS, RECORDS
 from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.going_on import go_on, whole_until
 from taskq_plugins.spark.source.positions import Offsets, offsets_from_json, offsets_to_json
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
-from taskq_plugins.spark.source.standing import Standing, look
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from taskq_plugins.spark.lake import Lake
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Position
+    from taskq_plugins.spark.source.standing import Sight, Standing
 
 #: In the order in which a batch commits them.
 BASE: Final = (RECORDS, ATTEMPTS, OPEN_RECORDS, JOBS)
+#: How many logs take as long to read as a commit more, at most.
+_COMMIT_LOGS: Final = 20
 #: What stands before offsets: a checkpoint of Spark's has it so, and earlier versions kept one.
 _HEAD: Final = "v1\n{}\n"
 
@@ -39,16 +46,45 @@ class Reached(NamedTuple):
         number: of the last batch that all of them have, -1 before the first.
         offsets: how far that one read each log.
         begun: the next one, if some tables have it already.
+        weight: what it takes to read which logs moved since all were told.
     """
 
     stream: str
     number: int
     offsets: Offsets
     begun: Batch | None
+    weight: float = 0
 
     def next(self, offsets: Offsets) -> Batch:
         """Return the batch behind, which reads the logs up to there."""
-        return Batch(self.stream, self.number + 1, _HEAD + json.dumps(offsets_to_json(offsets)))
+        moved = {log: at for log, at in offsets.items() if self.offsets.get(log) != at}
+        weight = self.weight + _weight(moved, len(offsets))
+        is_whole = self.number < 0 or weight >= len(offsets)
+        text = _text(offsets if is_whole else moved)
+        return Batch(self.stream, self.number + 1, text, is_whole)
+
+    def ends(self, batch: Batch) -> Offsets:
+        """Return how far the logs are read with the next batch."""
+        return self.offsets | offsets_of(batch)
+
+    def then(self, batch: Batch) -> Reached:
+        """Return how far the tables are with the next batch."""
+        offsets = self.ends(batch)
+        weight = 0 if batch.is_whole else self.weight + _weight(offsets_of(batch), len(offsets))
+        return Reached(batch.stream, batch.number, offsets, None, weight)
+
+
+def _text(offsets: Offsets) -> str:
+    return _HEAD + json.dumps(offsets_to_json(offsets))
+
+
+def _weight(moved: Offsets, count: int) -> float:
+    """Return what a commit more takes that tells of some of so many logs, in logs."""
+    return len(moved) + min(count / 100, _COMMIT_LOGS)
+
+
+#: How far a lake was when it was looked at last.
+_seen: Final[WeakKeyDictionary[Lake, Reached]] = WeakKeyDictionary()
 
 
 def reached(lake: Lake) -> Reached:
@@ -71,8 +107,58 @@ def reached(lake: Lake) -> Reached:
             f"leave records out or count them twice",
         )
     begun = batches[0] if numbers[0] > numbers[-1] else None
-    stream = streams.pop() if streams else str(uuid.uuid4())
-    return Reached(stream, numbers[-1], offsets_of(batches[-1]), begun)
+    if numbers[-1] < 0:
+        return Reached(streams.pop() if streams else str(uuid.uuid4()), -1, {}, begun)
+    _seen[lake] = at = _found(lake, JOBS, _seen.get(lake))
+    return at._replace(begun=begun)
+
+
+def _found(
+    lake: Lake, table: str, seen: Reached | None = None, number: float = math.inf
+) -> Reached:
+    """Return how far a table that tells of logs had come with a batch, by default its last.
+
+    Args:
+        lake: that has the table.
+        table: its name.
+        seen: how far it was seen to be before.
+        number: of the batch.
+
+    Raises:
+        LakeDamaged: it does not tell.
+    """
+    behind: list[Batch] = []
+    for batch in lake.batches(table):
+        if seen is not None and (seen.stream, seen.number) == (batch.stream, batch.number):
+            at = seen
+            break
+        if batch.number <= number:
+            behind.append(batch)
+            if batch.is_whole:
+                at = Reached(batch.stream, batch.number, {}, None)
+                break
+    else:
+        raise LakeDamaged(lake.path / table, "does not tell how far all logs were read")
+    for batch in reversed(behind):
+        at = at.then(batch)
+    return at
+
+
+def reference(lake: Lake, lost: Collection[str]) -> Batch:
+    """Return the last batch that all tables have which are not lost, with how far it read each log.
+
+    Raises:
+        LakeDamaged: none of them tells.
+    """
+    there = [table for table in BASE if table not in lost and lake.batch(table)]
+    tells = [table for table in there if table in BORDERS]
+    if not tells:
+        raise LakeDamaged(
+            lake.path, "none of its tables says how far the logs were read: fill another one"
+        )
+    number = min(batch.number for table in there if (batch := lake.batch(table)))
+    at = _found(lake, tells[0], number=number)
+    return Batch(at.stream, at.number, _text(at.offsets))
 
 
 def offsets_of(batch: Batch | None) -> Offsets:
@@ -87,14 +173,14 @@ def held(offsets: Offsets) -> list[str]:
     return sorted(position.held for position in offsets.values() if position.held)
 
 
-def unread_bytes(offsets: Offsets, options: ReadOptions) -> int:
+def unread_bytes(offsets: Offsets, options: ReadOptions, sight: Sight) -> int:
     """Return how much there is to read; 1 stands for a log to be held, or to be held no more.
 
-    Raises:
-        Unreadable: a log cannot be read, and the options say to fail then.
-        FleetError: nor can the directory.
+    Args:
+        offsets: up to where the logs were read.
+        options: how they are.
+        sight: the logs as they stand.
     """
-    sight = look(options)
     holds = options.fail_on_data_loss == "hold"
     there = {standing.log.log_id for standing in sight.standings}
     devices = {standing.log.device for standing in sight.standings}
@@ -109,6 +195,8 @@ def unread_bytes(offsets: Offsets, options: ReadOptions) -> int:
 def _unread(standing: Standing, position: Position | None, *, holds: bool) -> int:
     if position is None:
         return left(standing, standing.earliest).size_bytes if standing.end.mark.segment else 0
+    if position.is_at(standing.latest):
+        return 0
     try:
         here = go_on(standing, position, loss_handler("hold" if holds else "false"))
     except (DataLoss, FileNotFoundError):

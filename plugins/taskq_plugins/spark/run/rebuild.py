@@ -21,14 +21,14 @@ from pyarrow import parquet
 from taskq.cli import count_of
 from taskq_plugins.spark.lake import Change, Lake
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.errors import LakeDamaged, LakeError
+from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS, TOMBSTONES
 from taskq_plugins.spark.lake.tombstones import cleared, tombstones
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas
 from taskq_plugins.spark.run.increment import Here, Stream
-from taskq_plugins.spark.run.reached import BASE, offsets_of
+from taskq_plugins.spark.run.reached import BASE, offsets_of, reference
 from taskq_plugins.spark.source.going_on import go_on
 from taskq_plugins.spark.source.problems import loss_handler
 from taskq_plugins.spark.source.standing import look
@@ -38,7 +38,7 @@ from taskq_plugins.spark.tables.logs import LOG
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from taskq_plugins.spark.lake import Batch, LakeWriter
+    from taskq_plugins.spark.lake import LakeWriter
     from taskq_plugins.spark.run.increment import RunOptions
     from taskq_plugins.spark.source.positions import Offsets
 
@@ -69,7 +69,7 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
     gone = [_FORGOTTEN] if TOMBSTONES in tables else []
     if not lost:
         return gone
-    batch, erased = _reference(lake, lost), tombstones(lake)
+    batch, erased = reference(lake, lost), tombstones(lake)
     refolded = [table for table in lost if table != ATTEMPTS or JOBS in lost]
     logs = Lake.open(writer.new_directory("rebuilt"), create=True)
     if refolded:
@@ -88,16 +88,6 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
         writer.vacuum(table, keep_hours=0)  # of the older copy
     return gone + [line for table in lost if (line := _gone(lake, table))]
-
-
-def _reference(lake: Lake, lost: Collection[str]) -> Batch:
-    """Return the last batch that the tables have which are not to be made anew."""
-    batches = [batch for table in BASE if table not in lost and (batch := lake.batch(table))]
-    if not batches:
-        raise LakeDamaged(
-            lake.path, "none of its tables says how far the logs were read: fill another one"
-        )
-    return min(batches, key=lambda batch: batch.number)
 
 
 def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[str]) -> None:

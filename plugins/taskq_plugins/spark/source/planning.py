@@ -175,6 +175,8 @@ class Following:
         self._on_loss = loss_handler(options.fail_on_data_loss)
         self._targets: Offsets | None = None
         self._sight: Sight | None = None
+        #: a look that no batch was planned by
+        self._fresh: Sight | None = None
         #: the log that was served last: the next batch begins behind it
         self._served = ""
         #: logs that went, and those that were restored, of which was told
@@ -195,11 +197,16 @@ class Following:
         bounds = {standing.log.log_id: bound_of(bound, standing) for standing in sight.standings}
         return {log_id: at for log_id, at in bounds.items() if at and at.segment}
 
-    def end_here(self, ends: Offsets | None = None) -> None:
-        """Plan nothing behind these places, or as the logs are now, and no other log."""
+    def end_here(self, ends: Offsets | None = None, sight: Sight | None = None) -> None:
+        """Plan nothing behind these places, and of no other log.
+
+        Args:
+            ends: the places; None: where the logs end now.
+            sight: the logs as they are now, if somebody has looked.
+        """
         if ends is None:
-            standings = look(self._options).standings
-            ends = {standing.log.log_id: standing.latest for standing in standings}
+            self._fresh = sight or look(self._options)
+            ends = {standing.log.log_id: standing.latest for standing in self._fresh.standings}
         self._targets = ends
 
     def next(self, offsets: Offsets, limits: Limits) -> Offsets:
@@ -221,7 +228,10 @@ class Following:
         return pack(between, self._options.target_partition_bytes)
 
     def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
-        sight = self._sight = look(self._options)
+        if self.behind is not None and self._is_at_targets(offsets):
+            return offsets
+        sight = self._sight = self._fresh or look(self._options)
+        self._fresh = None
         held = dict(self._vanished_of(offsets, sight))
         backlogs: list[Backlog] = []
         for standing in sight.standings:
@@ -248,6 +258,13 @@ class Following:
                 ends[backlog.standing.log.log_id] = here
         self.behind = {"source": f"taskq {self._options.path}"} | _behind(sight, ends)
         return ends
+
+    def _is_at_targets(self, offsets: Offsets) -> bool:
+        """Return whether all was read that is to be."""
+        return self._targets is not None and all(
+            not target.segment or (log_id in offsets and offsets[log_id].is_at(target))
+            for log_id, target in self._targets.items()
+        )
 
     def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
         """Return what there is to read of a log, None if nothing.
