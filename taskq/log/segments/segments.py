@@ -42,6 +42,7 @@ def sweep_gone(disk: Disk, directory: str) -> None:
 
 
 _READ_AHEAD: Final = 16 * 1024
+_READ_AHEAD_MAX: Final = 256 * 1024
 #: What a disk fails to give back, it fails in pieces of this size.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
@@ -485,10 +486,13 @@ class SegmentFiles:
             if at + length <= len(data):
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
-        data = self._read(descriptor, _READ_AHEAD, offset)
+        # Whoever goes on where the last look ended is likely to go on for long.
+        goes_on = cached == ordinal and 0 < at <= len(data)
+        ahead = min(2 * len(data), _READ_AHEAD_MAX) if goes_on else _READ_AHEAD
+        data = self._read(descriptor, max(ahead, _READ_AHEAD), offset)
         self._window = (ordinal, offset, data)
         length = codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0]
-        if _READ_AHEAD < length <= codec.FRAME_BODY_MAX:
+        if len(data) < length <= codec.FRAME_BODY_MAX:
             data = self._read(descriptor, length, offset)
         return data[:length]
 

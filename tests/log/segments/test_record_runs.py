@@ -78,3 +78,23 @@ def test_a_claim_of_many_brings_each_job_its_own_payload(backlog: Process) -> No
     assert len(deliveries) == 200
     numbers = [int(delivery.payload.rstrip(b"\0")) for delivery in deliveries]
     assert numbers == list(range(200))
+
+
+def test_a_backlog_is_read_in_pieces_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at one record reads 16 KiB; whoever goes on behind it soon reads 256."""
+    world = World(0, LogConfig())
+    process = world.process()
+    for number in range(3_000):
+        process.enqueue(b"%0100d" % number)
+    files, wanted, sizes = process.journal.files, places(process), []
+    read = files._read
+
+    def note(descriptor: int, size: int, offset: int) -> bytes:
+        sizes.append(size)
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(files, "_read", note)
+    assert len(files.records(wanted)) == 3_000
+    assert sizes[0] == 16 * 1024
+    assert len(sizes) <= 7
+    assert max(sizes) <= 256 * 1024
