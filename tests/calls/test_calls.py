@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic_core import from_json
 
-from taskq.errors import UsageError
+from taskq.errors import InvalidCall, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,24 @@ def send(app: TaskQ, recorder: Recorder) -> Task[..., int]:
         return n
 
     return send
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_a_call_names_its_arguments_however_many_there_are(app: TaskQ, count: int) -> None:
+    """Three and fewer are put under their names by code that was written out."""
+    names = "vwxyz"[:count]
+    scope: dict[str, Any] = {}
+    exec(f"def add({', '.join(f'{name}: int' for name in names)}): ...", scope)  # noqa: S102
+    task = app.task(name="add")(scope["add"])
+    numbers = tuple(range(count))
+    body = task.call(*numbers).body
+    assert from_json(body) == dict(zip(names, numbers, strict=True))
+    assert task.call(**from_json(body)).body == body
+    with pytest.raises(InvalidCall, match="takes"):
+        task.call(*numbers, 9)
+    for wrong in (numbers[1:], ("no",) * count)[: 2 * count]:
+        with pytest.raises(InvalidCall, match="parameter '"):
+            task.call(*wrong)
 
 
 def test_a_call_is_frozen_and_holds_the_encoded_arguments(send: Any) -> None:
