@@ -7,7 +7,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, cast
 
 from taskq.core.views import JobView
-from taskq.log.requests import Duplicate, Outcome
+from taskq.log.requests import Duplicate, Outcome, Plain
 
 if TYPE_CHECKING:
     from taskq import TaskQ
@@ -49,7 +49,9 @@ class Recorder:
     def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None) -> Any:
         return self._answered(self._add(spec, body, extras))
 
-    def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]]) -> Any:
+    def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]] | Plain) -> Any:
+        if isinstance(items, Plain):
+            items = [(items.spec, body, None) for body in items.bodies]
         return self._answered([self._add(*item) for item in items])
 
     def outcome(self, lsn: int) -> Any:

@@ -34,12 +34,13 @@ from taskq.core.model import (
 from taskq.core.parsing import check_name, whole
 from taskq.core.values import dataclass
 from taskq.log.format.bodies import check_storage
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import EnqueueSpec, Plain
 
 if TYPE_CHECKING:
     from taskq.calls.ports import TaskPort
     from taskq.core.records import Flag
     from taskq.log.format.bodies import Compression
+    from taskq.log.requests import Item
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -374,8 +375,11 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
-def transaction_bytes(items: Iterable[tuple[EnqueueSpec, bytes, Extras | None]]) -> int:
+def transaction_bytes(items: Iterable[Item] | Plain) -> int:
     """Return how many bytes the jobs of one transaction take in the log at most."""
+    if isinstance(items, Plain):
+        edges = len(items.spec.tail) + _RECORD_EDGES_BYTES
+        return sum(map(len, items.bodies)) + edges * len(items.bodies)
     size = 0
     for spec, body, extras in items:
         # What is larger goes to a file.

@@ -21,7 +21,7 @@ from taskq.connection.tracebacks import caller, install
 from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.parsing import split_id
-from taskq.log.requests import Done
+from taskq.log.requests import Done, Plain
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -202,22 +202,22 @@ class Connection:
             self.store()
         return self.packer.items_sync(given)
 
-    async def send_many(self, items: list[Item]) -> list[int | Duplicate]:
+    async def send_many(self, items: list[Item] | Plain) -> list[int | Duplicate]:
         """Enqueue a transaction; an empty one does not even open the directory.
 
         Raises:
             PayloadTooLarge: it is over TRANSACTION_BYTES_MAX.
         """
-        _check_size(items)
-        if not items:
+        items, count = _transaction(items)
+        if not count:
             return []
         port = await self.port()
         return await port.enqueue_many(items)
 
-    def send_many_sync(self, items: list[Item]) -> list[int | Duplicate]:
+    def send_many_sync(self, items: list[Item] | Plain) -> list[int | Duplicate]:
         """Do as ``send_many`` from a thread, blocking until the answer is durable."""
-        _check_size(items)
-        if not items:
+        items, count = _transaction(items)
+        if not count:
             return []
         return self.thread_port().enqueue_many(items).result()
 
@@ -328,15 +328,21 @@ def _check_threads() -> None:
         )
 
 
-def _check_size(items: list[Item]) -> None:
+def _transaction(items: list[Item] | Plain) -> tuple[list[Item] | Plain, int]:
+    """Return jobs as the log takes them, and how many; refuse them if they are too large."""
+    from taskq.log.decide.runs import together  # noqa: PLC0415 - declaring an app needs no log
+
+    items = together(items)
+    count = len(items.bodies if isinstance(items, Plain) else items)
     size = transaction_bytes(items)
     if size > TRANSACTION_BYTES_MAX:
         raise PayloadTooLarge(
-            f"the transaction of {len(items)} jobs",
+            f"the transaction of {count} jobs",
             size,
             TRANSACTION_BYTES_MAX,
             "enqueue them in several calls",
         )
+    return items, count
 
 
 def split_job_id(job: JobId) -> tuple[str, int]:

@@ -68,7 +68,7 @@ class Op(enum.IntEnum):
 
     #: operand (spec, body, extras) -> lsn, or Duplicate
     ENQUEUE = 0, Trait.GROWS
-    #: operand [(spec, body, extras), …] -> [lsn or Duplicate, …]; one transaction
+    #: operand [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
     ENQUEUE_MANY = 1, Trait.GROWS
     #: operand Run, which is its own future -> an lsn for each of its jobs
     ENQUEUE_RUN = 9, Trait.GROWS
@@ -215,7 +215,7 @@ class Duplicate(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Jobs of an upload that are of one spec and have no options."""
+    """Jobs that are of one spec and have no options: of an upload, or of a transaction."""
 
     spec: EnqueueSpec
     bodies: list[bytes]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.model import Conflict
 from taskq.log.commit.answers import SOON
 from taskq.log.decide.sizes import extras_size, request_size
-from taskq.log.requests import Op, Trait, ops_that
+from taskq.log.requests import Op, Plain, Trait, ops_that
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +59,7 @@ class BatchNeeds:
 
     def _look_into(self, op: int, operand: Any) -> None:
         if op == Op.ENQUEUE_MANY:
-            self._look_at(operand)
+            self._look_at(() if isinstance(operand, Plain) else operand)
         elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
             self.keyed = True
         elif op == Op.REQUEUE:

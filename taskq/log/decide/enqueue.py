@@ -227,15 +227,10 @@ class Enqueues:
             self._check_job(item)
         return self._add(batch, spec, spec.tail, body)
 
-    def many(self, batch: Batch, items: list[Item]) -> list[int | Duplicate]:
+    def many(self, batch: Batch, items: list[Item] | Plain) -> list[int | Duplicate]:
         """Enqueue jobs, all or none of them."""
-        if not items:
-            return []
-        specs, bodies, extras = zip(*items, strict=True)
-        spec, count = specs[0], len(items)
-        is_run = specs.count(spec) == count and extras.count(None) == count
-        if is_run and not spec.flags & PACKED:
-            first = self.enqueue_run(batch, spec, bodies)
+        if isinstance(items, Plain):
+            first = self.enqueue_run(batch, *items)
             return list(range(first, batch.lsn))
         return self.add(batch, items, self.prepared(batch, items))
 

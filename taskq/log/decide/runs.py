@@ -11,10 +11,13 @@ from bisect import bisect_right
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.records import PACKED
+from taskq.log.requests import Plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from taskq.log.requests import EnqueueSpec
+    from taskq.log.requests import EnqueueSpec, Item
 
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
@@ -92,6 +95,16 @@ class Run:
             # A task that was stepped here ends the program; the others get their answers still.
             self.futures[0].get_loop().call_soon(self._answer, left)
             raise
+
+
+def together(items: list[Item] | Plain) -> list[Item] | Plain:
+    """Return jobs that are of one spec and have no options as columns, others as they are."""
+    if isinstance(items, Plain) or not items:
+        return items
+    specs, bodies, extras = zip(*items, strict=True)
+    spec, count = specs[0], len(items)
+    alike = specs.count(spec) == count and extras.count(None) == count
+    return Plain(spec, list(bodies)) if alike and not spec.flags & PACKED else items
 
 
 def answer(future: Any, lsn: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.log.format import codec
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,10 @@ def bundle_size(bundle: Bundle) -> int:
     return size + _FREES_BYTES * sum(map(len, bundle))
 
 
+def _plain_size(jobs: Plain) -> int:
+    return sum(map(len, jobs.bodies)) + len(jobs.spec.tail) * len(jobs.bodies)
+
+
 def _enqueue_size(item: Item) -> int:
     spec, body, extras = item
     return len(body) + len(spec.tail) + (extras_size(extras) if extras is not None else 0)
@@ -54,7 +58,9 @@ def _settlement_size(item: Settlement) -> int:
 
 #: Of operations that are no single small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
-    Op.ENQUEUE_MANY: lambda items: sum(map(_enqueue_size, items)),
+    Op.ENQUEUE_MANY: lambda items: (
+        _plain_size(items) if isinstance(items, Plain) else sum(map(_enqueue_size, items))
+    ),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
     Op.SUCCEED_SOON: lambda operand: codec.JOB.size * len(operand[0]),

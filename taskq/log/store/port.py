@@ -30,7 +30,7 @@ from taskq.core.kinds import RELEASE
 from taskq.core.records import Cause, Flag
 from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.decide.runs import LINE_WIDTH, answer
+from taskq.log.decide.runs import LINE_WIDTH, answer, together
 from taskq.log.read.gauges import age_ns
 from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Item,
         Letter,
         Outcome,
+        Plain,
         Steer,
         Turn,
     )
@@ -151,9 +152,9 @@ class _Port(Generic[F]):
         return len(self._requests) >= MAILBOX_MAX
 
     @_request
-    def enqueue_many(self, items: list[Item]) -> Sent[list[int | Duplicate]]:
+    def enqueue_many(self, items: list[Item] | Plain) -> Sent[list[int | Duplicate]]:
         """Enqueue all or none."""
-        return self._send(Op.ENQUEUE_MANY, items)
+        return self._send(Op.ENQUEUE_MANY, together(items))
 
     @_request
     def claim(self, request: ClaimRequest) -> Sent[list[Delivery]]:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.records import Cause, Kind
+from taskq.core.model import Extras
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.decide.runs import together
 from taskq.log.machine.ports import INTEREST_OUTCOME
-from taskq.log.requests import Op, Settlement
+from taskq.log.requests import EnqueueSpec, Op, Plain, Settlement
 from tests.log.world import World
 
 if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
-    from taskq.log.requests import Delivery
+    from taskq.log.requests import Delivery, Item
 
 
 def _never(item: Settlement, error: TaskqError) -> None:
@@ -51,3 +53,16 @@ def test_a_listener_that_left_hears_of_no_death() -> None:
         ports = [port for port, *_ in process.committer.answers.later if port is not None]
         assert sorted(ports) == heard
         (leave if len(heard) == 2 else stay)()
+
+
+def test_only_jobs_of_one_spec_without_options_go_together_as_columns() -> None:
+    plain, packed = EnqueueSpec(task="a"), EnqueueSpec(task="a", flags=Flag.ZLIB)
+    alike: list[Item] = [(plain, b"1", None), (plain, b"2", None)]
+    assert together(alike) == Plain(plain, [b"1", b"2"])
+    others: list[Item] = [(EnqueueSpec(task="b"), b"", None), (plain, b"", Extras(key=b"k"))]
+    for other in others:
+        mixed = [*alike, other]
+        assert together(mixed) is mixed
+    stored: list[Item] = [(packed, b"", None)]
+    assert together(stored) is stored
+    assert together([]) == []
