@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import duckdb
 import polars as pl
@@ -13,6 +14,7 @@ from deltalake import DeltaTable
 
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.errors import TableLost
+from taskq_plugins.spark.run import command
 from tests.cli.helpers import taskq
 from tests.pipeline.rowmaking import live
 from tests.pipeline.twolakes import rows_of_equal_tables
@@ -125,6 +127,27 @@ def test_any_engine_reads_which_versions_go_with_the_last_batch(lake: Path) -> N
     for table in TABLES:
         rows = DeltaTable(str(lake / table), version=versions[table]).to_pyarrow_table()
         assert rows.num_rows == DeltaTable(str(lake / table)).to_pyarrow_table().num_rows > 0
+
+
+def test_a_table_whose_log_does_not_read_is_named_and_made_anew(lake: Path, tmp_path: Path) -> None:
+    log = lake / "attempts" / "_delta_log"
+    for commit in log.iterdir():
+        commit.write_bytes(b"{")
+    refused = run(tmp_path)
+    assert (refused.exit_code, "attempts does not read" in refused.stderr) == (1, True)
+    assert run(tmp_path, "--rebuild", "attempts").exit_code == 0
+    rows_of_equal_tables(lake, tmp_path / "anew")
+
+
+def test_a_run_that_fails_behind_a_rebuild_need_not_rebuild_again(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(lake, "jobs", older=False)
+    with monkeypatch.context() as crash:
+        crash.setattr(command, "reached", mock.Mock(side_effect=KeyboardInterrupt))
+        assert run(tmp_path, "--rebuild", "jobs").exit_code != 0
+    assert run(tmp_path).exit_code == 0
+    rows_of_equal_tables(lake, tmp_path / "anew")
 
 
 def test_a_copy_from_before_an_erasure_is_an_older_copy(lake: Path, tmp_path: Path) -> None:

@@ -408,7 +408,10 @@ class Lake:
             return ""
         if not self.has(table):
             return "is gone"
-        delta = delta or DeltaTable(str(self.path / table))
+        try:
+            delta = delta or DeltaTable(str(self.path / table))
+        except (DeltaError, OSError) as error:
+            return f"does not read ({error})"
         if delta.metadata().id != noted["id"]:
             return "is another table than it was"
         if delta.version() < noted["version"]:

@@ -87,6 +87,7 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
         change = Change(staged.files, schema=of_schema[table])
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
         writer.vacuum(table, keep_hours=0)  # of the older copy
+    writer.note()
     return gone + [line for table in lost if (line := _gone(lake, table))]
 
 
