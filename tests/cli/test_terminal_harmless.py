@@ -286,6 +286,8 @@ ROWS: Final[dict[str, Row]] = {
     "hub enrol": hub("enrol", NAME),
     "hub move": hub("move", NAME),
     "hub retire": hub("retire", NAME),
+    "hub erase": hub("erase", NAME, "--yes"),
+    "hub resend": hub("resend", NAME),
     "hub backup": (lambda place: ("hub", "backup", place.hub, f"{place.hub}.backup"), True),
     "hub restore": hub("restore", NAME, "x"),
     "hub import": hub("import", f"none{TEXT}"),

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 
 from taskq import TaskLog
 from taskq.cli.main import main
+from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.backup import hub_backed_up
 from taskq_plugins.hub.checking import faults
+from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import is_copy
 
 if TYPE_CHECKING:
@@ -223,3 +225,45 @@ async def test_a_backup_that_is_made_while_the_hub_grows_is_whole(place: Place) 
 async def _grown(place: Place) -> None:
     await _work(place, 30, 2 * _MIB)
     await place.sync()
+
+
+async def test_a_device_that_is_asked_to_sends_again_all_that_it_has(place: Place) -> None:
+    """Meanwhile what is there stays, and another sync asks for nothing more."""
+    await _work(place, 60, 2 * _MIB)
+    await place.sync()
+    files = [*(_copy(place) / "log").glob("*.log"), *(_copy(place) / "spill").iterdir()]
+    inodes = {file.name: file.stat().st_ino for file in files}
+    assert "files are asked for again" in _run("hub", "resend", place.hub, _DEVICE).output
+    place.restart()
+    assert _run("verify", "-d", _copy(place)).exit_code == 0
+    await place.sync()
+    assert _is_whole(place)
+    renewed = {file.name for file in files if file.stat().st_ino != inodes[file.name]}
+    assert renewed == {file.name for file in files} - {max(place.segments())}
+    assert not list((_copy(place) / "spill").glob("*.part"))
+
+
+async def test_what_is_erased_is_gone_and_its_token_holds_no_more(place: Place) -> None:
+    await _work(place, 3)
+    await place.sync()
+    assert _run("hub", "erase", place.hub, _DEVICE).exit_code == 2
+    assert _run("hub", "erase", place.hub, _DEVICE, "--yes").exit_code == 0
+    assert not [
+        path for path in place.hub.rglob("*") if _DEVICE in str(path.relative_to(place.hub))
+    ]
+    assert "has no device yet" in _run("hub", "status", place.hub).output
+    place.restart()
+    with pytest.raises(HubStops, match="401"):
+        await place.sync()
+
+
+async def test_a_served_hub_erases_nothing(place: Place) -> None:
+    await _work(place, 3)
+    await place.sync()
+    disk = LocalDisk()
+    lock = disk.open(str(place.hub / "serve.lock"), create=True)
+    assert disk.try_lock(lock)
+    for words in (("erase", place.hub, _DEVICE, "--yes"), ("resend", place.hub, _DEVICE)):
+        assert "served by another process" in _run("hub", *words).output
+    assert place.copies()
+    disk.close(lock)

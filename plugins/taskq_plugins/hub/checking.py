@@ -8,6 +8,7 @@ from taskq.engine import LogReader, PatientDisk, Replica, segment_name
 from taskq.errors import LogError
 from taskq_plugins.hub.aside import MARK, PART, SEALS, SPILL, noted
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.copy import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,17 @@ def ask_again(fault: Fault) -> None:
     else:
         disk.remove(f"{fault.path}/{MARK}")  # who opens the copy looks at all of its end
     disk.sync_directory(folder.rstrip("/"))
+
+
+def everything(path: Path) -> Iterator[Fault]:
+    """Yield what a copy has, by segments that were sealed and bodies, as if it were wrong."""
+    disk = PatientDisk()
+    for line in noted(disk, str(path), SEALS):
+        if disk.status(f"{path}/log/{segment_name(line['segment'])}") is not None:
+            yield Fault(path, segment_name(line["segment"]), line["sha256"])
+    for name in disk.names(f"{path}/{SPILL}"):
+        if NAME.match(name):
+            yield Fault(path, name, name)
 
 
 def is_elsewhere(hub: Path) -> bool:

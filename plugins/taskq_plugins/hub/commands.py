@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span
+from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span, yes_option
 from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, parse_json
@@ -228,6 +228,41 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
             render.echo(flat(f"{fault.path}: {fault.what}{asked}"))
     if is_wrong:
         raise Exit(1)
+
+
+@hub.command()
+@_hub_argument
+@click.argument("device")
+@yes_option
+def erase(directory: Path, device: str, yes: bool) -> None:
+    """Remove all that came of a device, and end its tokens; the hub must not be served.
+
+    Jobs that wait for it are cancelled. What backups and lakes have of it stays there.
+    """
+    devices.known(directory, device)
+    if not yes:
+        raise WrongUsage(f"all that {directory} has of {device} goes for good: add --yes")
+    with _alone(directory):
+        devices.erase(directory, device)
+        _cancel_open(directory, device)
+
+
+@hub.command()
+@_hub_argument
+@click.argument("device")
+def resend(directory: Path, device: str) -> None:
+    """Have a device send again all that it still has; the hub must not be served.
+
+    What is here stays until what comes is whole: for copies that nobody believes any more.
+    """
+    checking, count = _package("taskq_plugins.hub.checking"), 0
+    devices.known(directory, device)
+    with _alone(directory):
+        for identity in (directory / "devices" / device).glob("*-*/taskq.json"):
+            for part in checking.everything(identity.parent):
+                checking.ask_again(part)
+                count += 1
+    render.echo(f"{device}: {count} files are asked for again")
 
 
 @hub.command()

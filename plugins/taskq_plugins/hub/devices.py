@@ -16,9 +16,11 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.engine import PatientDisk
 from taskq.errors import UsageError
 from taskq.values import SECOND_NS
 
@@ -101,6 +103,16 @@ def move(hub: Path, device: str) -> None:
 def retire(hub: Path, device: str) -> None:
     """Let no token of the device hold any more; what it sent stays."""
     _change(hub, known(hub, device), tokens=[], code=None, state="retired")
+
+
+def erase(hub: Path, device: str) -> None:
+    """Remove all that a hub has of a device, which nobody may serve meanwhile."""
+    retire(hub, device)  # a token that was used once more would bring some of it back
+    folder, going, disk = hub / "devices" / device, hub / f".{device}.gone", PatientDisk()
+    shutil.rmtree(going, ignore_errors=True)  # of a try that was cut short
+    folder.rename(going)
+    disk.sync_directory(str(folder.parent))
+    shutil.rmtree(going)
 
 
 def devices(hub: Path) -> list[str]:
@@ -217,6 +229,8 @@ def _change(hub: Path, device: str, **values: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / ".device.json")
+    for directory in (folder, folder.parent):  # a token that was told must hold after a crash
+        PatientDisk().sync_directory(str(directory))
 
 
 def _hash(secret: str) -> str:
