@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -16,11 +13,6 @@ from taskq_plugins.hub.device.line import Line, Told
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import Direct, Place, is_copy
-from tests.processes.harness import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _MIB: Final = 2**20
 _URL: Final = "http://localhost"
@@ -82,47 +74,3 @@ async def test_one_commit_that_no_proxy_takes_is_told_with_what_helps(place: Pla
     await place.write(1, 90_000)
     with pytest.raises(HubError, match=r"413: .*client_max_body_size"):
         await _sent(place, Narrow(place, 60_000))
-
-
-_NGINX: Final = """
-user root; daemon off; error_log stderr; pid {path}/pid;
-events {{}}
-http {{
-  access_log off; client_body_temp_path {path}/1; proxy_temp_path {path}/2;
-  fastcgi_temp_path {path}/3; uwsgi_temp_path {path}/4; scgi_temp_path {path}/5;
-  server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; }} }}
-}}
-"""
-
-
-@pytest.fixture
-def nginx(url: str, tmp_path: Path) -> Iterator[str]:
-    """Yield a hub behind nginx as it comes."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if program is None:
-        pytest.skip("there is no nginx here")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    file = tmp_path / "nginx.conf"
-    file.write_text(_NGINX.format(path=tmp_path, port=port, url=url))
-    process = subprocess.Popen([program, "-p", str(tmp_path), "-c", str(file)])
-    try:
-        eventually(lambda: _listens(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
-async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, nginx: str) -> None:
-    await place.write(200, 60_000)
-    line = Line(nginx, place.token, None, HubSettings())
-    await sync(str(place.path / "edge-7"), line)
-    await line.close()
-    assert is_copy(place.copies(), place.segments())

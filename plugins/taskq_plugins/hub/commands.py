@@ -107,7 +107,15 @@ def retire(directory: Path, device: str, other: str | None) -> None:
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="As keep.")
 @click.option("--certfile", metavar="FILE", help="A certificate in PEM, for TLS by the hub itself.")
 @click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
-def serve(directory: Path, bind: str, keep: str, certfile: str | None, keyfile: str | None) -> None:
+@click.option("--metrics-port", type=click.IntRange(0, _PORTS - 1), help="For Prometheus.")
+def serve(
+    directory: Path,
+    bind: str,
+    keep: str,
+    certfile: str | None,
+    keyfile: str | None,
+    metrics_port: int | None,
+) -> None:
     """Answer the devices that were enrolled, until stopped.
 
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
@@ -122,7 +130,13 @@ def serve(directory: Path, bind: str, keep: str, certfile: str | None, keyfile: 
         # One process and one loop: each copy has one writer.
         server = listening.Server(directory.absolute(), _seconds(keep))
         place = {"host": host.strip("[]"), "port": int(port)}
-        listening.Listener(server, (certfile, keyfile), **place).run()
+        site, figures = server.app, contextlib.nullcontext()
+        if metrics_port is not None:
+            metrics = _package("taskq_plugins.hub.gate.metrics", "metrics")
+            site = metrics.Counting(site)
+            figures = metrics.told(directory.absolute(), site, place["host"], metrics_port)
+        with figures:
+            listening.Listener(server, (certfile, keyfile), site, **place).run()
 
 
 @hub.command()
@@ -445,11 +459,11 @@ def _seconds(text: str) -> float:
     return nanoseconds(text) / 1e9
 
 
-def _package(name: str) -> Any:
+def _package(name: str, extra: str = "hub") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Failure(missing("this command", error.name, "hub")) from error
+        raise Failure(missing("this command", error.name, extra)) from error
 
 
 @contextlib.contextmanager

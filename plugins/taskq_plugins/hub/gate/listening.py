@@ -15,6 +15,8 @@ from taskq_plugins.patience import Patient, config_of
 if TYPE_CHECKING:
     from types import FrameType
 
+    from starlette.types import ASGIApp
+
 _log: Final = logging.getLogger("taskq")
 #: Lines at a time: of who waits for jobs, and of others.
 _LINES_MAX: Final = 2_500
@@ -46,11 +48,17 @@ class Listener(uvicorn.Server):
     What was answered is on the disk, so that nothing is lost by whatever is given up.
     """
 
-    def __init__(self, hub: Server, tls: tuple[str | None, str | None], **more: Any) -> None:
+    def __init__(
+        self,
+        hub: Server,
+        tls: tuple[str | None, str | None] = (None, None),
+        site: ASGIApp | None = None,
+        **more: Any,
+    ) -> None:
         self._hub = hub
         super().__init__(
             config_of(
-                hub.app,
+                site or hub.app,
                 tls,
                 lines_max=_LINES_MAX,
                 http=Protocol,

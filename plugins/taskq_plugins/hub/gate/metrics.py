@@ -1,0 +1,112 @@
+"""What a hub tells Prometheus, on a port of its own: ``taskq hub serve --metrics-port``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from taskq.errors import TaskqError
+from taskq_plugins.hub.devices import devices, facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prometheus_client.metrics_core import Metric
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_REFUSED: Final = 400
+
+
+class Counting:
+    """A site whose refusals are counted, and the bytes that came to it.
+
+    Attributes:
+        refused: by status.
+        received: bytes of bodies.
+    """
+
+    def __init__(self, site: ASGIApp) -> None:
+        self._site = site
+        self.refused: Counter[int] = Counter()
+        self.received = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the site does."""
+
+        async def received() -> Message:
+            message = await receive()
+            self.received += len(message.get("body", b""))
+            return message
+
+        async def sent(message: Message) -> None:
+            status = message.get("status", 0)
+            if status >= _REFUSED:
+                self.refused[status] += 1
+            await send(message)
+
+        await self._site(scope, received, sent)
+
+
+class HubMetrics:
+    """How a hub and its devices stand, at each scrape."""
+
+    def __init__(self, path: Path, counting: Counting) -> None:
+        self._path = path
+        self._counting = counting
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all figures."""
+        known = [facts(self._path, device) for device in devices(self._path)]
+        states = GaugeMetricFamily("taskq_hub_devices", "Devices by state", labels=["state"])
+        for state, count in sorted(Counter(str(each["state"]) for each in known).items()):
+            states.add_metric([state], count)
+        yield states
+        yield from self._lags([each for each in known if each["state"] == "active"])
+        refused = CounterMetricFamily(
+            "taskq_hub_refusals", "Requests that were refused, by status", labels=["status"]
+        )
+        for status, count in sorted(self._counting.refused.items()):
+            refused.add_metric([str(status)], count)
+        yield refused
+        yield CounterMetricFamily(
+            "taskq_hub_received_bytes", "Bytes of bodies that came", value=self._counting.received
+        )
+
+    def _lags(self, active: list[dict[str, Any]]) -> Iterator[Metric]:
+        heard = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
+        behind = [max(each.get("end_lsn", 0) - each.get("at_lsn", 0), 0) for each in active]
+        yield GaugeMetricFamily(
+            "taskq_hub_silent_seconds", "Longest time that an active device was not heard of",
+            value=max(heard, default=0),
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "taskq_hub_behind_records", "Records that active devices have and the hub lacks",
+            value=sum(behind),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def told(path: Path, counting: Counting, host: str, port: int) -> Iterator[None]:
+    """Answer scrapes while the block runs.
+
+    Raises:
+        TaskqError: nobody may listen there, or somebody does.
+    """
+    registry = CollectorRegistry()
+    registry.register(HubMetrics(path, counting))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise TaskqError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

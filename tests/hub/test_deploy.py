@@ -1,0 +1,181 @@
+"""A hub as it stands on a server: behind nginx and Caddy, with TLS, under systemd, watched."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import pytest
+from anyio import to_thread
+
+from taskq.connection.settings import HubSettings
+from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.gate.listening import Listener
+from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.sync import sync
+from tests.hub.place import is_copy, served
+from tests.processes.harness import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.hub.place import Place
+
+_DEPLOY: Final = Path(__file__).parents[2] / "examples" / "hub" / "deploy"
+_MIB: Final = 2**20
+
+
+def _program(name: str) -> str:
+    program = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if program is None:
+        pytest.skip(f"there is no {name} here")
+    return program
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def _running(port: int, *command: str | Path) -> Iterator[None]:
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _listens(port))
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Return files of a certificate for localhost and its key."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    words += ["-keyout", str(key), "-out", str(cert), "-days", "2"]
+    subprocess.run([_program("openssl"), *words], check=True, capture_output=True)
+    return cert, key
+
+
+_NGINX: Final = """
+user root; daemon off; error_log stderr; pid {path}/pid;
+events {{}}
+http {{
+  access_log off; client_body_temp_path {path}/1; proxy_temp_path {path}/2;
+  fastcgi_temp_path {path}/3; uwsgi_temp_path {path}/4; scgi_temp_path {path}/5;
+  {server}
+}}
+"""
+_AS_IT_COMES: Final = "server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; }} }}"
+
+
+@contextmanager
+def _nginx(path: Path, server: str, port: int) -> Iterator[None]:
+    program, file = _program("nginx"), path / "nginx.conf"
+    file.write_text(_NGINX.format(path=path, server=server))
+    with _running(port, program, "-p", path, "-c", file):
+        yield
+
+
+async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
+    line = Line(url, place.token, None, HubSettings(ca=ca))
+    try:
+        await sync(str(place.path / "edge-7"), line)
+    finally:
+        await line.close()
+    assert is_copy(place.copies(), place.segments())
+
+
+async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str) -> None:
+    await place.write(200, 60_000)
+    port = _free_port()
+    with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
+        await _arrives(place, f"http://127.0.0.1:{port}")
+
+
+async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(
+    place: Place, url: str, certificate: tuple[Path, Path]
+) -> None:
+    await place.write(200, 60_000)
+    port, server = _free_port(), (_DEPLOY / "nginx.conf").read_text()
+    for old, new in (
+        ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),
+        ("/etc/ssl/hub.pem", str(certificate[0])),
+        ("/etc/ssl/hub.key", str(certificate[1])),
+        ("http://127.0.0.1:8470", url),
+    ):
+        assert old in server
+        server = server.replace(old, new)
+    with _nginx(place.path, server, port):
+        await _arrives(place, f"https://localhost:{port}", certificate[0])
+        line = Line(f"https://localhost:{port}", place.token, None, HubSettings(ca=certificate[0]))
+        answer = await line.request("POST", "/v1/sync", {}, bytes(2 * _MIB))
+        await line.close()
+        assert b"this takes at most" in answer.content  # the hub's own word, not nginx's
+
+
+async def test_the_file_for_caddy_is_one(tmp_path: Path) -> None:
+    caddy = _program("caddy")
+    shutil.copy(_DEPLOY / "Caddyfile", tmp_path)
+    file = str(tmp_path / "Caddyfile")
+    command = [caddy, "validate", "--adapter", "caddyfile", "--config", file]
+    await to_thread.run_sync(lambda: subprocess.run(command, check=True, capture_output=True))
+
+
+def test_the_file_for_systemd_runs_a_command_that_there_is(tmp_path: Path) -> None:
+    unit = (_DEPLOY / "taskq-hub.service").read_text()
+    (words,) = re.findall(r"^ExecStart=\S+/taskq (.*)$", unit, re.MULTILINE)
+    command = [sys.executable, "-m", "taskq", *words.split(), "--help"]
+    assert "Usage:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        file = tmp_path / "taskq-hub.service"
+        file.write_text(unit.replace("/opt/taskq/bin/taskq", sys.executable))
+        done = subprocess.run(
+            [analyze, "verify", file], capture_output=True, text=True, check=False
+        )
+        assert "taskq-hub.service:" not in done.stderr
+
+
+async def test_a_hub_brings_tls_itself(place: Place, certificate: tuple[Path, Path]) -> None:
+    await place.write(5)
+    with served(Listener(Server(place.hub), (str(certificate[0]), str(certificate[1])))) as address:
+        url = address.replace("http://127.0.0.1", "https://localhost")
+        await _arrives(place, url, certificate[0])
+
+
+async def test_a_hub_tells_how_its_devices_stand_and_what_it_refused(place: Place) -> None:
+    await place.write()
+    await place.sync()
+    port, figures = _free_port(), _free_port()
+    hub = (sys.executable, "-m", "taskq", "hub", "serve", place.hub)
+    words = ("--bind", f"127.0.0.1:{port}", "--metrics-port", str(figures))
+    with _running(port, *hub, *words):
+        async with httpx.AsyncClient(trust_env=False) as client:
+            url, headers = f"http://127.0.0.1:{port}/v1/sync", {"Authorization": "Bearer x"}
+            assert (await client.post(url, content=b"x", headers=headers)).status_code == 401
+            headers = {"Authorization": f"Bearer {place.token}"}
+            assert (await client.post(url, content=b"x", headers=headers)).status_code == 400
+            text = (await client.get(f"http://127.0.0.1:{figures}/metrics")).text
+    assert 'taskq_hub_devices{state="active"} 1.0' in text
+    assert 'taskq_hub_refusals_total{status="401"} 1.0' in text
+    assert 'taskq_hub_refusals_total{status="400"} 1.0' in text
+    assert "taskq_hub_received_bytes_total 1.0" in text
+    assert "taskq_hub_behind_records 0.0" in text
+    assert re.search(r"taskq_hub_silent_seconds [0-9.e-]+", text)
