@@ -79,10 +79,11 @@ def _of_records(disk: Disk, path: Path, log_id: UUID) -> Iterator[Fault]:
         report = reader.verify()
     for damage in report.damage:
         yield Fault(path, f"{damage.segment} does not read behind offset {damage.offset}")
+    if not report.files:
+        return
     files = Replica(disk, str(path), log_id)
     try:
-        lsns = files.lsns if report.files else []
-        for name in sorted({name for lsn in lsns for name in files.bodies_of(lsn)}):
+        for name in sorted({name for lsn in files.lsns for name in files.bodies_of(lsn)}):
             size = (disk.status(f"{path}/{SPILL}/{name}") or (0, 0, -1))[2]
             if size < 0 or file_digest(disk, f"{path}/{SPILL}/{name}", size) != name:
                 yield Fault(path, f"{SPILL}/{name} is missing, or is something else", name)

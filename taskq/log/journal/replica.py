@@ -6,6 +6,7 @@ The copy's own caller decides what may come; here stands how bytes become frames
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -36,6 +37,9 @@ _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 _PIECE_BYTES: Final = 1024 * 1024
 _SPILLED: Final = int(Flag.SPILLED)
+#: Of a frame's header what is looked at to believe it: all but what is reserved, and its times.
+_CHECKED: Final = struct.Struct("<IIIH2xQQ16xII")
+_OFFSET: Final = struct.Struct("<Q")
 
 
 class Replica(SegmentFiles):
@@ -171,26 +175,32 @@ class Replica(SegmentFiles):
             behind: that border.
             epoch: of the segment.
         """
-        unpack, crc32, view = codec.FRAME_HEADER.unpack_from, codec.crc32, memoryview(data)
+        unpack, pack, crc32, view = (
+            _CHECKED.unpack_from,
+            _OFFSET.pack,
+            codec.crc32,
+            memoryview(data),
+        )
         base, next_lsn, seed = behind.offset, behind.next_lsn, self.seed(behind.segment)
+        known, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
         end, last, is_well = len(data), -1, True
         while at + _HEAD <= end:
-            magic, size, count, flags, _, first, of, _, _, body_crc, crc = unpack(data, at)
-            place = crc32((base + at).to_bytes(8, "little"), seed)
-            body = at + _HEAD
+            magic, size, count, flags, first, of, body_crc, crc = unpack(data, at)
+            place, body = crc32(pack(base + at), seed), at + _HEAD
             is_well = (
-                crc32(data[at : body - 4], place) == crc
-                and magic == codec.FRAME_MAGIC
+                crc32(view[at : body - 4], place) == crc
+                and magic == known
                 and of == epoch
                 and not flags
-                and size <= codec.FRAME_BODY_MAX
-                and next_lsn <= first < codec.LSN_MAX
+                and size <= body_max
+                and next_lsn <= first < lsn_max
             )
-            if not is_well or body + size > end:
+            stop = body + size
+            if not is_well or stop > end:
                 break
             # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
-            is_well = crc32(view[body : body + size], place) == body_crc
-            following = (body + size + 7) & ~7
+            is_well = crc32(view[body:stop], place) == body_crc
+            following = (stop + 7) & ~7
             if not is_well or following > end:
                 break
             next_lsn, last, at = first + count, at, following
