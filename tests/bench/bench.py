@@ -126,20 +126,21 @@ def main() -> None:
         __doc__,
         quick=False,
         jobs=int,
+        scale=1.0,
         rounds=5,
         mode=("fsync", "os"),
         only=tuple(JOBS),
         contender=CONTENDERS,
         json=False,
     )
-    rounds = 1 if given.quick else given.rounds
+    rounds, scale = (1, 0.1) if given.quick else (given.rounds, given.scale)
     modes = given.mode or ("fsync", "os")
     heads = (f"{mode}, {base}" for mode in modes for base in ("/ sqlite", "/ tuned"))
     whole = Table("taskq beside SQLite", "", *heads)
     for scenario in given.only or JOBS:
         cells = []
         for mode in modes:
-            jobs = given.jobs or JOBS[scenario][mode == "os"] // (10 if given.quick else 1)
+            jobs = given.jobs or int(JOBS[scenario][mode == "os"] * scale)
             chosen = given.contender or CONTENDERS
             names = [name for name in chosen if name != "disk" or scenario == "one_by_one"]
             others = Others()
