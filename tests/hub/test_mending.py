@@ -267,3 +267,14 @@ async def test_a_served_hub_erases_nothing(place: Place) -> None:
         assert "served by another process" in _run("hub", *words).output
     assert place.copies()
     disk.close(lock)
+
+
+async def test_a_hub_whose_disk_refuses_what_it_notes_is_served_all_the_same(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _work(place, 3)
+    await place.sync()
+    (place.hub / ".place").mkdir()
+    await place.server._mend()
+    assert "at the next start" in caplog.text
+    await place.sync()

@@ -171,11 +171,14 @@ class Server:
 
     async def _mend(self) -> None:
         """Ask for what copies lack since the hub was copied while it ran, or was set back so."""
-        if await self._on_thread(is_elsewhere, self._path):
-            for device, log_id in await self._on_thread(self._copies.logs):
-                async with self._turn(device):
-                    await self._on_thread(self._mend_copy, device, log_id)
-        await self._on_thread(note_place, self._path)
+        try:
+            if await self._on_thread(is_elsewhere, self._path):
+                for device, log_id in await self._on_thread(self._copies.logs):
+                    async with self._turn(device):
+                        await self._on_thread(self._mend_copy, device, log_id)
+            await self._on_thread(note_place, self._path)
+        except OSError as error:
+            _log.warning("hub: copies are looked through at the next start: %s", error)
 
     def _mend_copy(self, device: str, log_id: UUID) -> None:
         self._copies.forget(device, log_id)
