@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,10 @@ from anyio import fail_after
 
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.gate.listening import Listener
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
+from tests.hub.place import served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +37,16 @@ async def _slow(url: str, data: bytes) -> AsyncIterator[None]:
     finally:
         for _, writer in lines:
             writer.close()
+
+
+def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with served(Listener(Server(place.hub))):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(4_000, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /v1/sync HTT", _HEAD], ids=["none", "head", "body"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from taskq_plugins.hub.gate.server import BODY_SECONDS, Server
 from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
+    import socket
     from types import FrameType
 
     from starlette.types import ASGIApp
@@ -21,6 +23,8 @@ _log: Final = logging.getLogger("taskq")
 #: Lines at a time: of who waits for jobs, and of others.
 _LINES_MAX: Final = 2_500
 _STRANGERS_MAX: Final = 400
+#: Descriptors for these, and for what they write.
+_FILES: Final = 4_096
 _HEAD_BYTES_MAX: Final = 16 * 1024
 #: For requests that are under way when it ends, and until it ends whatever they do.
 _DRAIN_SECONDS: Final = 2
@@ -67,6 +71,13 @@ class Listener(uvicorn.Server):
                 **more,
             )
         )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer until told to end, with a file for each line that may be there."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End, however long a disk or a device takes."""
