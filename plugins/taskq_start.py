@@ -38,9 +38,9 @@ def main() -> None:
 
 def _program(words: list[str]) -> Callable[[], object]:
     if words[:1] == ["worker"]:
-        from taskq._lazy import import_asyncio  # noqa: PLC0415 - as below
+        from taskq._lazy import import_without_tls  # noqa: PLC0415 - as below
 
-        import_asyncio()
+        import_without_tls()
         from taskq_workers.process.plain import plain_worker  # noqa: PLC0415 - as below
 
         worker = plain_worker(words[1:])

@@ -97,10 +97,11 @@ def import_without_types(package: str, types: str) -> None:
     vars(home)["__getattr__"] = lazily(package, {package: types, whole: " ".join(later.made)})
 
 
-def import_asyncio() -> None:
-    """Import asyncio; its part for TLS follows at the first use, and OpenSSL with it: 4 MiB."""
+def import_without_tls() -> None:
+    """Import asyncio and anyio; their TLS follows at the first use, and OpenSSL with it: 4 MiB."""
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")
-        with postponed(_Later("ssl"), protocol):
+        with postponed(_Types("ssl"), protocol):
             made = importlib.import_module("asyncio")
+            importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)

@@ -347,7 +347,6 @@ HOT = {"slot.py", "port.py", "waking.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
-    "Group.start_soon": "the group's own",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
     "Rounds.refill_soon": "a plain callback for each turn of the loop: one for all logs",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
@@ -358,7 +357,6 @@ REASONS = {
     "Supervisor.run": "the root of a loop",
     "_Bench._run_async.take_turns": "a job has its context and its cancellation to itself",
     "_in_forked_child": "a plain callback that ends the process, in a child that nothing owns",
-    "finished": "whoever is cancelled meanwhile waits for its end all the same",
     "begin": "what users wrote may be left behind, and is cancelled but once",
     "end": "the loop closes",
     "run_to_the_end": "the root of a loop",

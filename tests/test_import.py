@@ -94,7 +94,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
-    "pydantic_core.core_schema click gettext anyio ssl _ssl _hashlib asyncio.sslproto "
+    "pydantic_core.core_schema click gettext ssl _ssl _hashlib asyncio.sslproto "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
@@ -174,7 +174,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
         *("pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
-        "typing_extensions",
+        *("anyio", "typing_extensions"),
     }
 
 
@@ -200,25 +200,30 @@ print(Shop.model_validate_json('{"rooms": {"a": [1]}}').rooms)
 
 def test_tls_is_there_for_the_first_task_of_a_worker_that_asks_for_it() -> None:
     program = """
-from taskq._lazy import import_asyncio
-import_asyncio()
-import asyncio, sys
+from taskq._lazy import import_without_tls
+import_without_tls()
+import anyio, asyncio, sys
 assert not {"ssl", "_ssl", "asyncio.sslproto"} & {*sys.modules}
 assert asyncio.sslproto.SSLProtocol is sys.modules["asyncio.sslproto"].SSLProtocol
 
 async def main():
     server = await asyncio.start_server(lambda _, writer: writer.write(b"no TLS"), "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
     try:
-        await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=True)
+        await asyncio.open_connection(*address, ssl=True)
     except OSError as error:
         import ssl
+        print(type(error) is ssl.SSLError, error.reason)
+    try:
+        await anyio.connect_tcp(*address, tls=True, ssl_context=ssl.create_default_context())
+    except OSError as error:
         print(type(error) is ssl.SSLError, error.reason)
     server.close()
 
 asyncio.run(main())
 """
     done = run_python("-c", program, check=True)
-    assert done.stdout.split() == ["True", "WRONG_VERSION_NUMBER"]
+    assert done.stdout.split() == ["True", "WRONG_VERSION_NUMBER"] * 2
 
 
 @pytest.mark.parametrize("name", taskq.__all__)
@@ -268,7 +273,7 @@ def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: P
         "pydantic_core",
         "asyncio",
         "ctypes",
-        "typing_extensions",
+        *("anyio", "typing_extensions"),
     }
 
 

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import CancelScope
+
 from taskq.engine import Weights
 from taskq.errors import TaskqError, UsageError
-from taskq_workers.scopes import Scope
 from taskq_workers.services.plugins import find_plugin
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
@@ -17,11 +18,12 @@ from taskq_workers.slots.outcomes import release
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from anyio.abc import TaskStatus
+
     from taskq import TaskQ
     from taskq.engine import Settlement, Store
     from taskq.views import Serving
     from taskq_workers.gates.gates import Gates
-    from taskq_workers.scopes import Status
     from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import FeedHost, Runner
     from taskq_workers.slots.slots import Slots
@@ -50,17 +52,17 @@ class LogPart:
         self.gates: Gates | None = None
         self.services: list[Service] = [Scheduler(app)] if ticks else []
         self.beside: list[Service] = [_syncing(app)] if syncs else []
-        self._scopes: list[Scope] = []
+        self._scopes: list[CancelScope] = []
 
     def serve(self, worker: object, serving: Serving | None) -> None:
         """Let people who ask why a job does not run know what the worker claims of this log."""
         if self.store is not None:
             self.store.serve(worker, serving)
 
-    async def run(self, part: Service, *, task_status: Status) -> None:
+    async def run(self, part: Service, *, task_status: TaskStatus[None]) -> None:
         """Run one of its services until it is cancelled, or the log is left."""
         assert self.store is not None
-        async with Scope() as scope:
+        with CancelScope() as scope:
             self._scopes.append(scope)
             await part.run(self.store, task_status=task_status)
 

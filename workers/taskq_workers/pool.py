@@ -11,6 +11,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
+from anyio import CancelScope, create_task_group, move_on_after, sleep
+
 from taskq.engine import Weights
 from taskq.errors import LogError, UsageError
 from taskq.hooks import need_loop
@@ -26,7 +28,6 @@ from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.limits import checked_limits, drain_seconds
 from taskq_workers.runs.loader import import_included
 from taskq_workers.runs.tracing import measured, traced_runs
-from taskq_workers.scopes import Group, Scope
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.draining import tell_drain
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
+    from anyio.abc import TaskStatus
+
     from taskq import DeadLetter, Delivery, Task, TaskQ
     from taskq.engine import Kind, Limit, Store
     from taskq.values import Duration
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
-    from taskq_workers.scopes import Status
     from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import Runner
 
@@ -179,7 +181,7 @@ class Worker:
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: Keeper | None = None
-        self._opening: Scope | None = None
+        self._opening: CancelScope | None = None
         self._runner: Runner | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
@@ -310,7 +312,7 @@ class Worker:
 
     async def _keep(self) -> None:
         """Own all that runs for the worker; nothing but the loop's end cancels this very task."""
-        async with Group() as group:
+        async with create_task_group() as group:
             group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
@@ -332,17 +334,18 @@ class Worker:
                 self._places.close()
             raise
         finally:
-            # Each of them, even if the loop ends in the midst of another: nothing keeps that out.
-            async with contextlib.AsyncExitStack() as stack:
-                for part in self._own:
-                    stack.push_async_callback(part.app.close)
-                stack.push_async_callback(self._lifespans.leave)
-                if self._places is not None:
-                    stack.push_async_callback(self._places.leave)
+            # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
+            with CancelScope(shield=True):
+                async with contextlib.AsyncExitStack() as stack:
+                    for part in self._own:
+                        stack.push_async_callback(part.app.close)
+                    stack.push_async_callback(self._lifespans.leave)
+                    if self._places is not None:
+                        stack.push_async_callback(self._places.leave)
 
     async def _open(self) -> bool:
         """Open the logs, and enter lifespans; False if a stop came first, as both may take long."""
-        async with Scope() as self._opening:
+        with CancelScope() as self._opening:
             if not self._stop_asked.is_set():
                 for part in list(self._parts):
                     await self._open_log(part)
@@ -366,7 +369,7 @@ class Worker:
         self._store = self.store()
         runner = self._runner = self._hire()
         self._listen()
-        async with Group() as beside:
+        async with create_task_group() as beside:
             try:
                 for service in self._beside:
                     await beside.start(self._run_part, None, service)
@@ -381,12 +384,12 @@ class Worker:
                 runner.interrupt()
                 runner.settler.flush()
                 raise
-            beside.cancel()
+            beside.cancel_scope.cancel()
 
     async def _claim(self, runner: Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
-        async with Group() as ending:
-            async with Group() as claiming:
+        async with create_task_group() as ending:
+            async with create_task_group() as claiming:
                 for part in self._parts:
                     for service in part.services:
                         await claiming.start(self._run_part, part, service)
@@ -403,22 +406,22 @@ class Worker:
                 ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
                     ending.start_soon(tell_drain, self)
-                claiming.cancel()
+                claiming.cancel_scope.cancel()
             await runner.gone.wait()
-            ending.cancel()
+            ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: Runner) -> None:
         """Cancel the jobs that outlast the drain, and give up those that outlast that."""
-        async with Scope(self.drain_seconds):
+        with move_on_after(self.drain_seconds):
             await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
         runner.interrupt()
-        await asyncio.sleep(CANCEL_SECONDS)
+        await sleep(CANCEL_SECONDS)
         runner.abandon()
         runner.gone.set()
 
     async def _run_part(
-        self, part: LogPart | None, service: Service, *, task_status: Status
+        self, part: LogPart | None, service: Service, *, task_status: TaskStatus[None]
     ) -> None:
         """Run a service; if it fails the worker drains first, as when its log fails."""
         try:

@@ -12,6 +12,8 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import move_on_after
+
 from taskq import telemetry
 from taskq.engine import kinds
 from taskq.hooks import main_module_name, running_job
@@ -21,7 +23,6 @@ from taskq_workers.children.wire import Logged, Outfit, Work
 from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
-from taskq_workers.scopes import Scope
 from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import ship
 
@@ -258,7 +259,7 @@ class ProcessRunner:
     async def _end(self, child: Child) -> None:
         """Kill it, and return once it runs no more, so that nobody else begins before that."""
         child.kill()
-        async with Scope(KILL_SECONDS):
+        with move_on_after(KILL_SECONDS):
             await child.gone.wait()
         if not child.gone.is_set():
             _log.warning("child process %d was killed, but is still there", child.pid)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from anyio import sleep
+
 from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.conditions.network import is_anywhere_routed
 from taskq.engine import Cause, kinds
@@ -123,7 +125,7 @@ class Breaker(Gate):
             if left <= 0 and not (away and self.rule.probe is not None):
                 return
             was_away = away
-            await asyncio.sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
+            await sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
 
     async def _is_away(self) -> bool:
         probe = self.rule.probe

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from anyio import move_on_after, sleep
+
 from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.views import Hold
 from taskq_workers.gates.gate import Gate, GateHost, Mode
 from taskq_workers.gates.probes import HELD_SECONDS, Probe
-from taskq_workers.scopes import Scope
 
 if TYPE_CHECKING:
     from taskq.conditions.base import Condition
@@ -67,7 +68,7 @@ class ConditionGate(Gate):
                 self._shut(unmet)
                 self._release(self.cause)
                 self.host.stop_running(self.tasks)
-                await asyncio.sleep(unmet.condition.interval_seconds)
+                await sleep(unmet.condition.interval_seconds)
 
     async def _let_through(self) -> Probe | None:
         """Let jobs run until a condition is lost, or there are none; returns what was lost."""
@@ -90,7 +91,7 @@ class ConditionGate(Gate):
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
         while True:
             self._alarm.clear()
-            async with Scope(HELD_SECONDS):
+            with move_on_after(HELD_SECONDS):
                 await self._alarm.wait()
             if not self.host.is_running(self.tasks) and not await self.demand():
                 return None

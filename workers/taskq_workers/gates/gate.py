@@ -13,9 +13,10 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
+from anyio import CancelScope, move_on_after, sleep
+
 from taskq.engine import Cause
 from taskq.errors import TaskqError
-from taskq_workers.scopes import Scope
 
 if TYPE_CHECKING:
     from taskq import Delivery
@@ -114,7 +115,7 @@ class Gate(ABC):
         self.host = host
         self.mode = Mode.IDLE
         self.hold: Hold | None = None
-        self._life: Scope | None = None
+        self._life: CancelScope | None = None
         self._is_drained = False
         #: claimed, and neither running nor given back
         self._claimed: list[Delivery] = []
@@ -124,11 +125,11 @@ class Gate(ABC):
 
     async def run(self) -> None:
         """Live until drained, also after the log refused something for a while."""
-        async with Scope() as self._life:
+        with CancelScope() as self._life:
             try:
                 while not self._is_drained:
                     await self._live_once()
-                    await asyncio.sleep(REST_SECONDS)
+                    await sleep(REST_SECONDS)
             finally:
                 self._release(Cause.DRAIN)
 
@@ -198,12 +199,12 @@ class Gate(ABC):
         count = self.host.feed.allowed(count)
         if count <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
-            await asyncio.sleep(REST_SECONDS)
+            await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
         claim = self.host.port.claim(self.host.feed.request(count, queues, tasks))
         try:
-            async with Scope(seconds):
+            with move_on_after(seconds):
                 await claim
         finally:
             # Jobs that came at the very moment when the wait was given up must not be lost.
@@ -239,7 +240,7 @@ class Gate(ABC):
         self._landed.clear()
         # A queue may have begun to back off since they were claimed.
         self.host.feed.add(self.host.passed(deliveries))
-        async with Scope(seconds):
+        with move_on_after(seconds):
             await self._landed.wait()
 
     async def _live_once(self) -> None:

@@ -6,12 +6,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import create_task_group, move_on_after
+
 from taskq.conditions.failures import is_network_failure
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
-from taskq_workers.scopes import Group, Scope
 from taskq_workers.slots.rounds import Share
 from taskq_workers.slots.settling import settled
 from taskq_workers.slots.slots import Slots
@@ -19,13 +20,14 @@ from taskq_workers.slots.slots import Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from anyio.abc import TaskStatus
+
     from taskq import Delivery, Task, TaskQ
     from taskq.conditions.base import Condition
     from taskq.engine import Ask, LoopPort, Store
     from taskq.views import Hold
     from taskq_workers.gates.breaker import Breaker
     from taskq_workers.gates.condition import ConditionGate
-    from taskq_workers.scopes import Status
     from taskq_workers.slots.hands import FeedHost
     from taskq_workers.slots.slot import Slot
 
@@ -90,11 +92,11 @@ class Gates:
 
     # -- as a service -----------------------------------------------------------------------------
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
         self._store = store
         self.port = store.port()
-        async with Group() as group:
+        async with create_task_group() as group:
             self._begin_breakers()
             self.learn()
             task_status.started()
@@ -293,7 +295,7 @@ class Gates:
             waited = True
             self.feed.linger()
             # What a gate was to have another worker may have taken, and then it does not move.
-            async with Scope(LOOK_SECONDS):
+            with move_on_after(LOOK_SECONDS):
                 await self.moved.wait()
 
     async def _is_pending(self, gate: Gate) -> bool:

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from anyio import CancelScope, sleep_forever
+
 from taskq_workers.runs.foreign import begin, until_done
-from taskq_workers.scopes import sleep_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from anyio.abc import TaskStatus
+
     from taskq.conditions.base import Condition
     from taskq.engine import Store
-    from taskq_workers.scopes import Status
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -154,11 +156,12 @@ class Probes(dict["Condition", Probe]):
         both = zip(probes, problems, strict=True)
         return next((probe for probe, problem in both if problem), None)
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Stop all that run when it is cancelled; until then they are run by those who ask."""
         del store
         task_status.started()
         try:
             await sleep_forever()
         finally:
-            await asyncio.gather(*(probe.leave() for probe in set(self.values())))
+            with CancelScope(shield=True):
+                await asyncio.gather(*(probe.leave() for probe in set(self.values())))

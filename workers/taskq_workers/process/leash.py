@@ -6,7 +6,6 @@ system: the worker drains then, and ends in any case.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -15,6 +14,8 @@ import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+
+from anyio import sleep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +195,7 @@ class Notifier:
         """Send signs of life for as long as the loop turns; a loop that hangs sends none."""
         while self.watchdog_seconds:
             self.alive()
-            await asyncio.sleep(self.watchdog_seconds)
+            await sleep(self.watchdog_seconds)
 
     def _send(self, *lines: str) -> None:
         if not self._address:

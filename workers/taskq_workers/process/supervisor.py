@@ -18,10 +18,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import create_task_group
+
 from taskq_workers.process.leash import Notifier
 from taskq_workers.process.reporting import drain_lines, overdue_lines, stopped_line
 from taskq_workers.runs.guards import keep_from_children
-from taskq_workers.scopes import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -135,10 +136,10 @@ class Supervisor:
             async with self._worker:
                 if self._worker.started.is_set():
                     await self._tell_ready()
-                    async with Group() as beside:
+                    async with create_task_group() as beside:
                         beside.start_soon(self._notifier.keep_alive)
                         await self._worker.stopped.wait()
-                        beside.cancel()
+                        beside.cancel_scope.cancel()
         finally:
             self._notifier.stopping()
             self._store = None

@@ -13,18 +13,20 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import TASK_STATUS_IGNORED
+
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Resources
 from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
-from taskq_workers.scopes import Begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from anyio.abc import TaskStatus
+
     from taskq import Task, TaskQ
     from taskq.engine import Store
-    from taskq_workers.scopes import Status
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -114,7 +116,7 @@ class LifespanHolder:
             task.result()
         raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
-    async def run(self, store: Store | None, *, task_status: Status) -> None:
+    async def run(self, store: Store | None, *, task_status: TaskStatus[None]) -> None:
         """Watch over them until cancelled.
 
         Raises:
@@ -199,7 +201,7 @@ def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
 
 async def _watch(holder: LifespanHolder) -> None:
     try:
-        await holder.run(None, task_status=Begun())
+        await holder.run(None, task_status=TASK_STATUS_IGNORED)
     except TaskqError as error:
         _log.error("%s", error)
 

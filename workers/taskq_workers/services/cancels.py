@@ -11,14 +11,16 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from anyio import sleep_forever
+
 from taskq.engine import Cause, Settlement, kinds
 from taskq.hooks import running_job
-from taskq_workers.scopes import sleep_forever
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import Delivery
     from taskq.engine import Ask, Store
-    from taskq_workers.scopes import Status
     from taskq_workers.slots.slots import Slots
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -30,7 +32,7 @@ class CancelListener:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
         leave = store.on_cancel(self._on_ask)
         try:

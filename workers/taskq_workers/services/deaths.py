@@ -13,20 +13,22 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import CancelScope, sleep_forever
+
 from taskq import DeadLetter, Task
 from taskq.errors import InvalidCall, UsageError
 from taskq.hooks import within
 from taskq_workers.runs.foreign import begin, until_done
-from taskq_workers.scopes import sleep_forever
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Collection, Iterator
     from typing import TypeAlias
 
+    from anyio.abc import TaskStatus
+
     from taskq import TaskQ
     from taskq.engine import Item, Store
-    from taskq_workers.scopes import Status
 
     DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
@@ -63,7 +65,7 @@ class DeathHooks:
         for task in _tellers(app):
             _check(task)
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Hear of the deaths that this process records, until cancelled."""
         try:
             with contextlib.ExitStack() as stack:
@@ -71,7 +73,8 @@ class DeathHooks:
                 task_status.started()
                 await sleep_forever()
         finally:
-            await self._end()
+            with CancelScope(shield=True):
+                await self._end()
 
     async def _end(self) -> None:
         """Give hooks that still run what is left of the drain, or a moment, and cancel them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
+
+from anyio import sleep
 
 if TYPE_CHECKING:
     from taskq import Delivery
@@ -28,7 +29,7 @@ class Drained(Protocol):
 
 async def tell_drain(worker: Drained) -> None:
     """Log a drain that is not over at once, and the jobs that it waits for."""
-    await asyncio.sleep(SILENCE_SECONDS)
+    await sleep(SILENCE_SECONDS)
     held = [f"{job.task} {job.job_id}" for job, _ in worker.held]
     if held:
         more = "" if len(held) <= _NAMED_MAX else f" and {len(held) - _NAMED_MAX} more"

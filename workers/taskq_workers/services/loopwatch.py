@@ -14,16 +14,18 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from anyio import sleep_forever
+
 from taskq_workers.runs.reasons import is_machinery
-from taskq_workers.scopes import sleep_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from anyio.abc import TaskStatus
+
     from taskq import Delivery
     from taskq.engine import Store
-    from taskq_workers.scopes import Status
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -64,7 +66,7 @@ class LoopWatch:
         self._pause_seconds = _ASK_SECONDS
         self._told: dict[tuple[str, int], float] = {}
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs that still run while the worker drains may block as well."""
         del store  # it may be one of several
         # A daemon of our own: it is there for when the loop turns no more, whatever else waits.

@@ -12,16 +12,18 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import CancelScope, move_on_after
+
 from taskq.errors import LogClosed, TaskqError
 from taskq.values import SECOND_NS
-from taskq_workers.scopes import Scope, finished
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import TaskQ
     from taskq.engine import Item, LoopPort, Sight, Store, Turn
     from taskq.hooks import Schedule, ScheduleState
-    from taskq_workers.scopes import Status
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -46,7 +48,7 @@ class Scheduler:
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Tick until cancelled; costs nothing while the app has no schedule.
 
         Raises:
@@ -75,13 +77,14 @@ class Scheduler:
             if self._app.hooks.schedules.all:
                 try:
                     # What it has begun it ends; the log's own waits are limited.
-                    seconds = await finished(self.look(store))
+                    with CancelScope(shield=True):
+                        seconds = await self.look(store)
                 except LogClosed:
                     return
                 except TaskqError as error:
                     seconds = pause.next()
                     _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
-            async with Scope(seconds):
+            with move_on_after(seconds):
                 await wake.wait()
 
     async def look(self, store: Store) -> float:

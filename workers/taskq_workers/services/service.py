@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq.engine import Store
-    from taskq_workers.scopes import Status
 
 
 class Service(Protocol):
     """One part: a scheduler, the gates, a listener for cancels, a watch over the loop."""
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Do its work until it is cancelled.
 
         What it raises before it called ``task_status.started()`` keeps the worker from starting;

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
+
+from anyio import move_on_after, sleep
 
 from taskq.engine import strays_of
 from taskq.errors import TaskqError
 from taskq.hooks import off_loop
 from taskq.values import nearest
 from taskq.views import Serving
-from taskq_workers.scopes import Scope
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import TaskQ
     from taskq.engine import Store
-    from taskq_workers.scopes import Status
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -47,7 +48,7 @@ class StrayWatch:
         self._queues = queues
         self._look_seconds = look_seconds
 
-    async def run(self, store: Store, *, task_status: Status) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Look now, and then each minute, until cancelled."""
         task_status.started()
         has_looked = False
@@ -55,10 +56,10 @@ class StrayWatch:
             while True:
                 await self._warn(store)
                 has_looked = True
-                await asyncio.sleep(self._look_seconds)
+                await sleep(self._look_seconds)
         finally:
             if not has_looked:
-                async with Scope(_FIRST_LOOK_SECONDS):
+                with move_on_after(_FIRST_LOOK_SECONDS, shield=True):
                     await self._warn(store)
 
     async def _warn(self, store: Store) -> None:
