@@ -276,7 +276,6 @@ class ClaimRequest:
         return self.wait_until_ns is not None and self.wait_until_ns <= steady_ns
 
 
-_NO_OPTIONS: Final = bytes(2)
 _SPILLED: Final = int(Flag.SPILLED)
 _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
@@ -353,7 +352,7 @@ class Delivery(_DeliveryFields):
     def stored_payload(self) -> bytes:
         """The payload as its record holds it."""
         record = self.record
-        if record[6:8] == _NO_OPTIONS:
+        if not (record[6] or record[7]):  # the size of the options
             # The common record: what stands before the body is as long as in all of its lane.
             return record[self.lane.body_at : -4]
         return codec.enqueue_body(record)
