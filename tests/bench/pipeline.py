@@ -3,8 +3,9 @@
 ``python -m tests.bench.pipeline growth`` enqueues jobs in bulk into four logs, runs the pipeline
 over them through Spark, and looks at what its processes take. ``waiting`` asks what one batch of
 small work takes while so many other jobs wait in the lake, without Java. ``open`` keeps a pipeline
-open while a log grows by 1 000 records every five seconds. ``read`` reads all columns, and two of
-them, through Spark. Every job must be in every table.
+open while a log grows by 1 000 records every five seconds. ``engines`` measures what decides
+whether a run takes Spark. ``read`` reads all columns, and two of them, through Spark. Every job
+must be in every table.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ WAITING: Final = (0, 1_000_000, 5_000_000)
 #: Jobs of a batch that is looked at, each enqueued, claimed and ended, and how many batches.
 BATCH_JOBS: Final = 10_000
 ROUNDS: Final = 3
+#: Jobs of two logs whose difference tells what a MiB takes.
+ENGINE_JOBS: Final = (300_000, 900_000)
 #: Three records each, and some of the log's own.
 OPEN_JOBS: Final = 333
 OPEN_SECONDS: Final = 5.0
@@ -295,7 +298,41 @@ def read(given: Any) -> None:
     table.print()
 
 
-LOADS: Final = {"growth": growth, "waiting": waiting, "open": keep_open, "read": read}
+def engines(given: Any) -> None:
+    """Print the figures of ``run.engine``: what each takes to start, and for a MiB of log."""
+    taken: dict[str, list[tuple[float, Taken]]] = {"local": [], "spark": []}
+    for jobs in ENGINE_JOBS:
+        with scratch(given.dir) as place:
+            fill(place / "hub", jobs // 3)
+            for log in (place / "hub").iterdir():
+                asyncio.run(work(log, jobs // 3 // LOGS))
+            mib = size_of(place / "hub") / MIB
+            for engine, runs in taken.items():
+                runs.append((mib, run(place / "hub", place / engine, "--engine", engine)))
+    (less, few), (more, many) = taken["spark"]
+    direct = [each.cpu_seconds for _, each in taken["local"]]
+    gained = {
+        who: many.watch.cpu_seconds[who] - spent for who, spent in few.watch.cpu_seconds.items()
+    }
+    of_executors = sum(spent for who, spent in gained.items() if who != "driver")
+    table = Table("seconds", "of", "s")
+    table.row("start", f"{few.seconds - taken['local'][0][1].seconds:.1f}")
+    for name, spent in (
+        ("direct, a MiB", direct[1] - direct[0]),
+        ("driver, a MiB", gained["driver"]),
+        ("executors, a MiB", of_executors),
+    ):
+        table.row(name, f"{spent / (more - less):.3f}")
+    table.print()
+
+
+LOADS: Final = {
+    "growth": growth,
+    "waiting": waiting,
+    "open": keep_open,
+    "read": read,
+    "engines": engines,
+}
 
 
 def main() -> None:

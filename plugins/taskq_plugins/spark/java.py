@@ -27,6 +27,7 @@ from taskq.cli import Failure, json_option, render
 from taskq.errors import TaskqError
 from taskq.extras import install_line
 from taskq_plugins.spark.errors import JavaMissing, SparkError
+from taskq_plugins.spark.run.engine import advice
 
 if TYPE_CHECKING:
     from collections import deque
@@ -251,8 +252,10 @@ def doctor(context: click.Context, as_json: bool) -> None:
             render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
     other = look_at_python()
     if as_json:
-        render.print_json({"findings": findings, "python": other})
-    elif other:
-        render.echo(f"warn  python     {other}")
+        render.print_json({"findings": findings, "python": other, "runs_take_spark": advice()})
+    else:
+        render.echo(f"info  run        takes Spark {advice()}")
+        if other:
+            render.echo(f"warn  python     {other}")
     if any(finding["grade"] == "fail" for finding in findings):
         context.exit(Failure.exit_code)

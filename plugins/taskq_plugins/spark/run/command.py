@@ -15,7 +15,8 @@ from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES
-from taskq_plugins.spark.run.increment import BYTES_MAX, RunOptions, keep_in_order
+from taskq_plugins.spark.run.engine import ENGINES, takes_spark
+from taskq_plugins.spark.run.increment import RunOptions, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
@@ -90,6 +91,13 @@ class Keep(click.ParamType[dict[str, int]]):
 @lake_option
 @click.option("--master", help="Spark's master.  [default: all cores of this machine]")
 @click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="auto",
+    show_default=True,
+    help="Who reads: Spark from the size on where it is no slower (see doctor), always, or never.",
+)
+@click.option(
     "--max-bytes",
     metavar="SIZE",
     callback=_size,
@@ -146,7 +154,9 @@ def run(
     tables: tuple[str, ...],
     journals: Path,
     lake_path: Path,
+    *,
     master: str | None,
+    engine: str,
     max_bytes: int,
     corrupt: str,
     ignore_data_loss: bool,
@@ -158,7 +168,7 @@ def run(
 ) -> None:
     """Read what is new in the logs, bring the tables up to date, and exit.
 
-    Less than 16 MiB of log are read without Java, unless a master is named.
+    Without --master, Java is started only where that is no slower: taskq pipeline doctor says when.
 
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
     others are (all: rollup_hour failures duplicates device_lag breaks).
@@ -166,6 +176,8 @@ def run(
     for table in tables:
         if table not in DERIVED:
             raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
+    if engine == "local" and master is not None:
+        raise WrongUsage("--engine local starts no Spark: leave out --master")
     if not journals.is_dir():
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     lake = Lake.open(lake_path, create=True)
@@ -188,15 +200,17 @@ def run(
 
             for line in rebuild(writer, anew, options):
                 render.echo(line, err=True)
-        if not _turn(writer, options, report, master):
+        if not _turn(writer, options, report, engine, master):
             report.nothing_new(lake)
         while keep_open:
             time.sleep(_EVERY_SECONDS)
-            _turn(writer, options, report, master)
+            _turn(writer, options, report, engine, master)
         _tell_held(lake)
 
 
-def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> bool:
+def _turn(
+    writer: LakeWriter, options: RunOptions, report: Report, engine: str, master: str | None
+) -> bool:
     """Read what is new; False if nothing is."""
     before = reached(writer.lake)
     sight = look(options.of_source())
@@ -208,7 +222,7 @@ def _turn(writer: LakeWriter, options: RunOptions, report: Report, master: str |
     started = time.monotonic()
 
     def read(sight: Sight | None = None) -> Summary:
-        if left_bytes <= BYTES_MAX and master is None:
+        if not takes_spark(engine, master, left_bytes):
             return run_increment(writer, options, report, sight=sight)
         return _run(writer, options, report, master, left_bytes)
 

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 #: Of larger bodies hash and size are stored.
 _BODY_BYTES_MAX: Final = 64 * 1024
-#: Bytes of log that are read here: about what Spark takes as long for to start.
-BYTES_MAX: Final = 16 * 1024 * 1024
-#: ... and of what is in memory at a time as a whole: a batch here, a step of one with Spark.
+#: Bytes of log in memory at a time as a whole: a batch here, a step of one with Spark.
 _PART_BYTES: Final = 8 * 1024 * 1024
 #: So often a run that is kept open removes what is older: each time it looks at every file.
 _VACUUM_SECONDS: Final = 600
