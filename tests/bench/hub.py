@@ -70,6 +70,7 @@ def free_port() -> int:
 
 def serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
     """Return a hub in a process of its own, once it answers."""
+    (hub / "devices").mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub)]
     process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
     while True:
