@@ -202,7 +202,7 @@ class _Fuzz:
             headers = headers | {chance.choice(names): chance.choice(_ODD_HEADERS)}
         elif what == 3:
             body = chance.choice([body[: len(body) // 2], zlib.compress(body), b"\xff" + body, b""])
-        if body[:1] == b"{" and what > 3:
+        if method == "POST" and what > 3:
             body = self._spoilt_json(json.loads(body))
         return method, path, headers, body
 
