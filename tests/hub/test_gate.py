@@ -81,8 +81,9 @@ async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
         return delivered(*given)
 
     monkeypatch.setattr("taskq_plugins.hub.gate.server.delivered", noted)
-    assert (await _sent(place, _SYNC)).status_code == 200
-    assert (await _sent(place, Question(1, _ID, NOWHERE, {}, waiting=False))).status_code == 204
+    session = (await _sent(place, _SYNC)).json()["session"]
+    question = Question(session, _ID, NOWHERE, {}, waiting=False)
+    assert (await _sent(place, question)).status_code == 204
     assert threads
     assert threading.current_thread() not in threads
 

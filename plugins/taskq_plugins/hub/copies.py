@@ -161,8 +161,9 @@ class Copies:
 
     def _begin(self, device: str, asked: Sync) -> Synced:
         key = device, asked.log_id
-        session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
+        # Of a log that may have no copy nothing is remembered.
+        session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from taskq.engine import Disk
+    from taskq.engine import Border, Disk
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
 
@@ -139,7 +139,8 @@ class Server:
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
-        self._asking: set[asyncio.Future[Any]] = set()
+        #: questions of known sessions, the latest of each log, and what ends its wait
+        self._asking: dict[tuple[str, UUID], asyncio.Future[None]] = {}
         self._is_over = False
         self._accounts: dict[str, Account] = {}
         self._noted: dict[str, tuple[float, int]] = {}
@@ -218,7 +219,8 @@ class Server:
             raise await self._unknown(request, "the token is not known here")
         request.state.device = device
         waiting = self._waiting.get(device, 0)
-        if waiting >= _OF_DEVICE_MAX:
+        # Who waits for jobs, or is woken with thousands of others, takes nobody's place.
+        if waiting - sum(name == device for name, _ in self._asking) >= _OF_DEVICE_MAX:
             raise HTTPException(429, "one request after the other")
         if sum(self._waiting.values()) - len(self._asking) >= _REQUESTS_MAX:
             raise HTTPException(503, "too many at once: try again later")
@@ -294,50 +296,54 @@ class Server:
         return asked
 
     async def _down(self, device: str, asked: Question) -> Response:
-        lines = await self._given(device, asked)
+        """Answer a question; one that its log asked before is over then."""
+        key, over = (device, asked.log_id), asyncio.get_running_loop().create_future()
+        lines = None
+        async with self._turn(device):
+            is_at = await self._on_thread(self._copies.is_at, *_place_of(device, asked))
+        if is_at:
+            if before := self._asking.get(key):
+                before.cancel()
+            self._asking[key] = over
+            try:
+                lines = await self._given(device, asked, over)
+            finally:
+                if self._asking[key] is over:
+                    del self._asking[key]
         if lines is None:
             return _told(*answered(Refused(Trouble.SUPERSEDED, NOWHERE)))
         return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
 
-    async def _given(self, device: str, asked: Question) -> bytes | None:
+    async def _given(
+        self, device: str, asked: Question, over: asyncio.Future[None]
+    ) -> bytes | None:
         """Return the lines that a question is answered with, b"" for nothing; None: ask anew."""
-        at, outbox = (device, asked.session, asked.log_id, asked.up), self._outbox
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (asked.wait_seconds if len(self._asking) < _ASKING_MAX else 0)
-        while not outbox.is_there and loop.time() < until and not self._is_over:
-            await self._wait_for(loop.create_future(), _THERE_SECONDS)
+        loop, outbox = over.get_loop(), self._outbox
+        until = loop.time() + (asked.wait_seconds if len(self._asking) <= _ASKING_MAX else 0)
+        if self._is_over:
+            over.cancel()
+        while not (outbox.is_there or over.done()) and loop.time() < until:
+            await _wait_for(loop.create_future(), over, _THERE_SECONDS)
         while outbox.is_there:
             port, seen = await outbox.end()
             async with self._turn(device):  # for each look, but not for the wait
-                if not await self._on_thread(self._copies.is_at, *at):
+                if not await self._on_thread(self._copies.is_at, *_place_of(device, asked)):
                     return None
                 given = await self._on_thread(outbox.handing.give, device, asked)
-            is_late = loop.time() >= until or self._is_over
+            is_late = loop.time() >= until or over.done()
             if given.jobs or given.cancels or (is_late and not asked.wait_seconds):
                 return await run_sync(encode_given, given, limiter=self._threads)
             if is_late:
                 break
             asked = replace(asked, refused=())
-            await self._wait_for(port.extent(seen), until - loop.time())
+            await _wait_for(port.extent(seen), over, until - loop.time())
         return b""
-
-    async def _wait_for(self, grown: asyncio.Future[Any], seconds: float) -> None:
-        """Wait until there may be more, the hub ends, or so long."""
-        self._asking.add(grown)
-        try:
-            await asyncio.wait((grown,), timeout=max(seconds, 0))
-        finally:
-            self._asking.discard(grown)
-        if grown.done() and not self._is_over:
-            await asyncio.sleep(_GATHER_SECONDS)
-        else:
-            grown.cancel()
 
     def end(self) -> None:
         """Let nobody wait for jobs any more."""
         self._is_over = True
-        for grown in tuple(self._asking):
-            grown.get_loop().call_soon_threadsafe(grown.cancel)
+        for over in tuple(self._asking.values()):
+            over.get_loop().call_soon_threadsafe(over.cancel)
 
     def _account(self, device: str) -> Account:
         """Return what a device has here; it is counted anew each hour."""
@@ -418,6 +424,20 @@ async def _read(
     except (ClientDisconnect, TimeoutError):
         is_whole = False
     return b"".join(pieces), is_whole
+
+
+def _place_of(device: str, asked: Question) -> tuple[str, int, UUID, Border]:
+    return device, asked.session, asked.log_id, asked.up
+
+
+async def _wait_for(grown: asyncio.Future[Any], over: asyncio.Future[None], seconds: float) -> None:
+    """Wait until there may be more, nobody waits for that any more, or so long."""
+    first = asyncio.FIRST_COMPLETED
+    await asyncio.wait((grown, over), timeout=max(seconds, 0), return_when=first)
+    if grown.done() and not over.done():
+        await asyncio.sleep(_GATHER_SECONDS)
+    else:
+        grown.cancel()
 
 
 def _delivered(request: Request, body: bytes, packed_max: int) -> Asked | Question | Enrol:

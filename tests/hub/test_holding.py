@@ -1,0 +1,117 @@
+"""Questions that wait at a hub are in nobody's way, and take no more room than there are logs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+from anyio import fail_after, to_thread
+
+from taskq_plugins.hub import Hub, devices
+from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.gate import server
+from taskq_plugins.hub.gate.listening import Listener
+from taskq_plugins.hub.messages import NOWHERE, Question, Sync, Synced
+from tests.hub.place import served
+from tests.processes.harness import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskq_plugins.hub.device.line import Told
+    from tests.hub.place import Place
+
+_COUNT = 6
+
+
+@pytest.fixture
+def url(place: Place) -> Iterator[str]:
+    with served(Listener(place.server, (None, None))) as address:
+        yield address
+
+
+async def _synced(line: Line, log_id: UUID) -> Synced:
+    answer = await line.ask(Sync(log_id, 5, frozenset(), NOWHERE))
+    assert isinstance(answer, Synced)
+    return answer
+
+
+async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Told]:
+    """Return a question, once it waits at the hub."""
+    session, asking = (await _synced(line, log_id)).session, place.server._asking
+    key, question = (line.device, log_id), Question(session, log_id, NOWHERE, {}, False, (), 50.0)
+    before = asking.get(key)
+    held = asyncio.create_task(line.hold(question))
+    await to_thread.run_sync(eventually, lambda: asking.get(key) is not before)
+    return held
+
+
+async def _end(place: Place, held: list[asyncio.Task[Told]], lines: list[Line]) -> None:
+    place.server.end()
+    await asyncio.wait(held)
+    for line in lines:
+        await line.close()
+
+
+async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
+    monkeypatch.setattr(server, "_GATHER_SECONDS", 0.5)
+    lines = [Line(url, devices.enrol(place.hub, f"edge-{number}")) for number in range(_COUNT)]
+    async with Hub(place.hub) as hub:
+        await hub.device("edge-0").enqueue(hub.call_by_name("update"))
+        held = [await _held(place, line, uuid4()) for line in lines[1:]]
+        log_id = uuid4()
+        await hub.device("edge-1").enqueue(hub.call_by_name("update"))
+        while not held[0].done():  # from when they are woken until the last has looked
+            await _synced(lines[0], log_id)
+    assert (await held[0]).status == 200
+    await _end(place, held, lines)
+
+
+async def test_many_logs_of_one_device_wait_and_sync_side_by_side(place: Place, url: str) -> None:
+    lines = [Line(url, place.token) for _ in range(_COUNT)]
+    held = [await _held(place, line, uuid4()) for line in lines]
+    assert not any(task.done() for task in held)
+    await _end(place, held, lines)
+
+
+@pytest.mark.parametrize("has_outbox", [False, True])
+async def test_a_question_takes_the_place_of_the_one_before(
+    place: Place, url: str, has_outbox: bool
+) -> None:
+    """Also where the line of that one is long gone."""
+    lines = [Line(url, place.token) for _ in range(_COUNT)]
+    devices.enrol(place.hub, "other")
+    async with Hub(place.hub) as hub:
+        if has_outbox:
+            await hub.device("other").enqueue(hub.call_by_name("update"))
+        log_id = uuid4()
+        held = [await _held(place, line, log_id) for line in lines]
+        with fail_after(10):
+            assert {(await task).status for task in held[:-1]} <= {204, 409}
+    assert not held[-1].done()
+    await _end(place, held, lines)
+
+
+async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(place: Place) -> None:
+    token, answers = place.token, set[int]()
+    for _ in range(50):
+        asked = {"protocol": 1, "log_id": str(uuid4()), "created_ns": 5, "incompat": []}
+        end = {"end": [0, 0, 0, ""]}
+        answers.add((await place.ask("POST", "/v1/sync", token, json=asked | end)).status_code)
+    copies = place.server._copies
+    assert answers == {200, 507}
+    assert len(copies._sessions) == len(copies.logs())
+
+
+async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str) -> None:
+    line = Line(url, place.token)
+    log_id = uuid4()
+    with fail_after(10):
+        reply = await line.hold(Question(7, log_id, NOWHERE, {}, False, (), 50.0))
+    assert reply.status == 409
+    await line.close()
