@@ -9,18 +9,21 @@ from uuid import UUID, uuid4
 import pytest
 from anyio import fail_after, to_thread
 
+from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub, devices
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.allowance import HubWaits
+from taskq_plugins.hub.device.line import Line, Told
 from taskq_plugins.hub.gate import server
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.messages import NOWHERE, Question, Sync, Synced
+from taskq_plugins.hub.outbox.holding import Holding
+from taskq_plugins.hub.wire import HubError
 from tests.hub.place import served
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq_plugins.hub.device.line import Told
     from tests.hub.place import Place
 
 _COUNT = 6
@@ -114,4 +117,60 @@ async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str
     with fail_after(10):
         reply = await line.hold(Question(7, log_id, NOWHERE, {}, False, (), 50.0))
     assert reply.status == 409
+    await line.close()
+
+
+class _Deaf:
+    """A line over which nobody answers well; it notes what was asked."""
+
+    hub = HubSettings()
+
+    def __init__(self, status: int) -> None:
+        self.status, self.asked = status, list[Question]()
+
+    async def hold(self, asked: Question) -> Told:
+        self.asked.append(asked)
+        if not self.status:
+            raise HubError("nobody answers")
+        return Told(self.status, b"")
+
+
+def _question(session: int) -> Question:
+    return Question(session, UUID(int=7), NOWHERE, {}, False, (), 50.0)
+
+
+@pytest.mark.parametrize("status", [0, 401, 403, 429, 503])
+async def test_who_is_not_answered_asks_ever_more_rarely_until_a_session_succeeds(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    line = _Deaf(status)
+    holding = Holding(line)  # type: ignore[arg-type]
+    pause = holding._pause
+
+    async def noted(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 20:
+            holding.ask(_question(2))
+        return await pause(0 if len(pauses) <= 20 else seconds)
+
+    monkeypatch.setattr(holding, "_pause", noted)
+    holding.ask(_question(1))
+    running = asyncio.create_task(holding.run())
+    await to_thread.run_sync(eventually, lambda: len(pauses) > 20)
+    running.cancel()
+    await asyncio.wait([running])
+    assert all(pauses)
+    assert sum(pauses[10:20]) > 600
+    assert max(pauses) <= 600
+    assert line.asked[20] == _question(2)
+    assert pauses[20] <= 2 * line.hub.every
+
+
+async def test_on_a_line_that_has_become_metered_no_question_waits(place: Place, url: str) -> None:
+    line = Line(url, place.token)
+    session = (await _synced(line, UUID(int=7))).session
+    line.allowance.metered = "the phone"
+    with pytest.raises(HubWaits, match="the phone"):
+        await line.hold(_question(session))
     await line.close()

@@ -26,7 +26,7 @@ from taskq.conditions.base import aside
 from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
-from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.device.allowance import Allowance, HubWaits
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -360,8 +360,11 @@ class Line:
         """Ask for what is there for this device, beside what goes over the line otherwise.
 
         Raises:
-            HubError: as ``request``.
+            HubError: as ``request``; or the line has become metered.
         """
+        await self.allowance.look()
+        if self.allowance.metered:
+            raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
         return await self._request(self._holder, *carried(asked))
 
     async def request(

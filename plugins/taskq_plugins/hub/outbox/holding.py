@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
 _SOON_SECONDS: Final = 5.0
+#: Longest pause of one that is not answered.
+_PAUSE_SECONDS_MAX: Final = 600.0
 _CHANCE: Final = random.SystemRandom()
 _WELL: Final = 200
 _NOTHING: Final = 204
@@ -64,23 +66,37 @@ class Holding:
 
     async def _hold(self) -> bool:
         """Ask until something is there, or the hub wants another session; False: no question."""
+        failures, every = 0, self._line.hub.every
         while (asked := self._question) is not None:
-            began, pause = monotonic(), 0.0
+            began, pause, status, wait = monotonic(), 0.0, 0, 0.0
             try:
-                reply = await self._line.hold(asked)
+                status, content, wait = await self._line.hold(asked)
             except HubError as error:
-                await asyncio.sleep(max(error.seconds, _CHANCE.uniform(1.0, self._line.hub.every)))
-                continue
-            if reply.status == _SUPERSEDED:
+                wait = error.seconds
+            if status == _SUPERSEDED:
                 if asked is self._question:
                     return True
-            elif reply.status != _WELL:
-                is_soon = monotonic() - began < _SOON_SECONDS or reply.status != _NOTHING
-                pause = max(reply.wait_seconds, self._line.hub.every if is_soon else 0.0)
-            elif reply.content != self._before:
-                self._before = reply.content
-                return True
-            else:  # it was taken up, and the log has not told so yet
-                pause = self._line.hub.every
-            await asyncio.sleep(pause)
+            elif status == _WELL:
+                if content != self._before:
+                    self._before = content
+                    return True
+                pause = every  # it was taken up, and the log has not told so yet
+            elif status == _NOTHING:
+                failures = 0
+                pause = every if monotonic() - began < _SOON_SECONDS else 0.0
+            else:
+                failures += 1
+                longest = min(every * 2.0 ** min(failures, 20), _PAUSE_SECONDS_MAX)
+                pause = max(wait, _CHANCE.uniform(1.0, max(longest, 1.0)))
+            if await self._pause(pause):
+                failures = 0
         return False
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until a session has brought another question: whether one has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._asks.wait()
+        has_come = self._asks.is_set()
+        self._asks.clear()
+        return has_come
