@@ -177,7 +177,7 @@ class LastHour:
         self.journal = journal
         self._cursor: Cursor | None = None
         self._minutes: dict[int, Counter[str]] = {}
-        self._first = 0
+        self._first = self._looked = 0
 
     def minutes(self, now_ns: int, end: Extent) -> list[Minute]:
         """Return the minutes of the last hour, the oldest first.
@@ -185,8 +185,10 @@ class LastHour:
         Of a log that writes more than 32 MiB in that time the first minutes are left out.
         """
         now = now_ns // _MINUTE_NS
-        if self._cursor is None:
+        if self._cursor is None or now - self._looked >= MINUTES:  # all that is known is older
+            self._minutes.clear()
             self._cursor = self._start(now, end)
+        self._looked = now
         for _, frame in self.journal.frames(self._cursor):
             if isinstance(frame, Gap):
                 continue
