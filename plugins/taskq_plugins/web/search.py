@@ -156,8 +156,10 @@ def _took(job: JobView, least_ns: int, most_ns: int) -> bool:
 
 def job_named(reader: LogReader, text: str) -> str | None:
     """Return the id of the one job that a line names, alone: whole, its end, or as copied."""
-    word = text.strip().strip(_AROUND_IDS).removeprefix("-")
-    if not _ID.fullmatch(word):
+    text = text.strip()
+    word = text.strip(_AROUND_IDS).removeprefix("-")
+    # A number in quotes is text to be found, as any other.
+    if not _ID.fullmatch(word) or (word.isdecimal() and text == f'"{word}"'):
         return None
     with contextlib.suppress(TaskqError):
         return only_job(reader, word).job_id
