@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -34,6 +35,8 @@ from taskq_plugins.hub.wire import (
 from tests.hub.place import Direct
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
@@ -279,3 +282,16 @@ async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place) ->
     assert [fault.what for fault in faults(place.hub, deep=False)] == [
         f"{file.name} is shorter than when it was sealed"
     ]
+
+
+def test_what_server_and_commands_note_of_a_device_at_once_is_all_there(tmp_path: Path) -> None:
+    token = devices.enrol(tmp_path, "edge-7")
+
+    def change(name: str) -> None:
+        for number in range(20):
+            devices._change(tmp_path, "edge-7", **{name: number})
+            assert devices._device(tmp_path, "edge-7")[name] == number
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(change, "abcd")] == [None] * 4
+    assert devices.device_of(tmp_path, token) == "edge-7"

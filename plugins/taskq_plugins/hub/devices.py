@@ -220,17 +220,27 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _change(hub: Path, device: str, **values: Any) -> None:
-    folder = hub / "devices" / device
+    """Note values of a device; the server and whoever gives commands do so in turn."""
+    folder, disk = hub / "devices" / device, PatientDisk()
     folder.mkdir(parents=True, exist_ok=True)
+    turn = os.open(folder, os.O_RDONLY)
+    try:
+        disk.lock(turn)
+        _write(folder, json.dumps(_device(hub, device) | values))
+        for directory in (folder, folder.parent):  # a token that was told must hold after a crash
+            disk.sync_directory(str(directory))
+    finally:
+        os.close(turn)
+
+
+def _write(folder: Path, text: str) -> None:
     temporary = folder / ".device.json.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-        json.dump(_device(hub, device) | values, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / ".device.json")
-    for directory in (folder, folder.parent):  # a token that was told must hold after a crash
-        PatientDisk().sync_directory(str(directory))
 
 
 def _hash(secret: str) -> str:
