@@ -109,6 +109,23 @@ def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -
     assert "pump-3" in _run("hub", "import", place.hub, stick).output
 
 
+def test_a_stick_never_has_a_device_by_another_name(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the settings' address is none that a token goes to; what is no token is told."""
+    asyncio.run(place.write())
+    log, token, stick = place.path / _DEVICE, place.path / "token", place.path / "stick"
+    token.write_text("garbage")
+    token.chmod(0o600)
+    result = _run("sync", log, "--to", stick, "--token-file", token)
+    assert (result.exit_code, "no token of a hub" in result.stderr) == (2, True)
+    assert not stick.exists()
+    monkeypatch.setenv("TASKQ_HUB_URL", "http://hub.example")
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", place.token)
+    assert _run("sync", log, "--to", stick).exit_code == 0
+    assert [path.name for path in (stick / "devices").iterdir()] == [_DEVICE]
+
+
 def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
     asyncio.run(place.write())
     asyncio.run(place.sync(machine="a"))

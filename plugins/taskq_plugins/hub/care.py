@@ -26,7 +26,7 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
 from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.devices import known
+from taskq_plugins.hub.devices import checked, known
 from taskq_plugins.hub.messages import Declare, Skip
 from taskq_plugins.hub.wire import HubError
 
@@ -43,9 +43,14 @@ _WELL: Final = (200, 206)
 
 
 class Stick:
-    """A directory in place of a line: a small hub, which ``taken_in`` carries to the real one."""
+    """A directory in place of a line: a small hub, which ``taken_in`` carries to the real one.
+
+    Raises:
+        UsageError: that is no name of a device.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
+        checked(device)
         path.mkdir(parents=True, exist_ok=True)
         self.device, self.hub, self.pins = device, HubSettings(), False
         self.part_bytes, self.sent_bytes = _PART_BYTES, 0

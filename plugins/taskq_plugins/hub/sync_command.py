@@ -20,7 +20,7 @@ from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.device.allowance import last_note
-from taskq_plugins.hub.device.line import Line, line_to, token_file
+from taskq_plugins.hub.device.line import Line, device_of, line_to, token_file
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -93,9 +93,14 @@ def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url or "https://hub.invalid"  # it may know no other way than this
     try:
-        return Stick(given["stick"], Line(*line_to(hub, url, given["token_file"])).device)
-    except UsageError:  # it was never enrolled
-        return Stick(given["stick"], socket.gethostname().split(".")[0].lower())
+        device = device_of(line_to(hub, url, given["token_file"])[1])
+    except UsageError:
+        if given["token_file"] is not None:
+            raise
+        device = socket.gethostname().split(".")[0].lower()  # it was never enrolled
+    if not device:
+        raise UsageError("that is no token of a hub: give what taskq hub enrol printed there")
+    return Stick(given["stick"], device)
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:

@@ -120,6 +120,11 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
     return url, token.strip()
 
 
+def device_of(token: str) -> str:
+    """Return the name that a token has for its device; "" if it is none."""
+    return token.split(".")[1] if token.count(".") else ""
+
+
 def token_file(url: str) -> Path:
     """Return where the token for a hub is kept: a copied data directory carries none."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -298,7 +303,7 @@ class Line:
     ) -> None:
         self.url = check_url(url)
         self.hub = hub or HubSettings()
-        self.device = token.split(".")[1] if token.count(".") else ""
+        self.device = device_of(token)
         self.machine = machine_of(self.device, self.hub.machine)
         self.sent_bytes, self.pins = 0, True
         #: how this process has the log open; the tasks that run here, if that is known
