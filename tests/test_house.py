@@ -346,6 +346,7 @@ LOOSE = {"call_soon", "create_task", "ensure_future"}
 HOT = {"slot.py", "port.py", "waking.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {
+    "Alone.answered": "a plain callback, one turn later: nothing is awaited",
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
     "Rounds.refill_soon": "a plain callback for each turn of the loop: one for all logs",

@@ -200,17 +200,25 @@ class OutcomeUnknown(LogError):
     """The disk failed in the midst of this call: what it wrote is kept or lost, nobody knows yet.
 
     The fsync failed that should have made the answer durable, or a write failed and could not be
-    taken back.
+    taken back. The next open of the directory settles it: of the failed batch all or nothing is
+    kept.
 
-    The next open of the directory settles it: of the failed batch all or nothing is kept.
+    It is also the cause of what a signal handler raised in the midst of a call that blocks. Then
+    the log goes on, and knows already.
     """
 
     outcome = "unknown"
 
-    def __init__(self, path: str, error: OSError, what: str = "fsync") -> None:
+    def __init__(
+        self,
+        path: str,
+        error: OSError,
+        what: str = "fsync",
+        advice: str = "Check the disk, then open the log again and look the job up",
+    ) -> None:
         super().__init__(
             f"{path}: {what} failed ({error.strerror or error}), so the outcome of this call is "
-            f"unknown. Check the disk, then open the log again and look the job up"
+            f"unknown. {advice}"
         )
         self.path = path
 

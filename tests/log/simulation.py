@@ -154,8 +154,21 @@ class Simulation(Snapshooting, Care, Uploads):
         process = self.chance.choice(self.processes)
         if self._snapshots and self.chance.random() < 0.5:
             self.write_snapshot(process)
+        if self.chance.random() < 0.3:
+            self._work_alone(process, self._request(process))
+            return
         count = self.chance.choice((1, 1, 1, 2, 5))
         process.commit([self._request(process) for _ in range(count)])
+
+    def _work_alone(self, process: Process, request: Request) -> None:
+        """Commit a request as a caller does, whom a signal handler may raise at; else send it."""
+        if not process.commit_alone(request, self.chance.choice((0, 0, 1, 2, 3, 5, 8, 13, 21))):
+            process.commit([request])
+            return
+        self.counts["commits of callers"] += 1
+        if not request[2].done():
+            self.counts["interrupted commits"] += 1
+            self.pending = [asked for asked in self.pending if asked[1] is not request[2]]
 
     def sync(self) -> None:
         """A process makes its answers durable."""

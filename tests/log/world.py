@@ -18,6 +18,8 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.segments import FLOOR
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
+from taskq.log.store.here import Here
+from taskq.log.store.mailbox import Mailbox
 from taskq.testing.clock import FakeClock
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.peers import Neighbourhood
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import JobView
+    from taskq.log.commit.survey import BatchNeeds
     from taskq.log.format.record import LogRecord
     from taskq.log.requests import Delivery, Duplicate, Request
 
@@ -152,6 +155,9 @@ class Process:
             self.peers = world.neighbourhood.join()
             self.committer = Committer(self.journal, self.peers, config, b"{}")
             self.journal.unlock()
+            self.mailbox = Mailbox(world.path)
+            self.here = Here(self, self.mailbox, lambda: True)
+            self.here.leave()
         except Exception:
             self.disk.kill()
             raise
@@ -172,6 +178,33 @@ class Process:
         self._hand_out_now()
         if not self.committer.must_sync():
             self._hand_out_later()
+
+    def commit_alone(self, request: Request, raise_in: int = 0) -> bool:
+        """Do as a caller on its own thread, at whom a signal handler raises within it, or later.
+
+        Returns whether it was committed there; what was interrupted is not answered.
+        """
+        self.mailbox.asleep, self.disk.raise_in = True, raise_in
+        try:
+            return self.here.commit_for_thread(request)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            self.disk.raise_in = 0
+            if self.here.in_doubt and not self.disk.is_dead:
+                self.committer.look_again()
+                self.commit([])
+                self.here.in_doubt = False
+
+    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
+        """Do as the storage thread for ``Here``."""
+        self.committer.commit([request], needs)
+        self.committer.take_interest()
+        if syncs and self.committer.must_sync():
+            self.committer.sync()
+        self._hand_out_now()
+        self._hand_out_later()
+        return False
 
     def sync(self) -> None:
         """What must follow a batch, sooner or later."""

@@ -28,6 +28,8 @@ class CrashableDisk:
         self.machine = machine
         self._boot = machine.boot
         self._is_killed = False
+        #: how many calls are made before a signal handler raises; 0: none does
+        self.raise_in = 0
 
     @property
     def is_dead(self) -> bool:
@@ -50,6 +52,10 @@ class CrashableDisk:
             raise PowerLost
         if self._is_killed:
             raise ProcessKilled
+        if self.raise_in:
+            self.raise_in -= 1
+            if not self.raise_in:
+                raise KeyboardInterrupt
         return self.machine
 
     def _step(self, operation: str, path: str, partly: Callable[[], None] | None = None) -> Machine:

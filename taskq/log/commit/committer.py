@@ -19,8 +19,8 @@ from taskq.core.errors import (
     TaskqError,
 )
 from taskq.core.model import SECOND_NS, Durability
-from taskq.core.views import EngineStats
 from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals, tell_all
+from taskq.log.commit.numbers import engine_stats
 from taskq.log.commit.owners import OtherOwners
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
@@ -33,10 +33,11 @@ from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.state.facets import Facets, Sight
+from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import QueueStats
+    from taskq.core.views import EngineStats, QueueStats
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
     from taskq.log.machine.ports import Peers
@@ -97,6 +98,26 @@ class Committer:
         self._expiring = False
         #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
         self._claims_lsn = self._tend_at_ns = 0
+
+    @property
+    def has_company(self) -> bool:
+        """Return whether anybody waits for what a batch brings, or for what is half done."""
+        owes = self.answers.now or self.answers.later or self.undecided.held
+        listens = self.waiters.has_any or self.operations.has_listeners
+        return bool(owes or listens or self.facets.unfinished)
+
+    def look_again(self) -> None:
+        """Forget what an interrupted commit may have left half done; the log has it, or has not.
+
+        If so, others may sleep who wait for it, and it may not be on disk.
+        """
+        self.journal.distrust()
+        self.facets.discard()
+        self.facets.uploads = UploadsSeen(self.journal)
+        self.operations.forget()
+        self.undecided, self.answers = Undecided(), Answers()
+        self._interest = ~0
+        self.unsynced = True
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -576,25 +597,3 @@ class Committer:
         except OSError as error:
             self.answers.refuse_later(OutcomeUnknown(self.journal.path, error))
             self.journal.fail(error)
-
-
-def engine_stats(committer: Committer) -> EngineStats:
-    """Return what this process's engine did so far."""
-    meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
-    return EngineStats(
-        batches=meters.batches,
-        records=meters.records,
-        batch_records=meters.sizes.spread(),
-        batch_histogram=meters.sizes.buckets(),
-        appended_bytes=meters.appended_bytes,
-        payload_bytes=meters.payload_bytes,
-        upkeep_bytes=meters.upkeep_bytes,
-        sync_seconds=meters.syncs.spread(SECOND_NS),
-        slow_syncs=meters.slow_syncs,
-        lock_wait_seconds=writer.waits.spread(SECOND_NS),
-        lock_hold_seconds_max=writer.longest_hold_ns / SECOND_NS,
-        caught_up_records=committer.facets.caught_up,
-        open_seconds=meters.open_ns / SECOND_NS,
-        free_bytes=room.free_bytes,
-        is_disk_short=room.pressed,
-    )

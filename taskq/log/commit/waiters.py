@@ -125,6 +125,11 @@ class Waiters:
         self.outcomes = Outcomes(journal, facets)
         self.growth = Growth(journal)
 
+    @property
+    def has_any(self) -> bool:
+        """Return whether anybody waits."""
+        return bool(self.claims or self.outcomes.waiting or self.growth.waiting)
+
     def claim_requests(self) -> list[Request]:
         """Return the claims, as the requests that they came as; legal on any thread."""
         return claim_requests(list(self.claims))

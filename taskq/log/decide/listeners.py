@@ -106,6 +106,11 @@ class Deaths:
         """Return whether somebody died since the last ``enqueue``."""
         return len(self.noted) > self._written
 
+    @property
+    def has_listeners(self) -> bool:
+        """Return whether anybody is told of deaths."""
+        return bool(self._listeners.now or self._writers)
+
     def write(self, owner: object, writer: Writer) -> None:
         """Have a job for each that ``writer`` gives in the frame of a death, from now on.
 

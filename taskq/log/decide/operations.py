@@ -77,6 +77,11 @@ class Operations:
             Op.COLLECT: lambda _, files: rewrites.collect(files),
         }
 
+    @property
+    def has_listeners(self) -> bool:
+        """Return whether anybody is told of deaths, or of asks to stop a job."""
+        return bool(self.asks) or self.deaths.has_listeners
+
     def forget(self) -> None:
         """Forget what was said in a batch that was not written."""
         self.context.recent.clear()

@@ -11,22 +11,23 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge, command
+from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
 from taskq.core.model import Durability
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
-from taskq.log.format.frames import Cursor, Marks, segment_name
+from taskq.log.format.frames import Cursor, Marks
 from taskq.log.journal.chain import find_losses, link_to, moving_frames, said_lsn
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
 from taskq.log.journal.logtime import LogTime
 from taskq.log.journal.recovery import (
-    FAILED_FILE,
     bears_out,
     failure_marker,
     is_marked_failed,
+    left_damaged,
     mark_failed,
     save_failed_frames,
     set_aside,
+    unmark_failed,
     write_once_more,
 )
 from taskq.log.journal.tail import Tail
@@ -82,7 +83,6 @@ class Journal:
         self.meters = Meters()
         self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = self.last_frame = 0
         self.base = self._seed = 0
-        self.is_past = False
         self.indexes = SegmentIndexes(self)
         self.boot = disk.boot_id()
         #: a hint of another boot, or in another file than this process's, is not believed
@@ -92,7 +92,7 @@ class Journal:
         self.recovered: list[str] = []
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self.in_order = True
-        self._is_lost = self._is_failed = False
+        self.is_past = self._is_lost = self._is_failed = False
         #: the hint that says where this process has the end; another is to be looked at
         self._known: TailHint | None = None
         self._writer = writer
@@ -182,8 +182,7 @@ class Journal:
             # Not merely the next one: the last one may be unknown, and a live process may have it.
             self.generation = int.from_bytes(os.urandom(4), "little")
             self._find_end(None, lost=True)
-            self.disk.remove(f"{self.path}/{FAILED_FILE}")
-            self.disk.sync_directory(self.path)
+            unmark_failed(self.disk, self.path)
             # Only now may others write.
             self._is_failed = False
             self._write_hint()
@@ -237,9 +236,17 @@ class Journal:
             # The lock's file tells of everybody who wrote, the size of who did not come to that.
             if hint is None or hint is not self._known or self._tail.size() != self.offset:
                 self._locate(hint)
+            if self._tail.is_syncing:
+                self._secure()
         except BaseException:
             self.writer.release()
             raise
+
+    def distrust(self) -> None:
+        """Believe nothing of where the log ends: whoever wrote was interrupted."""
+        self.writer.let_go()
+        self._forget_files()
+        self._known = None
 
     def unlock(self) -> None:
         """Let the next writer in."""
@@ -338,10 +345,7 @@ class Journal:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
         files = self.files
         said = said_lsn(self, self.boot, hint)
-        with files.looked_at() as looked:
-            usable = [lsn for lsn in files.lsns if looked.header(lsn) is not None]
-            others = set(files.lsns).difference(usable)
-            strange = [looked.bound(lsn) for lsn in sorted(others) if looked.size(lsn)]
+        usable, strange = files.sorted_out()
         floor = max((hint.next_lsn if hint is not None else 0, said, *strange))
         cut = False
         if usable:
@@ -396,10 +400,7 @@ class Journal:
         elif self._writer is not None and size < self.offset:
             self._tail.fill_up(size, self.offset)
         if gaps:
-            self.recovered.append(
-                f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
-                f"new records go to another segment; see: {command(self.path, 'verify')}"
-            )
+            self.recovered.append(left_damaged(self.path, self.segment))
         return is_torn or gaps > 0
 
     def _begin_segment(
@@ -508,8 +509,7 @@ class Journal:
         """Write one frame and move the end behind it.
 
         Raises:
-            OSError: the disk refused; what was written of the frame is cut off again, or the next
-                writer will do that.
+            OSError: the disk refused; what was written is cut off again, here or by the next.
             OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
             PayloadTooLarge: no reader would accept the frame.
         """
@@ -542,7 +542,6 @@ class Journal:
 
         Raises:
             OSError: the disk refused.
-            LogFailed: as ``lock``.
         """
         if not self.writer.try_acquire():
             return
@@ -575,6 +574,7 @@ class Journal:
         marker = failure_marker(self.segment, self.durable_lsn, error)
         if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
             self._is_lost, self._known = True, None
+        self._tail.is_syncing = False
 
     def _write_hint(self) -> None:
         hint = TailHint(

@@ -223,6 +223,15 @@ class WriterLock:
             held_ns = perf_counter_ns() - self._taken_ns - self._excused_ns
             self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
 
+    def let_go(self) -> None:
+        """Give back all that an interrupted caller may hold, and believe nothing that it read."""
+        self.turn.give_up()
+        give_back(self._disk, self._gate)
+        self._left, self._hint_data = None, b""
+        self.held, self.waiting_since = self.exclusive, 0.0
+        if not self.exclusive:
+            give_back(self._disk, self._file)
+
     def excuse(self, waited_ns: int) -> None:
         """So long the lock was held for the disk's sake: an fsync under it."""
         self._excused_ns += waited_ns

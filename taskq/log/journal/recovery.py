@@ -8,7 +8,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogError
+from taskq.core.errors import LogError, command
 from taskq.core.parsing import parse_json
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
@@ -75,6 +75,20 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
     disk.truncate(descriptor, offset)
     disk.sync(descriptor)
     return f"cut a torn tail of {size - offset} bytes off {segment_name(segment)} (kept in torn/)"
+
+
+def left_damaged(path: str, segment: int) -> str:
+    """Return what is done where the last segment is damaged before its end, in words."""
+    return (
+        f"{segment_name(segment)} is damaged: what is whole behind that stays, and new records go "
+        f"to another segment; see: {command(path, 'verify')}"
+    )
+
+
+def unmark_failed(disk: Disk, path: str) -> None:
+    """Remove the marker of a failed fsync: what was still readable is on disk."""
+    disk.remove(f"{path}/{FAILED_FILE}")
+    disk.sync_directory(path)
 
 
 def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:

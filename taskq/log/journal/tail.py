@@ -32,6 +32,7 @@ class Tail:
 
     Attributes:
         descriptor: -1: none is open.
+        is_syncing: a sync has begun, and did not succeed.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Tail:
         self._meters = meters
         self._writer = writer
         self.descriptor = -1
+        self.is_syncing = False
         self._path = ""
         self._identity = (0, 0)
         self._rotate_at_ns = 0
@@ -130,8 +132,10 @@ class Tail:
             OSError: it may be lost.
         """
         start_ns = self._clock.steady_ns()
+        self.is_syncing = True
         try:
             self._disk.sync(self.descriptor)
+            self.is_syncing = False
         finally:
             took_ns = self._clock.steady_ns() - start_ns
             self._meters.syncs.record(took_ns)

@@ -265,6 +265,13 @@ class SegmentFiles:
         finally:
             files.forget()
 
+    def sorted_out(self) -> tuple[list[int], list[int]]:
+        """(segments with a header, lsns that those without one may come to), in order."""
+        with self.looked_at() as looked:
+            usable = [lsn for lsn in self.lsns if looked.header(lsn) is not None]
+            others = sorted(set(self.lsns).difference(usable))
+            return usable, [looked.bound(lsn) for lsn in others if looked.size(lsn)]
+
     def close_others(self) -> None:
         """Close all but the segment that is written to: one that is removed gives its room back."""
         for lsn in self._descriptors.keys() - {self.pinned}:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.requests import AdoptOrder, Order, Request
+    from taskq.log.store.here import Here
 
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
@@ -34,6 +35,7 @@ class Mailbox:
         waiting_for_room: called by ``emptied``.
         asleep: whether the thread must be poked to look.
         poke: wakes the thread; does nothing before the log is open.
+        here: who commits on a caller's thread, while the log is open.
         usable: False once closed, and in a forked child.
         closing: set once; the thread answers what it has and ends.
     """
@@ -45,6 +47,7 @@ class Mailbox:
         self.chores: deque[Callable[[], object]] = deque()
         self.asleep = False
         self.poke: Callable[[], None] = _nobody_there
+        self.here: Here | None = None
         self.usable = True
         self.closing = False
         self._ended = False
@@ -114,6 +117,7 @@ class Mailbox:
     def end(self) -> None:
         """Nobody takes anything any more."""
         self._ended = True
+        self.here = None
         # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
         # now, is made to call ``wake_up``, and answers itself.
         self.asleep = True
@@ -139,7 +143,7 @@ class Mailbox:
 
     def leave_to_parent(self) -> None:
         """In a forked child: the thread that reads this belongs to the parent."""
-        self.poke = _nobody_there
+        self.poke, self.here = _nobody_there, None
         self.closing = True
 
 

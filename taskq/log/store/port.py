@@ -36,6 +36,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
+from taskq.log.store.here import Alone
 from taskq.log.store.waking import Bell
 
 if TYPE_CHECKING:
@@ -349,6 +350,7 @@ class LoopPort(_Port[_Future[Any]]):
         self.loop = loop
         #: plain jobs that the thread has not taken yet; see ``runs``
         self._line: list[Any] = []
+        self._alone = Alone(mailbox, loop)
         self._turns = 0
         self._bell: Bell | None = None
         self._inbox: deque[list[Answer]] = deque()
@@ -364,6 +366,8 @@ class LoopPort(_Port[_Future[Any]]):
         future: _Future[int | Duplicate] = _Future(loop=self.loop)
         if extras is None and spec.flags < _PACKED_MIN:
             line = self._line
+            if not line and mailbox.asleep and self._alone.commits((spec, body, None), future):
+                return self._alone.answered(future)
             # One step, as the interpreter has it; see ``runs.take``.
             line += (spec, body, future)
             if len(line) != LINE_WIDTH:
@@ -461,6 +465,7 @@ class LoopPort(_Port[_Future[Any]]):
         if self._turns == _SETTLED_IN and self._mailbox.usable:
             with contextlib.suppress(NotImplementedError, OSError):
                 self._bell = Bell(self.loop, self._rung)
+        self._alone.is_crowded = len(answers) > 1 or len(getattr(answers[0][1], "futures", ())) > 1
         left = iter(answers)
         try:
             self._resolve(left)
@@ -468,6 +473,8 @@ class LoopPort(_Port[_Future[Any]]):
             # A task that was stepped here ends the program; the others get their answers still.
             self.loop.call_soon(self._turn, list(left))
             raise
+        finally:
+            self._alone.is_crowded = False
 
     def _rung(self) -> None:
         while self._inbox:
@@ -499,6 +506,15 @@ class ThreadPort(_Port[futures.Future[Any]]):
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__(mailbox, futures.Future)
+
+    def _send(self, op: int, operand: object) -> futures.Future[Any]:
+        here = self._mailbox.here
+        if here is None or not self._mailbox.usable:
+            return super()._send(op, operand)
+        future: futures.Future[Any] = futures.Future()
+        if not here.commit_for_thread((op, self, future, operand)):
+            return super()._send(op, operand)
+        return future
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None

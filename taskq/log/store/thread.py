@@ -29,6 +29,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request, Trait, ops_that
+from taskq.log.store.here import Here
 from taskq.log.store.mailbox import run_chore
 from taskq.log.upkeep.upkeep import Upkeep
 
@@ -152,6 +153,7 @@ class StorageThread:
         clock = config.clock or SystemClock()
         self.journal = Journal(disk, clock, self.path, config, self.writer)
         self.peers: LocalPeers | None = None
+        self.here: Here | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
         self._unsynced_since = 0.0
         self._forget_at = 0.0
@@ -184,6 +186,7 @@ class StorageThread:
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
+            self.here = self._mailbox.here = Here(self, self._mailbox)
         finally:
             self.journal.unlock()
         lost = [loss.explain(self.path) for loss in self.journal.lost]
@@ -302,14 +305,24 @@ class StorageThread:
 
     def _nap(self) -> None:
         """Sleep a moment, or until the next request."""
-        mailbox, peers = self._mailbox, self.peers
-        assert peers is not None
+        mailbox = self._mailbox
         mailbox.asleep = True
         if not mailbox.has_work:
-            peers.sleep(0, _KEEP_SECONDS)
+            self._sleep(0, _KEEP_SECONDS)
         mailbox.asleep = False
 
-    def _cycle(self, requests: list[Request], needs: BatchNeeds) -> None:
+    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
+        """Commit one request on a caller's thread; return whether this one is to look what is due.
+
+        ``syncs``: whether the caller may wait for the disk.
+        """
+        committer, since = self.committer, self._unsynced_since
+        self._cycle([request], needs, syncs=syncs)
+        # The first timer that a commit starts is not one that this thread sleeps by.
+        is_late = self._until_sync() <= 0 or self._unsynced_since > since or self._is_settled
+        return is_late or committer.must_sync() or committer.has_company
+
+    def _cycle(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool = True) -> None:
         committer = self.committer
         try:
             committer.commit(requests, needs)
@@ -324,7 +337,8 @@ class StorageThread:
         if interest and not self.writer.is_alone:
             self._wake_others(interest)
         try:
-            self._sync_if_due()
+            if syncs:
+                self._sync_if_due()
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
             _log.exception("%s: a batch could not be completed", self.path)
             if committer.unsynced:
@@ -431,12 +445,28 @@ class StorageThread:
             peers.announce(interest)
         # Looked at after the announcement: a writer either sees it, or is seen here.
         if not (interest and self._has_news()):
-            peers.sleep(interest, timeout)
+            self._sleep(interest, timeout)
         mailbox.asleep = False
         if interest:
             peers.announce(0)
         if not mailbox.requests:
             self._do_due()
+
+    def _sleep(self, interest: int, timeout: float | None) -> None:
+        """Let callers commit, and sleep."""
+        here, peers = self.here, self.peers
+        assert here is not None
+        assert peers is not None
+        here.leave()
+        try:
+            peers.sleep(interest, timeout)
+        finally:
+            self._mailbox.asleep = False
+            here.take()
+        if here.in_doubt:
+            self.committer.look_again()
+            self._cycle([], BatchNeeds())
+            here.in_doubt = False
 
     def _has_news(self) -> bool:
         """Return whether the log holds what those who wait here have not seen.

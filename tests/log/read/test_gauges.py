@@ -8,7 +8,7 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
-from taskq.log.commit.committer import engine_stats
+from taskq.log.commit.numbers import engine_stats
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
 from tests.log.world import PATH, PLAIN, SMALL, World

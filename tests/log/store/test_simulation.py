@@ -42,6 +42,7 @@ def _run(seeds: range, steps: int = _STEPS, **options: Any) -> None:
             raise
         counts += simulation.counts
     assert counts["folds that began with snapshots"]
+    assert counts["interrupted commits"]
 
 
 @pytest.mark.parametrize("start", range(0, 6 * _SEEDS, _SEEDS))

@@ -1,0 +1,255 @@
+"""Commits on the caller's own thread, while the storage thread sleeps and nobody else waits.
+
+To hand a lone request to another thread, and its answer back, costs more than to commit it. So one
+lock says who may commit. The storage thread has it whenever it does not sleep; a caller who gets it
+without waiting is the storage thread for one request.
+
+On the main thread a signal handler may raise between any two byte codes. So a caller commits only
+where nothing of anybody else is on its way, and takes no care to undo what was cut short: what it
+marks as in doubt the storage thread throws away, folds and known end, and looks again. Ordinary
+exceptions of a handler would be taken for the disk's, so where one may raise some the storage
+thread commits, as it does for who waits in line: at the writer lock, or for a new segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import signal
+import threading
+from threading import get_ident, main_thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskq.core.errors import LogError, OutcomeUnknown, UsageError
+from taskq.core.model import Durability
+from taskq.log.commit.survey import BatchNeeds
+from taskq.log.requests import Op
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
+    from collections.abc import Callable, Sized
+
+    from taskq.log.commit.committer import Committer
+    from taskq.log.requests import Answer, Item, Request
+    from taskq.log.store.mailbox import Mailbox
+
+#: Answered in their own batch: whoever is interrupted in them leaves nobody waiting.
+_OPS: Final = frozenset(
+    map(int, (Op.ENQUEUE, Op.ENQUEUE_MANY, Op.TRANSACT, Op.SETTLE, Op.CANCEL, Op.EXTEND))
+)
+#: A commit that takes longer holds up a loop; then none is made there for so many times as long.
+_SLOW_SECONDS: Final = 0.001
+_PATIENCE: Final = 20
+#: So many jobs of a loop are committed on its own thread before it comes to its next turn.
+_ALONE_MAX: Final = 16
+_ENQUEUE: Final = int(Op.ENQUEUE)
+_SIGNALS: Final = range(1, signal.NSIG)
+#: Without the names that the library gives to what it returns: they take longer than a commit.
+_handler_of: Final[Callable[[int], Any]] = inspect.unwrap(signal.getsignal)
+
+
+class Cycles(Protocol):
+    """The storage thread, as far as a caller takes its place."""
+
+    committer: Committer
+
+    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
+        """Commit one request; return whether the thread is to look what is due."""
+        ...
+
+
+class Here:
+    """The right to commit: of the storage thread, which makes this, and of callers.
+
+    Attributes:
+        in_doubt: a commit was interrupted, and nobody knows how far it came.
+        serves_loops: whether calls that are awaited wait for no disk.
+    """
+
+    def __init__(
+        self, thread: Cycles, mailbox: Mailbox, is_calm: Callable[[], bool] | None = None
+    ) -> None:
+        self.in_doubt = False
+        self._thread, self._mailbox = thread, mailbox
+        self._is_calm = is_calm or Handlers().are_calm
+        self._committer = committer = thread.committer
+        self._journal = committer.journal
+        self.serves_loops = committer.config.durability is not Durability.FSYNC
+        self._patient_until = 0.0
+        #: reentrant, as it is asked whose it is
+        self._lock: Any = threading.RLock()
+        self.take()
+
+    # -- on the storage thread --------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Wait for the caller that commits."""
+        self._lock.acquire()
+
+    def leave(self) -> None:
+        """Let callers commit, while this thread sleeps."""
+        self._lock.release()
+
+    # -- on a caller's ----------------------------------------------------------------------------
+
+    def commit_for_thread(self, request: Request) -> bool:
+        """Commit and sync the request of a thread that blocks; False: send it.
+
+        Raises:
+            UsageError: the thread is within a commit, which would wait for itself.
+        """
+        if self._lock._is_owned():
+            raise UsageError(
+                f"{self._mailbox.path}: a signal handler or a finalizer came in the midst of a "
+                f"commit and would wait for it for ever: enqueue from another thread, or later"
+            )
+        return request[0] in _OPS and self._commit(request, syncs=True)
+
+    def commit_for_loop(self, request: Request) -> bool:
+        """Commit a plain job of an event loop, which waits for nothing; False: send it."""
+        if self._lock._is_owned():
+            return False
+        began = perf_counter()
+        if began < self._patient_until or not self._commit(request, syncs=False):
+            return False
+        now = perf_counter()
+        if now - began > _SLOW_SECONDS:
+            self._patient_until = now + _PATIENCE * (now - began)
+        return True
+
+    def _commit(self, request: Request, *, syncs: bool) -> bool:
+        try:
+            # Twice, as one of them may be what is interrupted.
+            try:
+                return self._try_commit(request, syncs=syncs)
+            finally:
+                self._let_go()
+        finally:
+            self._let_go()
+
+    def _try_commit(self, request: Request, *, syncs: bool) -> bool:
+        if not (self._mailbox.asleep and self._lock.acquire(blocking=False) and self._is_free()):
+            return False
+        needs = BatchNeeds.of([request])
+        self.in_doubt = True
+        try:
+            is_done = self._try_lock()
+            is_due = is_done and self._thread.commit_here(request, needs, syncs=syncs)
+        except BaseException as error:
+            error.__cause__ = error.__cause__ or self._unknown()
+            raise
+        self.in_doubt = False
+        if is_due:
+            self._mailbox.wake_up()
+        return is_done
+
+    def _is_free(self) -> bool:
+        """Return whether nobody else's request or answer is on its way, and no step is rare."""
+        journal = self._journal
+        return (
+            not (self.in_doubt or self._mailbox.has_work or self._committer.has_company)
+            and journal.offset < journal.segment_bytes
+            and self._is_calm()
+        )
+
+    def _try_lock(self) -> bool:
+        """Take the writer lock if it is free, and the log goes on in the segment that is open."""
+        journal, writer = self._journal, self._journal.writer
+        with contextlib.suppress(LogError, OSError):  # the storage thread knows what to do
+            if not writer.try_acquire():
+                return False
+            hint = writer.acquire()
+            here = journal.segment, journal.generation, 0
+            if hint is not None and (hint.segment, hint.generation, hint.failed) == here:
+                return True
+        writer.release()
+        return False
+
+    def _let_go(self) -> None:
+        if self._lock._is_owned():
+            self._lock.release()
+            if self.in_doubt:
+                self._mailbox.wake_up()
+
+    def _unknown(self) -> OutcomeUnknown:
+        error = InterruptedError(errno.EINTR, "a signal handler raised")
+        advice = "Look the job up before it is sent again"
+        return OutcomeUnknown(self._mailbox.path, error, "the commit", advice)
+
+
+class Alone:
+    """Decides for one event loop which plain jobs are committed on its own thread.
+
+    Those that come together are the storage thread's, which makes one frame of them, and so are all
+    where the loop has more to do. Nobody who goes on and on keeps the loop from its next turn.
+
+    Attributes:
+        is_crowded: several callers get their answers just now, and may each enqueue again.
+    """
+
+    def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
+        self.is_crowded = False
+        self._mailbox = mailbox
+        self._loop = loop
+        #: what else it has to do at once; another kind of loop does not tell
+        self._ready: Sized = getattr(loop, "_ready", " ")
+        self._committed = 0
+
+    def commits(self, item: Item, future: Future[Any]) -> bool:
+        """Commit a job if it is alone, and its answer waits for no disk; False: send it."""
+        here = self._mailbox.here
+        if here is None or not here.serves_loops or self._ready or self.is_crowded:
+            return False
+        return here.commit_for_loop((_ENQUEUE, self, future, item))
+
+    @staticmethod
+    def deliver(answers: list[Answer]) -> None:
+        """Answer futures that nobody has seen yet."""
+        for _, future, value in answers:
+            if isinstance(value, Exception):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
+
+    def answered(self, future: Future[Any]) -> Future[Any]:
+        """Return the future of a job that was committed, or now and then one of the next turn."""
+        self._committed += 1
+        if self._committed % _ALONE_MAX or future.exception() is not None:
+            return future
+        later: Future[Any] = self._loop.create_future()
+        self._loop.call_soon(_set_result, later, future.result())
+        return later
+
+
+def _set_result(future: Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class Handlers:
+    """The program's signal handlers, as they were when somebody last looked."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._are_calm = False
+
+    def are_calm(self) -> bool:
+        """Return whether none raises on this thread what looks like an error."""
+        if get_ident() != main_thread().ident:
+            # To wake the dead is no reason to die: the storage thread has this signal blocked.
+            return bool(_handler_of(signal.SIGPIPE) != signal.SIG_DFL)
+        handlers = list(map(_handler_of, _SIGNALS))
+        if handlers != self._seen:
+            self._seen = handlers
+            is_deadly = handlers[signal.SIGPIPE - 1] == signal.SIG_DFL
+            self._are_calm = not (is_deadly or any(map(_may_raise, handlers)))
+        return self._are_calm
+
+
+def _may_raise(handler: Any) -> bool:
+    """Return whether a handler may raise an ordinary exception; asyncio's raise none."""
+    if not callable(handler) or handler is signal.default_int_handler:
+        return False
+    return not str(getattr(handler, "func", handler).__module__).startswith("asyncio.")

@@ -1,0 +1,421 @@
+"""Commits on the caller's own thread: who makes them, and what an interrupted one leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import fcntl
+import functools
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from concurrent import futures
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskq.core.errors import OutcomeUnknown, UsageError
+from taskq.core.model import Durability, Extras
+from taskq.core.records import Kind
+from taskq.log.commit.committer import Committer
+from taskq.log.config import LogConfig
+from taskq.log.journal.tail import Tail
+from taskq.log.requests import EnqueueSpec
+from taskq.log.store.here import Handlers
+from taskq.log.store.store import Store
+from tests.effort import every, grows
+from tests.processes.harness import eventually, log_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+    from types import CodeType, FrameType
+
+    from taskq.log.store.port import ThreadPort
+
+SPEC: Final = EnqueueSpec()
+SECONDS: Final = 20
+SENT_STEPS: Final = 1_000
+_LEAVING: Final = ("LOAD_CONST", "PRECALL", "CALL")
+OS: Final = LogConfig(durability=Durability.OS)
+
+
+def on_thread(call: Callable[[], Any]) -> Any:
+    """Call it on a thread of its own: pytest has handlers of its own on the main thread."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(SECONDS)
+
+
+def in_loop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return on_thread(lambda: asyncio.run(main()))
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Callable[[LogConfig], Store]]:
+    """Open the log as several processes do."""
+    opened: list[Store] = []
+
+    def make(config: LogConfig = OS) -> Store:
+        store = Store(str(tmp_path), config)
+        store.wait_open()
+        opened.append(store)
+        store.thread_port.enqueue(SPEC, b"first").result(SECONDS)
+        return store
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def committers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the threads that committed something, one for each batch."""
+    threads: list[int] = []
+    commit = Committer.commit
+
+    def noted(self: Committer, requests: list[Any], needs: Any = None) -> None:
+        if requests:
+            threads.append(threading.get_ident())
+        commit(self, requests, needs)
+
+    monkeypatch.setattr(Committer, "commit", noted)
+    return threads
+
+
+def asleep(store: Store) -> None:
+    """Wait until the storage thread sleeps, and callers may commit."""
+    eventually(lambda: store.mailbox.asleep and not store.mailbox.has_work)
+
+
+# -- who commits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_thread_that_blocks_commits_for_itself(
+    stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
+) -> None:
+    store = stores(LogConfig(durability=durability))
+    asleep(store)
+    committers.clear()
+
+    def call() -> tuple[int, bool]:
+        future = store.thread_port.enqueue(SPEC, b"x")
+        return threading.get_ident(), future.done()
+
+    thread, is_done = on_thread(call)
+    assert (committers, is_done) == ([thread], True)
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
+    stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
+) -> None:
+    store = stores(LogConfig(durability=durability))
+
+    async def main() -> int:
+        await store.port().enqueue(SPEC, b"x")
+        asleep(store)
+        committers.clear()
+        await store.port().enqueue(SPEC, b"y")
+        return threading.get_ident()
+
+    thread = in_loop(main)
+    assert (committers == [thread]) == (durability is not Durability.FSYNC)
+
+
+def test_jobs_that_come_together_are_one_batch(
+    stores: Callable[[LogConfig], Store], committers: list[int]
+) -> None:
+    store = stores(OS)
+
+    async def caller() -> None:
+        for _ in range(3):
+            await store.port().enqueue(SPEC, b"x")
+
+    async def main() -> None:
+        asleep(store)
+        committers.clear()
+        await asyncio.gather(*(caller() for _ in range(40)))
+
+    in_loop(main)
+    assert len(committers) < 20
+
+
+def test_whoever_enqueues_on_and_on_lets_others_run(stores: Callable[[LogConfig], Store]) -> None:
+    store = stores(OS)
+
+    async def main() -> bool:
+        others_turn = asyncio.Event()
+        asyncio.get_running_loop().call_later(0, others_turn.set)
+        for _ in range(100):
+            await store.port().enqueue(SPEC, b"x")
+        return others_turn.is_set()
+
+    assert in_loop(main)
+
+
+def test_nobody_waits_in_a_loop_for_another_process(
+    stores: Callable[[LogConfig], Store], tmp_path: Path
+) -> None:
+    store = stores(OS)
+    descriptor = os.open(tmp_path / "write.lock", os.O_RDWR)
+
+    async def main() -> None:
+        await store.port().enqueue(SPEC, b"x")
+        asleep(store)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        asked = store.port().enqueue(SPEC, b"y")  # returns, though the lock is not to be had
+        assert not asked.done()
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        await asked
+
+    try:
+        in_loop(main)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_a_caller_committed_is_synced_in_time(
+    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durability ``interval``: the storage thread sleeps, and is told of the first that waits."""
+    store = stores(LogConfig(durability=Durability.INTERVAL, interval_seconds=0.01))
+    synced = threading.Event()
+    sync = Tail.sync
+    asleep(store)
+
+    def noted(self: Tail) -> None:
+        sync(self)
+        synced.set()
+
+    monkeypatch.setattr(Tail, "sync", noted)
+    on_thread(store.thread_port.enqueue(SPEC, b"x").result)
+    assert synced.wait(SECONDS)
+
+
+def test_a_rest_after_a_callers_commit_leaves_a_sync_point(
+    stores: Callable[[LogConfig], Store],
+) -> None:
+    store = stores(OS)
+    journal = store._open.journal
+    on_thread(lambda: store.thread_port.enqueue(SPEC, b"x").result(SECONDS))
+    eventually(lambda: journal.durable_lsn == journal.next_lsn)
+
+
+# -- signal handlers -------------------------------------------------------------------------------
+
+
+def test_a_programs_own_handlers_leave_the_main_thread_to_the_storage_thread() -> None:
+    """What they raise would be taken for an error of the disk; asyncio's raise none."""
+    handlers = Handlers()
+    before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGUSR1)
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        assert handlers.are_calm()
+        assert asyncio.run(_calm_within(handlers))
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        assert not handlers.are_calm()
+        assert on_thread(handlers.are_calm)
+    finally:
+        for number, handler in zip((signal.SIGALRM, signal.SIGUSR1), before, strict=True):
+            signal.signal(number, handler)
+
+
+async def _calm_within(handlers: Handlers) -> bool:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print)
+    return handlers.are_calm()
+
+
+def test_no_commit_is_made_where_to_wake_the_dead_would_be_death() -> None:
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        assert not Handlers().are_calm()
+        assert not on_thread(Handlers().are_calm)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def test_who_comes_in_the_midst_of_a_commit_does_not_wait_for_himself(
+    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a finalizer: it may send, and must not block."""
+    store = stores(OS)
+    sent: list[Any] = []
+    rotate = type(store._open.journal).rotate_if_full
+
+    async def main() -> list[Any]:
+        port = store.port()
+        await port.enqueue(SPEC, b"x")
+        asleep(store)
+
+        def nested(self: Any) -> None:
+            if not sent:
+                with pytest.raises(UsageError, match="in the midst"):
+                    store.thread_port.enqueue(SPEC, b"blocks")
+                sent.append(port.enqueue(SPEC, b"sends"))
+            rotate(self)
+
+        monkeypatch.setattr(type(store._open.journal), "rotate_if_full", nested)
+        first = await port.enqueue(SPEC, b"y")
+        return [first, await sent[0]]
+
+    first, second = in_loop(main)
+    assert second > first
+
+
+@functools.cache
+def leaving(code: CodeType) -> frozenset[int]:
+    """Return where the steps begin that leave a ``with``: between them Python calls no handler."""
+    steps = list(dis.get_instructions(code))
+    ends: set[int] = set()
+    for number in range(len(steps) - 4):
+        five = steps[number : number + 5]
+        nones = [step.argval is None and step.opname == "LOAD_CONST" for step in five[:3]]
+        if all(nones):
+            ends |= {step.offset for step in five if step.opname in _LEAVING}
+            if steps[number - 1].opname == "SWAP":  # what is returned stays below
+                ends.add(steps[number - 1].offset)
+    return frozenset(ends)
+
+
+class Raiser:
+    """Raises once, at a byte code of what this thread calls, as a signal handler may."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.steps, self.has_raised = at, 0, False
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        try:
+            sys.settrace(self._called)
+            yield
+        except KeyboardInterrupt:
+            assert self.has_raised
+        finally:
+            sys.settrace(None)
+
+    def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename in (__file__, contextmanager.__code__.co_filename):
+            return None
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "opcode" and frame.f_lasti not in leaving(frame.f_code):
+            self.steps += 1
+            if self.steps == self.at:
+                self.has_raised = True
+                raise KeyboardInterrupt
+        return self._step
+
+
+class Sweep:
+    """One call, interrupted at one byte code after another, and what the log says of each."""
+
+    def __init__(self, store: Store, other: Store) -> None:
+        self.store, self.other = store, other
+        self.told: list[bytes] = []
+        self.interrupted: list[bytes] = []
+        self.causes: Counter[type | None] = Counter()
+
+    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+        """Send what is swept."""
+        return port.enqueue(SPEC, body)
+
+    def step(self, at: int) -> bool:
+        """Interrupt it there; False if it was over before."""
+        asleep(self.store)
+        raiser, body = Raiser(at), b"at %d" % at
+        answer: Any = None
+        with raiser.around():
+            try:
+                answer = self.send(self.store.thread_port, body)
+            except KeyboardInterrupt as error:
+                self.causes[type(error.__cause__)] += 1
+                raise
+        if answer is None:
+            self.interrupted.append(body)
+        else:
+            answer.result(SECONDS)
+            self.told.append(body)
+        for number, store in enumerate((self.other, self.store)):
+            body = b"behind %d %d" % (number, at)
+            self.told.append(body)
+            store.thread_port.enqueue(SPEC, body).result(SECONDS)
+        # The storage thread may have been awake: to send the request takes a tenth of the steps.
+        return raiser.has_raised or raiser.steps < SENT_STEPS
+
+
+class Keyed(Sweep):
+    """With a key, while all folds stand."""
+
+    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+        return port.enqueue(SPEC, body, Extras(key=body))
+
+    def step(self, at: int) -> bool:
+        self.store.thread_port.look(lambda _: None, needs_keys=True).result(SECONDS)
+        return super().step(at)
+
+
+class Many(Sweep):
+    """A transaction."""
+
+    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+        return port.enqueue_many([(SPEC, body, None), (SPEC, body + b"+", None)])
+
+
+def counts_of(store: Store) -> Any:
+    """Return what its folds say."""
+    queues = store.thread_port.stats().result(SECONDS).queues
+    return [(queue.queue, queue.ready, queue.running, queue.succeeded) for queue in queues]
+
+
+@grows
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("sweep", "durability", "nth"),
+    [
+        (Sweep, Durability.OS, 7),
+        (Sweep, Durability.FSYNC, 31),
+        (Keyed, Durability.OS, 23),
+        (Many, Durability.OS, 23),
+    ],
+)
+def test_the_log_is_right_wherever_a_handler_raises(
+    stores: Callable[[LogConfig], Store],
+    tmp_path: Path,
+    sweep: type[Sweep],
+    durability: Durability,
+    nth: int,
+) -> None:
+    """At every byte code of a commit: nothing told is lost, nothing comes twice, all go on."""
+    config = LogConfig(durability=durability)
+    store, other = stores(config), stores(config)
+    swept = sweep(store, other)
+
+    def run() -> int:
+        swept.step(10**9)
+        at = 1
+        while swept.step(at):
+            # Folds are made anew behind each step, so those with folds take longer and longer.
+            at += max(every(nth), 5 * (sweep is Keyed))
+        return at
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        steps = pool.submit(run).result()
+    assert steps > 2 * SENT_STEPS
+    assert swept.causes[OutcomeUnknown] > len(swept.interrupted) // 2
+    bodies = Counter(
+        record.body for record in log_records(tmp_path) if record.kind == Kind.ENQUEUED
+    )
+    assert all(bodies[body] == 1 for body in swept.told)
+    kept = [body for body in swept.interrupted if bodies[body]]
+    assert 0 < len(kept) < len(swept.interrupted)
+    assert max(bodies[body] for body in kept) == 1
+    if sweep is Many:
+        assert all(bodies[body] == bodies[body + b"+"] for body in swept.interrupted)
+    fresh = stores(config)
+    assert counts_of(store) == counts_of(fresh) == [("default", sum(bodies.values()) + 1, 0, 0)]
