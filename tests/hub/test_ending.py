@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
+from taskq_plugins.hub.gate import listening
 from taskq_plugins.hub.gate import server as servers
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.wire import carried
@@ -125,3 +127,16 @@ def _sync(place: Place) -> tuple[bytes, bytes]:
     body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE)).body
     head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
     return head.encode(), body
+
+
+def test_a_hub_ends_though_nobody_reads_what_it_says(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pipe that is full."""
+    is_read, ended = threading.Event(), list[int]()
+    monkeypatch.setattr(listening, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr("taskq_plugins.hub.gate.listening.os._exit", ended.append)
+    monkeypatch.setattr(listening._log, "warning", lambda _text: is_read.wait(60))
+    listening.Listener(place.server, (None, None))._give_up()
+    is_read.set()
+    assert ended == [1]

@@ -29,6 +29,7 @@ _HEAD_BYTES_MAX: Final = 16 * 1024
 #: For requests that are under way when it ends, and until it ends whatever they do.
 _DRAIN_SECONDS: Final = 2
 _END_SECONDS: Final = 5.0
+_TELL_SECONDS: Final = 1.0
 
 
 class Protocol(Patient):
@@ -88,5 +89,8 @@ class Listener(uvicorn.Server):
         timer.start()
 
     def _give_up(self) -> None:
-        _log.warning("hub: something hangs, so it ends without: what was answered is on the disk")
+        text = "hub: something hangs, so it ends without: what was answered is on the disk"
+        telling = threading.Thread(target=_log.warning, args=(text,), daemon=True)
+        telling.start()
+        telling.join(_TELL_SECONDS)  # what hangs may be who reads it
         os._exit(1)
