@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import inspect
 import signal
 import threading
+from _signal import getsignal  # type: ignore[import-not-found]
 from threading import get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -46,8 +46,6 @@ _PATIENCE: Final = 20
 _ALONE_MAX: Final = 16
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _SIGNALS: Final = range(1, signal.NSIG)
-#: Without the names that the library gives to what it returns: they take longer than a commit.
-_handler_of: Final[Callable[[int], Any]] = inspect.unwrap(signal.getsignal)
 
 
 class Cycles(Protocol):
@@ -239,8 +237,9 @@ class Handlers:
         """Return whether none raises on this thread what looks like an error."""
         if get_ident() != main_thread().ident:
             # To wake the dead is no reason to die: the storage thread has this signal blocked.
-            return bool(_handler_of(signal.SIGPIPE) != signal.SIG_DFL)
-        handlers = list(map(_handler_of, _SIGNALS))
+            return bool(getsignal(signal.SIGPIPE) != signal.SIG_DFL)
+        # Not those of ``signal``, which makes names of its answers: 64 take as long as a commit.
+        handlers = list(map(getsignal, _SIGNALS))
         if handlers != self._seen:
             self._seen = handlers
             is_deadly = handlers[signal.SIGPIPE - 1] == signal.SIG_DFL

@@ -229,6 +229,18 @@ async def _calm_within(handlers: Handlers) -> bool:
     return handlers.are_calm()
 
 
+def test_a_look_at_the_handlers_calls_nothing_written_in_python() -> None:
+    """It is made for each commit on the main thread, and there are 64 of them."""
+    handlers, calls = Handlers(), []
+    handlers.are_calm()
+    sys.setprofile(lambda frame, event, _: calls.append(frame) if event == "call" else None)
+    try:
+        handlers.are_calm()
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 3
+
+
 def test_no_commit_is_made_where_to_wake_the_dead_would_be_death() -> None:
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
