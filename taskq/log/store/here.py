@@ -23,7 +23,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.core.errors import LogError, OutcomeUnknown, UsageError
-from taskq.core.model import Durability
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.requests import Op
 
@@ -63,7 +62,6 @@ class Here:
 
     Attributes:
         in_doubt: a commit was interrupted, and nobody knows how far it came.
-        serves_loops: whether calls that are awaited wait for no disk.
     """
 
     def __init__(
@@ -72,9 +70,8 @@ class Here:
         self.in_doubt = False
         self._thread, self._mailbox = thread, mailbox
         self._is_calm = is_calm or Handlers().are_calm
-        self._committer = committer = thread.committer
-        self._journal = committer.journal
-        self.serves_loops = committer.config.durability is not Durability.FSYNC
+        self._committer = thread.committer
+        self._journal = thread.committer.journal
         self._patient_until = 0.0
         #: reentrant, as it is asked whose it is
         self._lock: Any = threading.RLock()
@@ -198,7 +195,7 @@ class Alone:
     def commits(self, item: Item, future: Future[Any]) -> bool:
         """Commit a job if it is alone, and its answer waits for no disk; False: send it."""
         here = self._mailbox.here
-        if here is None or not here.serves_loops or self._ready or self.is_crowded:
+        if here is None or self._ready or self.is_crowded:
             return False
         return here.commit_for_loop((_ENQUEUE, self, future, item))
 

@@ -36,6 +36,7 @@ class Mailbox:
         asleep: whether the thread must be poked to look.
         poke: wakes the thread; does nothing before the log is open.
         here: who commits on a caller's thread, while the log is open.
+        serves_loops: whether calls that are awaited wait for no disk.
         usable: False once closed, and in a forked child.
         closing: set once; the thread answers what it has and ends.
     """
@@ -48,6 +49,7 @@ class Mailbox:
         self.asleep = False
         self.poke: Callable[[], None] = _nobody_there
         self.here: Here | None = None
+        self.serves_loops = False
         self.usable = True
         self.closing = False
         self._ended = False

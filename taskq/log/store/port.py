@@ -366,7 +366,8 @@ class LoopPort(_Port[_Future[Any]]):
         future: _Future[int | Duplicate] = _Future(loop=self.loop)
         if extras is None and spec.flags < _PACKED_MIN:
             line = self._line
-            if not line and mailbox.asleep and self._alone.commits((spec, body, None), future):
+            is_alone = mailbox.asleep and mailbox.serves_loops and not line
+            if is_alone and self._alone.commits((spec, body, None), future):
                 return self._alone.answered(future)
             # One step, as the interpreter has it; see ``runs.take``.
             line += (spec, body, future)

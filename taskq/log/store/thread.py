@@ -187,6 +187,7 @@ class StorageThread:
             self.committer.builds_in_steps = True
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
             self.here = self._mailbox.here = Here(self, self._mailbox)
+            self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
             self.journal.unlock()
         lost = [loss.explain(self.path) for loss in self.journal.lost]

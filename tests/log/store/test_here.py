@@ -24,6 +24,7 @@ from taskq.log.commit.committer import Committer
 from taskq.log.config import LogConfig
 from taskq.log.journal.tail import Tail
 from taskq.log.requests import EnqueueSpec
+from taskq.log.store import here
 from taskq.log.store.here import Handlers
 from taskq.log.store.store import Store
 from tests.effort import every, grows
@@ -82,6 +83,8 @@ def committers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         commit(self, requests, needs)
 
     monkeypatch.setattr(Committer, "commit", noted)
+    # A machine that has much else to do is no slow disk.
+    monkeypatch.setattr(here, "_SLOW_SECONDS", SECONDS)
     return threads
 
 
@@ -124,6 +127,25 @@ def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
 
     thread = in_loop(main)
     assert (committers == [thread]) == (durability is not Durability.FSYNC)
+
+
+def test_a_loop_leaves_a_slow_disk_to_the_storage_thread(
+    stores: Callable[[LogConfig], Store], committers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(here, "_PATIENCE", 10**6)
+    store = stores(OS)
+
+    async def main() -> int:
+        asleep(store)
+        committers.clear()
+        for _ in range(3):
+            await store.port().enqueue(SPEC, b"x")
+            asleep(store)
+        return threading.get_ident()
+
+    thread = in_loop(main)
+    assert [committer == thread for committer in committers] == [True, False, False]
 
 
 def test_jobs_that_come_together_are_one_batch(

@@ -48,7 +48,8 @@ async def main(directory: str, call: str, milliseconds: float, rounds: int) -> N
         heart.read()
         slow.slow_down(call.encode(), int(milliseconds * 1_000))
         await log.put(b"x")
-        await asyncio.sleep(0)
+        for _ in range(2):  # the heart beats behind what is ready
+            await asyncio.sleep(0)
         first = heart.read()
         for _ in range(rounds):
             await log.put(b"x")
