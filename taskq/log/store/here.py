@@ -75,17 +75,9 @@ class Here:
         self._patient_until = 0.0
         #: reentrant, as it is asked whose it is
         self._lock: Any = threading.RLock()
+        #: for the storage thread: wait for the caller that commits; let callers, while it sleeps
+        self.take, self.leave = self._lock.acquire, self._lock.release
         self.take()
-
-    # -- on the storage thread --------------------------------------------------------------------
-
-    def take(self) -> None:
-        """Wait for the caller that commits."""
-        self._lock.acquire()
-
-    def leave(self) -> None:
-        """Let callers commit, while this thread sleeps."""
-        self._lock.release()
 
     # -- on a caller's ----------------------------------------------------------------------------
 
