@@ -242,7 +242,7 @@ async def test_jobs_that_nobody_knows_and_how_far_others_are_is_seen_at_once(
         await was_told.wait()
         page = await shown(client, "/")
         assert "1 job waits that no worker knows: invoices.print (1)" in page
-        assert "task%3Ainvoices.print" in page
+        assert "task%3A%3Dinvoices.print" in page
         assert re.search(r'<progress max="1" value="0.25" .*row 1 of 4', page)
         done.set()
 

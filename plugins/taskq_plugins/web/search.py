@@ -41,12 +41,15 @@ _ID: Final = re.compile(r"(?:[0-9a-f]+-)?\d+")
 class Search:
     """Which jobs: those that have all of the properties, and say all of the words.
 
-    Queues, tasks and keys are found by a part of their names.
+    Queues, tasks and keys are found by a part of their names; ``exact_queue`` and ``exact_task``,
+    written with an equals sign, by all of it.
     """
 
     states: frozenset[State] | None = None
     queue: str | None = None
     task: str | None = None
+    exact_queue: str | None = None
+    exact_task: str | None = None
     key: str | None = None
     priority: int | None = None
     since_ns: int = 0
@@ -85,8 +88,10 @@ class Search:
         since, took = named.get("since"), named.get("took")
         return cls(
             states=frozenset(states) or None,
-            queue=named.get("queue"),
-            task=named.get("task"),
+            queue=_part(named.get("queue")),
+            task=_part(named.get("task")),
+            exact_queue=_whole(named.get("queue")),
+            exact_task=_whole(named.get("task")),
             key=named.get("key"),
             priority=None if "priority" not in named else _priority(named["priority"]),
             since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
@@ -129,6 +134,14 @@ class Search:
         return all(word in text for word in self.words)
 
 
+def _part(value: str | None) -> str | None:
+    return None if value is None or value.startswith("=") else value
+
+
+def _whole(value: str | None) -> str | None:
+    return value[1:] if value is not None and value.startswith("=") else None
+
+
 def _state(value: str) -> State:
     if value not in STATES:
         raise UsageError(f"state:{value:.60} is no state: {rather(value, STATES, 'states')}")
@@ -166,25 +179,6 @@ def job_named(reader: LogReader, text: str) -> str | None:
     return None
 
 
-def _known(reader: LogReader, search: Search) -> tuple[str | None, str | None]:
-    """Return the queue and the task that are named in full: the log itself finds those.
-
-    A part of a name has to be looked for.
-    """
-    stats = {queue.queue for queue in reader.stats().queues}
-    tasks = {
-        task
-        for owner in reader.owners()
-        for serving in owner.serves
-        for task in serving.tasks or ()
-    }
-    tasks |= {task for _, task in reader.ready_jobs()}
-    return (
-        search.queue if search.queue in stats else None,
-        search.task if search.task in tasks else None,
-    )
-
-
 def _without_secrets(body: bytes) -> str:
     """Return a body as it is looked into; of a long one nothing: its secrets take long to find."""
     if len(body) > _BODY_BYTES_MAX:
@@ -219,11 +213,10 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Fou
     fitting: list[JobView] = []
     looked = 0
     states = None if search.states is None else set(search.states)
-    queue, task = _known(reader, search)
+    queue, task = search.exact_queue, search.exact_task
     # Then the log itself finds what fits, and nothing else need be read.
-    is_plain = replace(search, states=None, queue=None, task=None, since_ns=0, hides=True) == (
-        Search()
-    ) and (queue, task) == (search.queue, search.task)
+    rest = replace(search, states=None, exact_queue=None, exact_task=None, since_ns=0, hides=True)
+    is_plain = rest == Search()
     while looked < LOOKED_MAX:
         count = limit + 1 - len(fitting) if is_plain else _SLICE
         jobs = reader.jobs(states, queue, task, count, before=before or TIME_NS_MAX)
