@@ -10,6 +10,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 
 from taskq.core.errors import LogDamaged, UsageError
+from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.spark.source import standing
 from taskq_plugins.spark.source.problems import (
     DataLoss,
     LogVanished,
@@ -21,6 +23,9 @@ from tests.pipeline.source_tools import ALL, Stream, begun, lsns, segment
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskq_plugins.fleet.marks import End
+    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
 
 # -- growing --------------------------------------------------------------------------------------
@@ -127,6 +132,29 @@ def test_a_batch_is_the_same_bytes_whenever_it_is_asked_for(tmp_path: Path) -> N
     stream.restart()
     assert stream.rows() == rows
     assert lsns(rows) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("is_available_now", [False, True])
+def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_available_now: bool
+) -> None:
+    made = MadeLog(tmp_path / "edge")
+
+    def grown(log: LogPlace, places: list[SegmentPlace]) -> End:
+        made.enqueue(1)  # behind the listing of the segments, before their end is looked for
+        return durable_end(log, places)
+
+    monkeypatch.setattr(standing, "durable_end", grown)
+    stream = Stream(tmp_path)
+    seen: list[int] = []
+    for _ in range(5):
+        if is_available_now:
+            stream.reader.prepareForTriggerAvailableNow()
+        stream.advance()
+        made.enqueue(1)  # between the plan and its reading
+        seen += lsns(stream.rows())
+    assert len(seen) >= 9
+    assert seen == list(range(1, len(seen) + 1))
 
 
 def test_a_reinstalled_device_is_a_new_stream(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def stretches(
         low = max(start.offset if place.first_lsn == start.segment else START, START)
         high = place.size_bytes if place.first_lsn < last else end_offset
         if place.size_bytes < high:
-            high, lsn = _whole_end(standing, place)
+            high, lsn = _whole_end(standing, place, high)
         if low < high:
             yield Stretch(standing.log, place, low, high, start.branch, behind)
             behind = None
@@ -328,9 +328,14 @@ def stretches(
         yield Stretch(standing.log, gone, START, START, start.branch, missing)
 
 
-def _whole_end(standing: Standing, place: SegmentPlace) -> tuple[int, int]:
-    """Return (offset, lsn) behind the last frame of a segment that was cut short."""
+def _whole_end(standing: Standing, place: SegmentPlace, end: int) -> tuple[int, int]:
+    """Return (offset, lsn) behind the last frame of a segment before ``end``, if it was cut short.
+
+    A segment that was listed before it grew was not: what it has now is never more than the end.
+    """
     with standing.open(place) as file:
+        if file.size_bytes >= end:
+            return end, 0
         last = file.last_before(file.size_bytes)
         if last is not None and last[0] + last[1].size > file.size_bytes:
             last = file.last_before(last[0])
