@@ -230,20 +230,29 @@ def test_a_rest_after_a_callers_commit_leaves_a_sync_point(
 # -- signal handlers -------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def no_handlers() -> Iterator[None]:
+    """Be a program without handlers: the test runner has one, and other libraries leave theirs."""
+    left = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    mine = {number: handler for number, handler in left.items() if callable(handler)}
+    for number in mine:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in mine.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("no_handlers")
 def test_a_programs_own_handlers_leave_the_main_thread_to_the_storage_thread() -> None:
     """What they raise would be taken for an error of the disk; asyncio's raise none."""
     handlers = Handlers()
-    before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGUSR1)
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        assert handlers.are_calm()
-        assert asyncio.run(_calm_within(handlers))
-        signal.signal(signal.SIGUSR1, lambda *_: None)
-        assert not handlers.are_calm()
-        assert on_thread(handlers.are_calm)
-    finally:
-        for number, handler in zip((signal.SIGALRM, signal.SIGUSR1), before, strict=True):
-            signal.signal(number, handler)
+    assert handlers.are_calm()
+    assert asyncio.run(_calm_within(handlers))
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert not handlers.are_calm()
+    assert on_thread(handlers.are_calm)
+    signal.signal(signal.SIGUSR1, before)
 
 
 async def _calm_within(handlers: Handlers) -> bool:
