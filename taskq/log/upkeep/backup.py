@@ -265,6 +265,8 @@ class _Copier:
         # upload brought stands behind it, once it is gone.
         self._folder("readers", self._names("readers"))
         waiting = self._names("inbox")
+        # A reader lists the segments again, behind its end, when compaction takes some meanwhile.
+        first = self._first()
         with LogReader.open(self._source) as reader:
             end = self._end(reader)
         self._folder("inbox", waiting)
@@ -275,7 +277,7 @@ class _Copier:
         if end.segments:
             self._copied += 1
             self._copy(f"log/{end.segments[-1]:020d}.log", end.offset)
-        if self._first() != (end.segments[0] if end.segments else 0):
+        if self._first() != first:
             raise _Vanished
         return end
 
