@@ -92,7 +92,7 @@ class Moment(NamedTuple):
 
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
-    Moment("hub", "before a body", f"{_HUB}.server:_read", "calls"),
+    Moment("hub", "before a body", f"{_HUB}.gate.server:_read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),
@@ -100,7 +100,7 @@ MOMENTS: Final = (
     Moment("hub", "in seal", f"{_HUB}.copy:Copy.seal", "steps"),
     Moment("hub", "in set-aside of a fork", f"{_HUB}.aside:Breaks.declare", "steps"),
     Moment("hub", "in set-aside of a gap", f"{_HUB}.aside:Breaks.declare", "steps", "gap"),
-    Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
+    Moment("hub", "before any answer goes", f"{_HUB}.gate.server:Server._bounded", "ends"),
     Moment("hub", "in handing over", f"{_HUB}.outbox.handing:Handing.give", "steps"),
     Moment("hub", "in settle", f"{_HUB}.outbox.handing:Handing._end", "steps"),
     Moment("device", "before a body", f"{_HUB}.device.line:Line.request", "calls"),
@@ -425,6 +425,8 @@ class _Run:
         if moment.side == "device":
             is_hit = ended == -signal.SIGKILL
         elif is_hit := _is_over(self._server, _STEP_SECONDS if ended else 0):
+            assert _ended(self._server) == -signal.SIGKILL, "the hub ended by itself"
+            self._server = 0
             (self.folder / "trouble").unlink(missing_ok=True)  # of a device that heard no more
         assert is_hit or ended == 0, f"the device ended with {ended}"
         if moment.side == "hub":  # one that lives still would be killed later
@@ -615,7 +617,10 @@ def run(folder: Path, times: int, chosen: str = "") -> None:
     if not times:
         moments = [moment for moment in moments if moment.world == "fork"][::2]
     kills = Counter[str]()
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+    # Its protocol is named: only then does asyncio send answers at once.
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
         worlds = folder, listening, {moment.world for moment in moments}
         assert _ended(_started(_prepare, *worlds)) == 0, _trouble(folder)
         for number, moment in enumerate(moments):
