@@ -66,6 +66,8 @@ _TRYING: Final = "_trying"
 _TRIES_MAX: Final = 8
 #: What a commit does that brings rows.
 _FILLED: Final = frozenset({"WRITE", "MERGE"})
+#: ... and what one does that takes rows away, or something of them.
+_LOST: Final = frozenset({"DELETE", "UPDATE"})
 #: The tables as of the last batch that all have, a line of JSON each: they are held against it.
 LAST_BATCH: Final = "last_batch.json"
 #: What delta-rs, or Polars, takes for a part of an address or a pattern.
@@ -361,6 +363,15 @@ class Lake:
         if not all(path.is_file() for path in gone):
             return None
         return self.paths(table, lambda file: file.path in came), [*map(str, gone)]
+
+    def lost_rows(self, table: str, number: int) -> bool:
+        """Return whether rows of a table were let go or erased, beside all batches, since one."""
+        for commit in deltalog.commits(self.delta(table)):
+            if commit["operation"] in _LOST:
+                return True
+            if "batch" in commit and int(commit["batch"]) <= number:
+                break
+        return False
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """Return a table as filled last before a moment; None: it was not, or is so still."""

@@ -1,15 +1,16 @@
 """Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
 
 Each names the batch that it was computed at, and the logs of jobs and attempts which of their files
-came and went since. Rollups, and how far devices are, grow by the rows of these files; failures and
-duplicates are made of all jobs anew, where what came or went tells of any.
+came and went since. Rollups, and how far devices are, grow by the rows of these files. Of failures
+those of the tasks are made anew of which any attempt or job failed since, of duplicates those of
+the keys that ran; all others stay.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import duckdb
@@ -60,6 +61,8 @@ _TELLING: Final = {
         )
     },
 }
+#: What a row of such a table has from each row that it is made of: all others stand apart from it.
+_APART: Final = {"failures": ("task",), "duplicates": ("queue", "key")}
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 #: What two branches of a log share happened once: it is told of the newer one.
@@ -112,8 +115,11 @@ def refresh_tables(
             gone = lake.data_files(name)
             if name == ROLLUP:
                 rows, gone = _rolled_up(duck, lake, changes, since)
-            elif changes and name in _TELLING and not _tells_any(name, changes):
-                rows = None
+            elif name in _TELLING:
+                same = computed and not any(
+                    lake.lost_rows(table, computed.number) for table in _TELLING[name]
+                )
+                rows = _told(duck, lake, name, changes if same else None)
             else:
                 rows = _computed(duck, lake, name, changes, logs)
             if rows is None:
@@ -154,11 +160,17 @@ def _read(
 
 
 def _show(
-    duck: duckdb.DuckDBPyConnection, lake: Lake, table: str, want: Callable[[DataFile], bool]
+    duck: duckdb.DuckDBPyConnection,
+    lake: Lake,
+    table: str,
+    want: Callable[[DataFile], bool],
+    moved: str = "",
 ) -> None:
-    """Show a table, as far as it lies in these files."""
+    """Show a table, as far as it lies in these files; with ``moved`` rows that fit one of it."""
     _read(duck, lake, table, lake.paths(table, want)).create_view(f"all_{table}")
     view = _ONCE[table] if _is_forked(lake, table) else f"FROM all_{table}"
+    if moved:
+        view = f"SELECT * FROM ({view}) AS rows SEMI JOIN moved ON {moved}"  # noqa: S608 - ours
     duck.execute(f"CREATE OR REPLACE VIEW {table} AS {view}")
 
 
@@ -166,17 +178,48 @@ def _is_forked(lake: Lake, table: str) -> bool:
     return any(file.ranges.get("branch", (0, 0))[1] for file in lake.data_files(table))
 
 
-def _tells_any(name: str, changes: Changes) -> bool:
-    """Return whether any row changed of which a table is made."""
-    return any(
-        changes[table]
-        .filter(where)
-        .aggregate(f"{columns}, sum(sign) AS sign", columns)
-        .filter("sign <> 0")
-        .limit(1)
-        .fetchall()
-        for table, (where, columns) in _TELLING[name].items()
-    )
+def _told(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, name: str, changes: Changes | None
+) -> pa.Table | None:
+    """Return the rows of failures or duplicates; None if they are what they were.
+
+    Args:
+        duck: where they are asked for.
+        lake: that has them as they were, and jobs and attempts as they are.
+        name: of the table.
+        changes: what came and went since it was made; None: all is made anew.
+    """
+    apart, where = _APART[name], ""
+    if changes:
+        net = (
+            changes[table]
+            .filter(chosen)
+            .aggregate(f"{columns}, sum(sign) AS sign", columns)
+            .filter("sign <> 0")
+            .project(", ".join(apart))
+            for table, (chosen, columns) in _TELLING[name].items()
+        )
+        duck.execute("DROP TABLE IF EXISTS moved")
+        reduce(lambda rows, more: rows.union(more), net).distinct().create("moved")
+        if not duck.table("moved").limit(1).fetchall():
+            return None
+        where = " AND ".join(
+            f"rows.{column} IS NOT DISTINCT FROM moved.{column}" for column in apart
+        )
+    if name == "failures":
+        _show(duck, lake, JOBS, lambda file: file.part == DEAD, where)
+        _show(duck, lake, ATTEMPTS, lambda _: True, where)
+        rows = failures(duck)
+    else:
+        _show(duck, lake, JOBS, lambda file: "first_started_ns" in file.ranges, where)
+        rows = duplicates(duck)
+    if changes:
+        duck.register("old", lake.dataset(name).to_table())
+        kept = duck.sql(f"SELECT * FROM old AS rows ANTI JOIN moved ON {where}")  # noqa: S608 - ours
+        rows = pa.concat_tables(
+            [rows, kept.to_arrow_table().select(rows.column_names).cast(rows.schema)]
+        )
+    return rows
 
 
 def _rolled_up(
@@ -219,22 +262,15 @@ def _computed(
 ) -> pa.Table:
     if name == "breaks":
         return breaks(_broken(lake), logs())
-    if name == "device_lag":
-        if changes:
-            count_jobs(duck, changes[JOBS], lake.dataset(name).to_table(), _waiting(lake))
-        else:
-            _show(duck, lake, JOBS, lambda file: file.part != OVER)
-            count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
-        duck.register("segments", pa.Table.from_pylist(_segments(logs()), SEGMENTS))
-        read = [position._asdict() for position in positions(lake).values()]
-        duck.register("read", pa.Table.from_pylist(read, READ))
-        return device_lag(duck, time.time_ns())
-    if name == "failures":
-        _show(duck, lake, JOBS, lambda file: file.part == DEAD)
-        _show(duck, lake, ATTEMPTS, lambda _: True)
-        return failures(duck)
-    _show(duck, lake, JOBS, lambda file: "first_started_ns" in file.ranges)
-    return duplicates(duck)
+    if changes:
+        count_jobs(duck, changes[JOBS], lake.dataset(name).to_table(), _waiting(lake))
+    else:
+        _show(duck, lake, JOBS, lambda file: file.part != OVER)
+        count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
+    duck.register("segments", pa.Table.from_pylist(_segments(logs()), SEGMENTS))
+    read = [position._asdict() for position in positions(lake).values()]
+    duck.register("read", pa.Table.from_pylist(read, READ))
+    return device_lag(duck, time.time_ns())
 
 
 def _waiting(lake: Lake) -> list[tuple[int, str]]:
