@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import LogReader
 
-from .processes import Processes, SyncFailed
+from .receiver import Receiver, serving
 from .scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from taskq.views import QueueStats
 
-    from .display import Lines, Live
+    from .display import Display
 
+_PACKAGE: Final = __package__ or "folder_sync"
+#: What has to be on the path, so that a child finds this package under the same name.
+_IMPORT_ROOT: Final = Path(__file__).resolve().parents[_PACKAGE.count(".") + 1]
 _POLL_SECONDS: Final = 0.05
-#: The log is read less often than the receiver is asked: a read costs more.
+#: The log is read less often than the receiver is looked at: a read costs more.
 _LOG_POLL_SECONDS: Final = 0.25
 #: Without any progress for so long, something is wrong.
 _PATIENCE_SECONDS: Final = 60
-_SILENCE_SECONDS: Final = 2
+_STOP_SECONDS: Final = 15
 _NAMES_SHOWN: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What to sync, and how hard to make it.
-
-    Attributes:
-        source: the tree to send.
-        work: a directory for everything that the sync writes.
-        queue: the task log's directory, which must not exist yet.
-        fail_share: share of requests that the receiver answers 503, from 0 to 1.
-        concurrency: uploads at a time.
-    """
-
-    source: Path
-    work: Path
-    queue: Path
-    fail_share: float = 0.1
-    concurrency: int = 8
+class SyncFailed(Exception):
+    """The sync cannot go on; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How it went."""
+    """How it went.
+
+    Attributes:
+        dead: jobs that ended as dead letters.
+        different: paths that differ between the two trees.
+    """
 
     files: int
     size: int
@@ -58,16 +56,9 @@ class Summary:
     attempts: int
     retries: int
     kills_survived: int
-    #: jobs that ended as dead letters
     dead: int
     jobs_per_second: float
-    #: paths that differ between the two trees
     different: tuple[str, ...]
-
-    @property
-    def identical(self) -> bool:
-        """Return whether every file arrived, byte by byte, and nothing else."""
-        return not self.different
 
     def lines(self) -> list[str]:
         """Return the summary for people."""
@@ -79,7 +70,7 @@ class Summary:
             f"retries: {self.retries}",
             f"kills survived: {self.kills_survived}",
             f"jobs per second: {self.jobs_per_second:.0f}",
-            f"identical: {'yes' if self.identical else 'no'}",
+            f"identical: {'no' if self.different else 'yes'}",
         ]
         if self.dead:
             lines.append(f"given up: {self.dead}")
@@ -89,116 +80,106 @@ class Summary:
         return lines
 
 
-def run(options: Options, display: Lines | Live) -> Summary:
-    """Sync the tree through every trouble; returns once all files have arrived and are checked.
+@dataclass(slots=True, kw_only=True)
+class Sync:
+    """One sync of a tree; each of its processes is started as a user would start it.
 
-    Raises:
-        SyncFailed: it cannot be done; the message says why.
+    Attributes:
+        source: the tree to send.
+        work: a directory for the receiver's files and what the processes print.
+        queue: the task log's directory, which must not exist yet.
+        fail_share: share of requests that the receiver answers 503, from 0 to 1.
+        concurrency: uploads at a time.
     """
-    processes = Processes(
-        options.source, options.work, options.queue, concurrency=options.concurrency
-    )
-    with closing(processes):
-        return _Story(options, display, processes).tell()
 
+    source: Path
+    work: Path
+    queue: Path
+    display: Display
+    fail_share: float = 0.1
+    concurrency: int = 8
+    _url: str = ""
+    _received: int = 0
+    _total: int = 0
+    _worker: subprocess.Popen[bytes] | None = None
 
-@dataclass(slots=True)
-class _Story:
-    options: Options
-    display: Lines | Live
-    processes: Processes
-    kills: int = 0
-    received: int = 0
-    #: steady time at which a wait without progress is given up
-    deadline: float = 0.0
+    def run(self) -> Summary:
+        """Sync the tree through every trouble; return once all files are there and compared.
 
-    def tell(self) -> Summary:
-        counts = self._queue_offline()
-        files = counts["files"]
-        started = time.perf_counter()
-        self._deliver(files)
-        seconds = time.perf_counter() - started
-        self.processes.close()
+        Raises:
+            SyncFailed: it cannot be done; the message says why.
+        """
+        self.work.mkdir(parents=True, exist_ok=True)
+        # Bound from the start, but nobody listens: connections are refused.
+        with socket.socket() as address, ExitStack() as stack:
+            address.bind(("127.0.0.1", 0))
+            self._url = f"http://127.0.0.1:{address.getsockname()[1]}"
+            stack.callback(self._stop_worker)
+            counts = self._queue_offline()
+            self._total = counts["files"]
+            started = time.perf_counter()
+            self._deliver(address)
+            seconds = time.perf_counter() - started
         self.display.phase("Comparing both trees by SHA-256")
-        sent = {entry.path: entry.digest for entry in scan(self.options.source).entries}
-        arrived = {entry.path: entry.digest for entry in scan(self.options.work / "files").entries}
-        jobs = self._reader().jobs(None, None, None, 2 * files)
+        sent, arrived = (
+            {(entry.path, entry.digest) for entry in scan(tree).entries}
+            for tree in (self.source, self.work / "files")
+        )
+        jobs = self._reader().jobs(None, None, None, 2 * self._total)
         attempts = sum(job.attempt for job in jobs)
         return Summary(
-            files=files,
+            files=self._total,
             size=counts["bytes"],
             skipped=counts["skipped"],
             attempts=attempts,
             retries=attempts - len(jobs),
-            kills_survived=self.kills,
+            kills_survived=1,
             dead=sum(queue.dead for queue in self._queues()),
-            jobs_per_second=files / seconds,
-            different=tuple(
-                path
-                for path in sorted(sent.keys() | arrived.keys())
-                if sent.get(path) != arrived.get(path)
-            ),
+            jobs_per_second=self._total / seconds,
+            different=tuple(sorted({path for path, _ in sent ^ arrived})),
         )
 
     def _queue_offline(self) -> dict[str, int]:
         """Enqueue everything while nobody listens, twice, and let the worker find that out."""
-        display, processes = self.display, self.processes
-        display.phase(f"Queueing {self.options.source} (the receiver is offline)")
-        counts = processes.enqueue()
+        phase = self.display.phase
+        phase(f"Queueing {self.source} (the receiver is offline)")
+        counts = self._enqueue()
         if not counts["files"]:
-            raise SyncFailed(
-                f"{self.options.source} holds no files to sync: name another directory"
-            )
-        display.phase(
-            f"Queued {counts['queued']} files durably; starting the worker, still offline"
-        )
-        processes.start_worker()
+            raise SyncFailed(f"{self.source} holds no files to sync: name another directory")
+        phase(f"Queued {counts['queued']} files durably; starting the worker, still offline")
+        self._start_worker()
         self._wait(
             "a first upload to fail",
             lambda: any(queue.scheduled for queue in self._queues()),
             _LOG_POLL_SECONDS,
         )
-        again = processes.enqueue()
+        again = self._enqueue()
         if again["queued"]:
-            raise SyncFailed(
-                f"a second scan queued {again['queued']} files that were queued already"
-            )
-        display.phase(f"Queueing the same tree again; already queued: {again['already_queued']}")
+            raise SyncFailed(f"a second scan queued {again['queued']} files once more")
+        phase(f"Queueing the same tree again; already queued: {again['already_queued']}")
         return counts
 
-    def _deliver(self, files: int) -> None:
+    def _deliver(self, address: socket.socket) -> None:
         """Bring the receiver up, kill the worker half-way, and see every job through."""
-        display, processes = self.display, self.processes
-        share = self.options.fail_share
-        display.phase(f"The receiver comes online, and fails {share:.0%} of all requests")
-        processes.start_receiver(fail_share=share, pause_at=files // 2)
-        self._wait("half of the files", lambda: self._received(files, "held") > 0)
-        processes.kill_worker()
-        display.phase(
-            "Killed the worker with SIGKILL in the middle of its uploads; starting it again"
-        )
-        processes.ask("POST", "/resume")
-        processes.start_worker()
-        self._wait("the other half", lambda: self._received(files) >= files or self._stuck())
-        self._wait("the last jobs to settle", self._settled, _LOG_POLL_SECONDS)
-        self.kills += 1
+        phase = self.display.phase
+        phase(f"The receiver comes online, and fails {self.fail_share:.0%} of all requests")
+        half = self._total // 2
+        receiver = Receiver(self.work, fail_share=self.fail_share, pause_at=half)
+        with serving(receiver, address):
 
-    def _received(self, files: int, count: str = "received") -> int:
-        status = self.processes.ask("GET", "/status")
-        received = status.get("received", 0)
-        if received != self.received:
-            self.received = received
-            self.deadline = time.monotonic() + _PATIENCE_SECONDS
-        self.display.progress(received, files)
-        return status.get(count, 0)
+            def look() -> int:
+                self._received = len(receiver.received)
+                self.display.progress(self._received, self._total)
+                return receiver.held
 
-    def _stuck(self) -> bool:
-        """Return whether nothing is left to move: files that changed meanwhile never arrive.
-
-        The log is asked only when the receiver has been silent for a while.
-        """
-        silent = time.monotonic() > self.deadline - _PATIENCE_SECONDS + _SILENCE_SECONDS
-        return silent and self._settled()
+            self._wait("half of the files", lambda: look() > 0)
+            self._kill_worker()
+            phase("Killed the worker with SIGKILL in the middle of its uploads; starting it again")
+            receiver.is_open.set()
+            self._start_worker()
+            self._wait("the other half", lambda: look() >= 0 and self._settled(), _LOG_POLL_SECONDS)
+            look()
+            self._stop_worker()
 
     def _settled(self) -> bool:
         return not any(queue.scheduled + queue.ready + queue.running for queue in self._queues())
@@ -207,14 +188,78 @@ class _Story:
         return self._reader().stats().queues
 
     def _reader(self) -> LogReader:
-        return LogReader.open(str(self.options.queue))
+        return LogReader.open(str(self.queue))
 
     def _wait(
         self, what: str, done: Callable[[], bool], poll_seconds: float = _POLL_SECONDS
     ) -> None:
-        self.deadline = time.monotonic() + _PATIENCE_SECONDS
+        received, deadline = -1, 0.0
         while not done():
-            self.processes.check()
-            if time.monotonic() > self.deadline:
+            if self._worker is not None and (code := self._worker.poll()) is not None:
+                raise SyncFailed(f"the worker ended with {code}: {self._last_line()}")
+            now = time.monotonic()
+            if received != self._received:
+                received, deadline = self._received, now + _PATIENCE_SECONDS
+            elif now > deadline:
                 raise SyncFailed(f"waited {_PATIENCE_SECONDS} s for {what} in vain")
             time.sleep(poll_seconds)
+
+    # -- processes --
+
+    def _enqueue(self) -> dict[str, int]:
+        """Run the enqueue step to its end; return its counts."""
+        command = [sys.executable, "-m", f"{_PACKAGE}.enqueue", str(self.source)]
+        with self._output.open("ab") as log:
+            done = subprocess.run(
+                command, env=self._environment(), stdout=subprocess.PIPE, stderr=log, check=False
+            )
+        if done.returncode:
+            raise SyncFailed(f"the enqueue step failed: {self._last_line()}")
+        counts: dict[str, int] = json.loads(done.stdout)
+        return counts
+
+    def _start_worker(self) -> None:
+        command = [sys.executable, "-m", "taskq", "worker", f"{_PACKAGE}.app:app"]
+        with self._output.open("ab") as log:
+            self._worker = subprocess.Popen(
+                [*command, "--concurrency", str(self.concurrency)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the sync as a whole, which then stops its worker itself.
+                start_new_session=True,
+            )
+
+    def _kill_worker(self) -> None:
+        """End the worker as the OOM killer or a battery would: it gets no chance to tidy up."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait()
+            self._worker = None
+
+    def _stop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._worker.wait(_STOP_SECONDS)
+            self._kill_worker()
+
+    def _environment(self) -> dict[str, Any]:
+        path = (str(_IMPORT_ROOT), os.environ.get("PYTHONPATH"))
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "TASKQ_DATA_DIR": str(self.queue),
+            "SYNC_SOURCE": str(self.source),
+            "SYNC_URL": self._url,
+        }
+
+    @property
+    def _output(self) -> Path:
+        return self.work / "processes.out"
+
+    def _last_line(self) -> str:
+        """Return the last line that a process wrote: of a traceback, the one with the error."""
+        lines = self._output.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from examples.folder_sync.display import Lines
+from examples.folder_sync.display import display
 from examples.folder_sync.enqueue import priority
-from examples.folder_sync.run import Options, run
+from examples.folder_sync.run import Sync
 from examples.folder_sync.scan import scan
 from taskq.cli.commands import demo
 from taskq.cli.main import main
@@ -75,8 +75,9 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
 def test_a_tree_of_one_file_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "only").write_text("one")
-    options = Options(source=tmp_path / "tree", work=tmp_path / "w", queue=tmp_path / "q")
-    assert run(options, Lines()).identical
+    paths = {"source": tmp_path / "tree", "work": tmp_path / "w", "queue": tmp_path / "q"}
+    with display() as shown:
+        assert Sync(**paths, display=shown).run().different == ()
     assert list((tmp_path / "w" / "parts").iterdir()) == []
 
 

@@ -57,15 +57,15 @@ def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
         _check(source, work, queue)
         try:
             with example.display.display() as display:
-                options = example.run.Options(source=source, work=work, queue=queue)
-                summary = example.run.run(options, display)
-        except example.processes.SyncFailed as error:
+                sync = example.run.Sync(source=source, work=work, queue=queue, display=display)
+                summary = sync.run()
+        except example.run.SyncFailed as error:
             raise Failure(f"the demo failed: {error}{_hint(keep=keep)}") from error
     for line in summary.lines():
         render.echo(line)
     if data_dir or keep:
         render.echo(f"look at its jobs: {command(str(queue.absolute()), 'ls')}")
-    if not summary.identical:
+    if summary.different:
         raise Failure(f"the two trees differ{_hint(keep=keep)}")
 
 
@@ -96,7 +96,7 @@ def _example() -> Any:
         looked = " and ".join(str(home) for home in homes)
         raise Failure(f"no example at {looked}: {install_line('demo')}")
     sys.path.insert(0, str(home))
-    for module in ("display", "processes", "run"):
+    for module in ("display", "run"):
         importlib.import_module(f"folder_sync.{module}")
     return importlib.import_module("folder_sync")
 
