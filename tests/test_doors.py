@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import re
 from collections import defaultdict
 from pathlib import Path
 from types import FunctionType
@@ -90,6 +92,7 @@ def private_names(path: Path, own: str) -> Iterator[str]:
                 yield whole
 
 
+@functools.cache
 def taken() -> dict[str, set[str]]:
     """Return each private name that somebody outside takes, and the files that do."""
     names = defaultdict(set)
@@ -128,7 +131,9 @@ def test_a_door_is_narrow_and_says_what_each_name_is(face: str) -> None:
 
 def looks_at_privates(path: Path) -> Iterator[str]:
     """Yield the lines in which a file looks at what an app or its log keeps to itself."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    tree = ast.parse(text if re.search(rf"\b({'|'.join(HOLDERS)})\b\s*\.\s*_", text) else "")
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[:2] != "__":
             holder = node.value
             name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
@@ -146,7 +151,8 @@ def test_the_workers_are_found_by_name_in_one_place() -> None:
     finders = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "taskq").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "taskq_workers" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
         if "taskq_workers" in ast.unparse(node)
     }

@@ -89,7 +89,8 @@ def test_what_is_deprecated_goes_with_the_next_minor_version() -> None:
     assert list(overdue('_deprecated("0.4", "new()")', "1.0.0")) == ["0.4"]
     for folder in ("taskq", "workers", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert not list(overdue(path.read_text(), taskq.__version__)), path
+            if "_deprecated(" in (source := path.read_text()):
+                assert not list(overdue(source, taskq.__version__)), path
 
 
 def test_the_version_stands_in_one_place() -> None:

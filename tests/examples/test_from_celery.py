@@ -82,6 +82,7 @@ def test_the_original_does_the_same() -> None:
     # Who listens here has Celery leave the logging of this process alone.
     signals.setup_logging.connect(_no_logging, weak=False)
     celery_app.app.conf.result_chord_retry_interval = 0.1
+    celery_app.app.conf.broker_transport_options = {"polling_interval": 0.05}
     options = {"perform_ping_check": False, "pool": "solo", "loglevel": "ERROR"}
     with start_worker(celery_app.app, queues=["default", "mail"], **options):
         celery_app.buy(_ORDER)
