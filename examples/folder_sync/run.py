@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,10 +98,10 @@ class Sync:
     display: Display
     fail_share: float = 0.1
     concurrency: int = 8
-    _url: str = ""
-    _received: int = 0
-    _total: int = 0
-    _worker: subprocess.Popen[bytes] | None = None
+    _url: str = field(default="", init=False)
+    _received: int = field(default=0, init=False)
+    _total: int = field(default=0, init=False)
+    _worker: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def run(self) -> Summary:
         """Sync the tree through every trouble; return once all files are there and compared.

@@ -75,9 +75,9 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
 def test_a_tree_of_one_file_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "only").write_text("one")
-    paths = {"source": tmp_path / "tree", "work": tmp_path / "w", "queue": tmp_path / "q"}
+    tree, work, queue = (tmp_path / name for name in ("tree", "w", "q"))
     with display() as shown:
-        assert Sync(**paths, display=shown).run().different == ()
+        assert Sync(source=tree, work=work, queue=queue, display=shown).run().different == ()
     assert list((tmp_path / "w" / "parts").iterdir()) == []
 
 
