@@ -270,6 +270,14 @@ class JobTable:
                 if chunk.metas[index]:
                     yield chunk, index
 
+    def free_below(self, job: int) -> int:
+        """Return the lowest number from which up to ``job`` all are of jobs here."""
+        for chunk, index in self.below(job):
+            if chunk.ids[index] != job - 1:
+                break
+            job -= 1
+        return job
+
     def _open_chunk(self, job: int) -> Chunk:
         full = self._last
         if full.used and not full.live:

@@ -1,9 +1,11 @@
 """The newest jobs that fit, found from the end of the log backwards.
 
-A list of the newest jobs seldom needs more than the last segment. Of a job's state only its last
-record tells, so the segments are read from the newest to the oldest, each from its start to its
-end, and what they say of older jobs is kept until the segment comes where those began: 8 bytes for
-each. Jobs that wait, run or are dead letters are found in the agenda instead.
+A list of the newest jobs seldom needs more than the last segment. Jobs that wait, run or are dead
+letters are found in the agenda. Those that succeeded are among the others: their births are looked
+for a window of the log at a time, and what does not hold the name that is wanted is passed over
+unread. Few jobs are cancelled or expire: there the segments are read from the newest to the oldest,
+each from its start to its end, and what they say of older jobs is kept until the segment comes
+where those began: 8 bytes for each.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ from taskq.log.state.facets import Facets
 from taskq.log.state.story import Story, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.jobtable import JobTable
+    from taskq.core.folds.lanes import Lane
     from taskq.core.views import JobView
     from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
@@ -60,6 +63,15 @@ _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
 _KNOWN: Final = LIVE_STATES | {after(State.RUNNING, DEATH)}
+#: Records that a walk over births looks at in one step, at first and at most; bytes that it reads.
+_WINDOW: Final = 4_096
+_WINDOW_MAX: Final = 256 * 1024
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+#: Names that are looked for at most; where a birth has its queue and task, their lengths first.
+_NAMES_MAX: Final = 32
+_KEY_AT: Final = codec.QUEUE_SIZE_AT
+#: Jobs that are told at a time while most of them fit.
+_TOLD: Final = 16
 
 
 class Wanted(NamedTuple):
@@ -76,18 +88,29 @@ def newest_jobs(
     journal: Journal, wanted: Wanted, now_ns: int, facets: Facets | None = None
 ) -> list[JobView]:
     """The newest jobs that fit, newest first; ``facets`` are those of the journal, if there are."""
-    states = wanted.states
+    states, facets = wanted.states, facets or Facets(journal)
+    is_by_births = wanted.queue is None or not _has_edits(journal)
     jobs: list[int] = []
     if states is None:
-        latest = _latest(journal, wanted, now_ns)
-        if latest is not None:
-            return latest
+        if wanted.task is None or not is_by_births:
+            latest = _latest(journal, wanted, now_ns)
+            if latest is not None:
+                return latest
+        if is_by_births:
+            return _fitting(journal, _Births(journal, wanted), wanted, None, now_ns)
         jobs = list(_Backwards(journal, wanted, None).newest())
     else:
         if states & _KNOWN:
-            jobs = _from_agenda(facets or Facets(journal), wanted, states, now_ns)
-        if states - _KNOWN:
-            jobs += _Backwards(journal, wanted, states - _KNOWN).newest()
+            jobs = _from_agenda(facets, wanted, states, now_ns)
+        ended = states - _KNOWN
+        if State.SUCCEEDED in ended and is_by_births:
+            agenda = facets.need_agenda()
+            lanes = [lane for lane in agenda.lanes if _is_of(lane, wanted)]
+            if any(getattr(lane, state.name.lower()) for lane in lanes for state in ended):
+                births = _Births(journal, wanted, agenda)
+                jobs += [view.lsn for view in _fitting(journal, births, wanted, ended, now_ns)]
+        elif ended:
+            jobs += _Backwards(journal, wanted, ended).newest()
     views = tell_jobs(journal, nlargest(wanted.limit, jobs), now_ns)
     # After the clock was set back a job may be ready to the workers and not due to its records.
     return [view for view in views if states is None or view.state in states]
@@ -191,11 +214,7 @@ def _from_agenda(
 ) -> list[int]:
     agenda = facets.need_agenda()
     agenda.see(now_ns)
-    lanes = frozenset(
-        lane.number
-        for lane in agenda.lanes
-        if wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
-    )
+    lanes = frozenset(lane.number for lane in agenda.lanes if _is_of(lane, wanted))
     live = frozenset(map(int, states & LIVE_STATES))
     jobs: list[int] = []
     if live == {int(State.RUNNING)}:  # few, among a million that wait
@@ -206,6 +225,10 @@ def _from_agenda(
     if State.DEAD in states:
         jobs += _last(agenda.dead, wanted, lanes, None)
     return jobs
+
+
+def _is_of(lane: Lane, wanted: Wanted) -> bool:
+    return wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
 
 
 def _lane(agenda: Agenda, job: int) -> int:
@@ -224,6 +247,134 @@ def _last(
         and (states is None or chunk.metas[index] & STATE_MASK in states)
     )
     return list(islice(fits, wanted.limit))
+
+
+def _fitting(
+    journal: Journal,
+    births: _Births,
+    wanted: Wanted,
+    states: frozenset[State] | None,
+    now_ns: int,
+) -> list[JobView]:
+    """Return the newest of these jobs that are in one of the states; None for any."""
+    views: list[JobView] = []
+    jobs, count = births.newest(), max(wanted.limit, _TOLD)
+    while len(views) < wanted.limit and (some := list(islice(jobs, count))):
+        views += [
+            view
+            for view in tell_jobs(journal, some, now_ns)
+            if (states is None or view.state in states)
+            and wanted.queue in (None, view.queue)
+            and wanted.task in (None, view.task)
+        ]
+    return views[: wanted.limit]
+
+
+class _Births:
+    """Walk over the births of jobs from the newest to the oldest, a window of the log at a time.
+
+    Args:
+        agenda: the jobs that it knows are left out: they wait, run or are dead letters.
+    """
+
+    def __init__(self, journal: Journal, wanted: Wanted, agenda: Agenda | None = None) -> None:
+        self._journal, self._agenda = journal, agenda
+        self._before = min(wanted.before, journal.next_lsn)
+        self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
+        end = journal.end().segment
+        self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
+        #: one of them stands in every birth that is wanted; none: nothing is known of that
+        self._names = {self._task or self._queue or b""} - {b""}
+        if agenda is not None:
+            lanes = (lane for lane in agenda.lanes if _is_of(lane, wanted))
+            names = {lane.key[: lane.body_at - _KEY_AT] for lane in lanes}
+            self._names = names if len(names) <= _NAMES_MAX else self._names
+
+    def newest(self) -> Iterator[int]:
+        """Yield the jobs, newest first; last those that compaction wrote again."""
+        if not self._segments:
+            return
+        oldest = self._segments[0]
+        yield from self._windows(self._before, _birth)
+        if oldest > 1:
+            carried = set(self._windows(self._journal.next_lsn, _carried))
+            jobs = sorted((job for job in carried if job < min(oldest, self._before)), reverse=True)
+            yield from filter(self._is_wanted, jobs)
+
+    def _windows(
+        self, until: int, born: Callable[[bytes, int, int, int], tuple[int, bytes, int]]
+    ) -> Iterator[int]:
+        count = _WINDOW
+        while until > self._segments[0]:
+            if self._agenda is not None and born is _birth:
+                until = self._agenda.table.free_below(until)
+            home = bisect_left(self._segments, until) - 1
+            if home < 0:
+                return
+            first = max(self._segments[home], until - count)
+            jobs = list(self._window(home, first, until, born))
+            yield from filter(self._is_wanted, reversed(jobs))
+            until = first
+            count = _WINDOW if jobs else min(count * 2, _WINDOW_MAX)
+
+    def _window(
+        self,
+        home: int,
+        first: int,
+        until: int,
+        born: Callable[[bytes, int, int, int], tuple[int, bytes, int]],
+    ) -> Iterator[int]:
+        """Yield the jobs that records of these numbers bring, in their order."""
+        journal, segment = self._journal, self._segments[home]
+        files, end = journal.files, journal.end()
+        start, last = journal.indexes.cursor_at(first), journal.indexes.cursor_at(until - 1)
+        if start.segment != segment:
+            return
+        size = end.offset if segment == end.segment else files.size(segment)
+        if last.segment == segment:
+            size = next(
+                (at + head.size for at, head in hop(files, segment, last.offset, size)), size
+            )
+        if not self._may_name(segment, start.offset, size):
+            return
+        for _, item in files.frames(start, Cursor(segment, size, until)):
+            if isinstance(item, Gap) or not self._is_named(item.data, item.at):
+                continue
+            for lsn, at, length in places(item):
+                if first <= lsn < until:
+                    job, data, place = born(item.data, at, length, lsn)
+                    if job and is_named(data, place, self._queue, self._task):
+                        yield job
+
+    def _may_name(self, segment: int, start: int, stop: int) -> bool:
+        """Return whether these bytes of a segment hold a name that is wanted."""
+        files = self._journal.files
+        overlap = max(map(len, self._names), default=0)
+        pieces = (
+            files._read(files.descriptor(segment), min(_PIECE_BYTES + overlap, stop - at), at)
+            for at in range(start, stop, _PIECE_BYTES)
+        )
+        return not self._names or any(map(self._is_named, pieces))
+
+    def _is_named(self, data: bytes, start: int = 0) -> bool:
+        return not self._names or any(data.find(name, start) >= 0 for name in self._names)
+
+    def _is_wanted(self, job: int) -> bool:
+        agenda = self._agenda
+        return agenda is None or (agenda.table.find(job) is None and agenda.dead.find(job) is None)
+
+
+def _birth(data: bytes, at: int, _length: int, lsn: int) -> tuple[int, bytes, int]:
+    """Return the job that a record brings, and where its birth stands; no job of any other."""
+    return (lsn if data[at + KIND_AT] == BIRTH else 0), data, at
+
+
+def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, int]:
+    """Return the same of a record that holds a job's birth once more."""
+    if data[at + KIND_AT] not in CARRYING:
+        return 0, data, at
+    record = data[at : at + length]
+    return _JOB.unpack_from(record, JOB_AT)[0], born_in(record), 0
 
 
 class _Backwards:

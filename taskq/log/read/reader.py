@@ -300,7 +300,7 @@ class LogReader:
 
     def stats(self) -> LogStats:
         """Counts per queue."""
-        return self._told(_stats)
+        return self._told(self._stats)
 
     def ready_jobs(self) -> dict[tuple[str, str], int]:
         """Count the jobs of each (queue, task) that are ready, but for those put as bytes."""
@@ -446,6 +446,19 @@ class LogReader:
         """Read everything and check every CRC."""
         return verify(self._journal)
 
+    def _stats(self, journal: Journal, facets: Facets, now_ns: int) -> LogStats:
+        agenda = facets.need_agenda()
+        agenda.see(now_ns)
+        files, end = journal.files, journal.end()
+        sealed = [lsn for lsn in files.lsns if lsn < end.segment]
+        return LogStats(
+            queues=self._gauges.queues(agenda, now_ns),
+            segments=len(sealed) + bool(files.lsns),
+            size=sum(map(files.size, sealed)) + end.offset,
+            next_lsn=journal.next_lsn,
+            uploads=0 if journal.is_past else len(waiting_uploads(journal.disk, journal.path)),
+        )
+
     def _story(self, lsn: int) -> Story | None:
         """Return the story of a job: its records are found once for all that is asked of it."""
         if lsn not in self._stories:
@@ -485,6 +498,7 @@ class LogReader:
         self._journal = journal
         self._onlooker = None
         self._facets = Facets(journal)
+        self._gauges = Gauges(journal)
         self._stories.clear()
         self._oldest = _first(journal)
 
@@ -505,20 +519,6 @@ def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
     except (LogError, OSError):
         return ""
     return "" if reason is None else reason.text
-
-
-def _stats(journal: Journal, facets: Facets, now_ns: int) -> LogStats:
-    agenda = facets.need_agenda()
-    agenda.see(now_ns)
-    files, end = journal.files, journal.end()
-    sealed = [lsn for lsn in files.lsns if lsn < end.segment]
-    return LogStats(
-        queues=Gauges(journal).queues(agenda, now_ns),
-        segments=len(sealed) + bool(files.lsns),
-        size=sum(map(files.size, sealed)) + end.offset,
-        next_lsn=journal.next_lsn,
-        uploads=0 if journal.is_past else len(waiting_uploads(journal.disk, journal.path)),
-    )
 
 
 def _first(journal: Journal) -> int:

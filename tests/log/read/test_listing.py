@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq import TaskQ
 from taskq.core.model import State
 from taskq.log.format.codec import LSN_MAX
+from taskq.log.format.record import places
 from taskq.log.read import listing
 from taskq.log.read.listing import Wanted, newest_jobs
+from taskq.log.read.reader import LogReader
 from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.acts import History
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from taskq.core.views import JobView
+    from taskq.log.format.frames import Frame
     from tests.log.world import World
 
 _STATES = [state for state in State if state is not State.ABSENT]
@@ -70,9 +76,45 @@ def test_a_list_is_what_asking_for_every_job_would_give(
 
 @grows
 @pytest.mark.parametrize("seed", range(some(1, 5)))
-def test_a_list_holds_what_compaction_left_or_wrote_again(seed: int) -> None:
+@pytest.mark.parametrize(("window", "piece"), [(4_096, 1 << 22), (3, 16)])
+def test_a_list_holds_what_compaction_left_or_wrote_again(
+    seed: int, window: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In however small steps the births are walked over."""
+    monkeypatch.setattr(listing, "_WINDOW", window)
+    monkeypatch.setattr(listing, "_PIECE_BYTES", piece)
     history = History(seed, small=True)
     for count in (15, 15, 10):
         history.compact()
         history.run(count)
     _check(history)
+
+
+@pytest.mark.parametrize("states", [None, {State.SUCCEEDED}])
+def test_a_rare_task_is_found_without_reading_what_others_did(
+    tmp_path: Path, states: set[State] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+
+        @app.task(name="rare")
+        async def rare() -> None: ...
+
+        @app.task(name="often")
+        async def often(number: int) -> None: ...
+
+        job = rare.enqueue_sync()
+        for start in range(0, 3_000, 1_000):
+            often.enqueue_many_sync([(number,) for number in range(start, start + 1_000)])
+        app.run_worker(burst=True)
+    read: list[int] = []
+
+    def counted(frame: Frame) -> list[tuple[int, int, int]]:
+        read.append(frame.header.next_lsn - frame.header.first_lsn)
+        return list(places(frame))
+
+    monkeypatch.setattr(listing, "places", counted)
+    with LogReader.open(str(tmp_path)) as reader:
+        reader.stats()
+        views = reader.jobs(states, None, "rare", 10)
+    assert [view.job_id for view in views] == [job.id]
+    assert sum(read) < 100
