@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from taskq.core.why import Reason, Why
     from taskq.flows.handle import FlowProgress
-    from taskq.log.read.gauges import Minute
+    from taskq.log.read.gauges import Minute, Pace
     from taskq.log.read.standing import Standing
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport
@@ -61,6 +61,7 @@ __all__ = [
     "LogStats",
     "Minute",
     "OwnerView",
+    "Pace",
     "Progress",
     "ProgressView",
     "QueueStats",
@@ -93,7 +94,7 @@ _HOMES: Final = {
     "taskq.log.read.standing": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
-    "taskq.log.read.gauges": "Minute",
+    "taskq.log.read.gauges": "Minute Pace",
     "taskq.log.read.timeline": "JobEvent",
     "taskq.log.upkeep.backup": "BackupReport",
     "taskq.log.upkeep.health": "Check",

@@ -192,7 +192,7 @@ def now_of(reader: LogReader) -> dict[str, Any]:
         "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
         "running": [(job, reader.progress(job.lsn)) for job in running],
         "lost": {job.lsn for job in running if are_lost and _is_lost(reader, job)},
-        "hour": chart_of(reader.last_hour()),
+        "hour": chart_of(reader.last_hour().minutes()),
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
     }

@@ -469,6 +469,8 @@ class OwnerView:
     running: int = 0
     #: what its workers claim; empty for a process that only enqueues
     serves: tuple[Serving, ...] = ()
+    #: of taskq and of Python; "" where it was too old to say
+    version: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as a document of JSON."""
@@ -477,6 +479,7 @@ class OwnerView:
             "pid": self.pid,
             "host": self.host,
             "name": self.name or None,
+            "version": self.version or None,
             "alive": self.alive,
             "started_at": moment(self.started_ns),
             "running": self.running,

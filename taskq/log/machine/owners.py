@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
@@ -148,21 +149,21 @@ def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
 
 def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
     """Return one owner, as far as its file still tells."""
-    description = decode_description(describe_owner(directory, owner))
-    return OwnerView(
-        owner=owner,
-        pid=description["pid"],
-        host=description["host"],
-        name=description["name"],
-        started_ns=description["started_ns"],
+    return replace(
+        owner_of(owner, describe_owner(directory, owner)),
         alive=owner_alive(directory, owner),
         running=running,
         serves=read_servings(directory, owner),
     )
 
 
+def owner_of(owner: int, description: bytes) -> OwnerView:
+    """Return one owner as it describes itself; nothing is said of whether it lives."""
+    return OwnerView(owner=owner, alive=False, **decode_description(description))
+
+
 def decode_description(description: bytes) -> dict[str, Any]:
-    """Pid, host, name and ``started_ns`` of an owner; 0 and "" where it does not say."""
+    """Return what an owner says of itself; 0 and "" where it does not."""
     try:
         values = parse_json(description)
     except ValueError:
@@ -174,6 +175,7 @@ def decode_description(description: bytes) -> dict[str, Any]:
         "host": str(values.get("host", "")),
         "name": str(values.get("name", "")),
         "started_ns": _number(values.get("started_ns")),
+        "version": str(values.get("version", "")),
     }
 
 

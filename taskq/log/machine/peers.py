@@ -98,6 +98,7 @@ class LocalPeers:
                 "host": socket.gethostname(),
                 "name": name or _program(),
                 "started_ns": _now_ns(),
+                "version": f"{sys.modules['taskq'].__version__}, Python {sys.version.split()[0]}",
             }
         ).encode()
         self._lock = self._pipe = self._board = self._slot = -1

@@ -8,21 +8,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import TaskqError
-from taskq.core.kinds import BIRTHS, ENDING, RETRY, REVIVALS
+from taskq.core.kinds import (
+    BIRTHS,
+    CLAIMS,
+    DEATHS,
+    ENDING,
+    ENDS,
+    INTRODUCTIONS,
+    RETRY,
+    RETURNS,
+    REVIVALS,
+)
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Gap
 from taskq.log.format.record import decode_record, places
+from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
 from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import QueueStats
-    from taskq.log.format.frames import Cursor
+    from taskq.core.views import OwnerView, QueueStats
+    from taskq.log.format.frames import Cursor, Frame
     from taskq.log.journal.journal import Journal
     from taskq.log.segments.segments import Extent
 
@@ -150,13 +161,23 @@ def age_ns(journal: Journal, lsn: int) -> int:
 
 MINUTES: Final = 60
 _MINUTE_NS: Final = 60 * SECOND_NS
-#: What is read at once for it: half a second of work.
+_DAY_NS: Final = 24 * 60 * _MINUTE_NS
+#: What is read at once for it: half a second of work; and to learn of the processes of a day.
 _READ_BYTES_MAX: Final = 32 * 1024 * 1024
+#: Jobs whose names are kept; of those that came before or beyond, so many frames are looked up.
+_NAMES_MAX: Final = 100_000
+_LOOK_UPS_MAX: Final = 200
+#: Attempts of a task by which is told how long they took.
+_TIMES_MAX: Final = 1_000
 _COUNTED: Final[dict[int, str]] = {
     **{kind: str(state) for state, kind in ENDING.items()},
     RETRY: "retried",
     **dict.fromkeys(BIRTHS, "enqueued"),
 }
+#: Job, and owner or token.
+_TWO: Final = struct.Struct("<QQ")
+#: An OWNER record up to whom it names: few others have these bytes.
+_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[KIND_AT : codec.MARK.size - 8]
 
 
 class Minute(NamedTuple):
@@ -164,6 +185,22 @@ class Minute(NamedTuple):
 
     begin_ns: int
     counts: dict[str, int]
+
+
+class Pace(NamedTuple):
+    """Tell how the jobs of one queue and task fared in the last hour.
+
+    Attributes:
+        counts: what came and how attempts ended.
+        minutes: attempts that ended, by minute, the oldest first.
+        took_ns: how long the latest attempts took, the shortest first.
+        failed: when an attempt failed last, and of which job; (0, 0) for never.
+    """
+
+    counts: dict[str, int]
+    minutes: tuple[int, ...]
+    took_ns: tuple[int, ...]
+    failed: tuple[int, int] = (0, 0)
 
 
 class LastHour:
@@ -176,40 +213,167 @@ class LastHour:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._cursor: Cursor | None = None
-        self._minutes: dict[int, Counter[str]] = {}
-        self._first = self._looked = 0
+        #: by minute, and then by the lengths and names of queue and task; b"" where nobody knows
+        self._minutes: dict[int, dict[bytes, Counter[str]]] = {}
+        self._first = self._looked = self._look_ups = 0
+        self._names: dict[int, bytes] = {}
+        #: job -> (start of its attempt, owner)
+        self._running: dict[int, tuple[int, int]] = {}
+        #: (minute, nanoseconds) of attempts
+        self._took: dict[bytes, deque[tuple[int, int]]] = {}
+        self._failed: dict[bytes, tuple[int, int]] = {}
+        #: by minute and owner, attempts that ended; when an owner did anything last
+        self._work: dict[int, Counter[int]] = {}
+        self._seen: dict[int, int] = {}
+        self._introduced: dict[int, OwnerView] = {}
 
-    def minutes(self, now_ns: int, end: Extent) -> list[Minute]:
-        """Return the minutes of the last hour, the oldest first.
+    def look(self, now_ns: int, end: Extent) -> None:
+        """Take in what is new.
 
-        Of a log that writes more than 32 MiB in that time the first minutes are left out.
+        Of a log that writes more than 32 MiB in an hour the first minutes are left out.
         """
         now = now_ns // _MINUTE_NS
         if self._cursor is None or now - self._looked >= MINUTES:  # all that is known is older
-            self._minutes.clear()
-            self._cursor = self._start(now, end)
-        self._looked = now
+            for known in (self._minutes, self._work, self._names, self._running):
+                known.clear()
+            self._cursor = self._start(now, MINUTES, end)
+        self._looked, self._look_ups = now, 0
         for _, frame in self.journal.frames(self._cursor):
-            if isinstance(frame, Gap):
-                continue
-            kinds = (frame.data[at + KIND_AT] for _, at, _ in places(frame))
-            counts = Counter(_COUNTED[kind] for kind in kinds if kind in _COUNTED)
-            minute = frame.header.time_ns // _MINUTE_NS
-            self._minutes.setdefault(minute, Counter()).update(counts)
-        for minute in [minute for minute in self._minutes if minute <= now - MINUTES]:
-            del self._minutes[minute]
-        first = max(self._first, now - MINUTES + 1)
+            if not isinstance(frame, Gap):
+                self._take(frame)
+        for counted in (self._minutes, self._work):
+            for minute in [minute for minute in counted if minute <= now - MINUTES]:
+                del counted[minute]
+
+    def minutes(self) -> list[Minute]:
+        """Return the minutes, the oldest first."""
         return [
-            Minute(minute * _MINUTE_NS, dict(self._minutes.get(minute, ())))
-            for minute in range(first, now + 1)
+            Minute(
+                minute * _MINUTE_NS, dict(sum(self._minutes.get(minute, {}).values(), Counter()))
+            )
+            for minute in self._shown()
         ]
 
-    def _start(self, now: int, end: Extent) -> Cursor:
-        count = MINUTES
+    def paces(self) -> dict[tuple[str, str], Pace]:
+        """Return how each queue and task fared."""
+        names = {name for minute in self._minutes.values() for name in minute if name}
+        return {_split(name): self._pace(name) for name in names}
+
+    def work(self) -> dict[int, tuple[int, ...]]:
+        """Return how many attempts each owner ended, by minute, the oldest first."""
+        owners = {owner for minute in self._work.values() for owner in minute}
+        return {
+            owner: tuple(self._work.get(minute, {}).get(owner, 0) for minute in self._shown())
+            for owner in owners
+        }
+
+    def gone(self, now_ns: int, end: Extent, alive: set[int]) -> list[tuple[OwnerView, int]]:
+        """Return processes of today but for these, with when the log had anything of them last.
+
+        As far as the latest 32 MiB of the log tell.
+        """
+        start = self._start(now_ns // _MINUTE_NS, 24 * MINUTES, end)
+        for _, frame in self.journal.frames(start):
+            if not isinstance(frame, Gap) and frame.data.find(_INTRODUCED, frame.at) >= 0:
+                self._meet(frame)
+        gone = (view for owner, view in self._introduced.items() if owner not in alive)
+        views = [(view, self._seen.get(view.owner, 0)) for view in gone]
+        return sorted(views, key=lambda pair: -max(pair[1], pair[0].started_ns))
+
+    def _shown(self) -> range:
+        return range(max(self._first, self._looked - MINUTES + 1), self._looked + 1)
+
+    def _pace(self, name: bytes) -> Pace:
+        minutes = [self._minutes.get(minute, {}).get(name, Counter()) for minute in self._shown()]
+        first = self._looked - MINUTES
+        took = sorted(span for minute, span in self._took.get(name, ()) if minute > first)
+        counts = sum(minutes, Counter[str]())
+        ended = tuple(minute.total() - minute["enqueued"] for minute in minutes)
+        return Pace(dict(counts), ended, tuple(took), self._failed.get(name, (0, 0)))
+
+    def _take(self, frame: Frame) -> None:
+        data, now_ns = frame.data, frame.header.time_ns
+        minute = now_ns // _MINUTE_NS
+        counts = self._minutes.setdefault(minute, {})
+        for lsn, at, _ in places(frame):
+            kind = data[at + KIND_AT]
+            if kind in BIRTHS:
+                start = at + codec.QUEUE_SIZE_AT
+                name = data[start : start + 2 + data[start] + data[start + 1]]
+                if len(self._names) < _NAMES_MAX:
+                    self._names[lsn] = name
+            elif kind in CLAIMS:
+                job, owner = _TWO.unpack_from(data, at + codec.JOB_AT)
+                self._running[job] = now_ns, owner
+                self._seen[owner] = now_ns
+                continue
+            elif kind in _ENDING:
+                job = _TWO.unpack_from(data, at + codec.JOB_AT)[0]
+                name = self._ended(job, kind, now_ns)
+            else:
+                continue
+            if kind in _COUNTED:
+                counted = counts.get(name)
+                if counted is None:
+                    counted = counts[name] = Counter()
+                counted[_COUNTED[kind]] += 1
+
+    def _ended(self, job: int, kind: int, now_ns: int) -> bytes:
+        """Note the end of an attempt, or of a job; return the names of its queue and task."""
+        name, minute = self._names.get(job) or self._name(job), now_ns // _MINUTE_NS
+        started_ns, owner = self._running.pop(job, (0, 0))
+        if started_ns:
+            took = self._took.setdefault(name, deque(maxlen=_TIMES_MAX))
+            took.append((minute, now_ns - started_ns))
+            self._work.setdefault(minute, Counter())[owner] += 1
+            self._seen[owner] = now_ns
+        if kind == RETRY or kind in DEATHS:
+            self._failed[name] = now_ns, job
+        elif kind in ENDS:
+            self._names.pop(job, None)
+        return name
+
+    def _name(self, job: int) -> bytes:
+        """Look up the names of a job that came before the hour, and of those beside it."""
+        self._look_ups += 1
+        if self._look_ups <= _LOOK_UPS_MAX and job >= self.journal.files.lsns[0]:
+            cursor = self.journal.indexes.cursor_at(job)
+            frame = next((item for _, item in self.journal.frames(cursor)), None)
+            if len(self._names) > 2 * _NAMES_MAX:
+                self._names.clear()
+            if frame is not None and not isinstance(frame, Gap):
+                for lsn, at, _ in places(frame):
+                    if frame.data[at + KIND_AT] in BIRTHS:
+                        start = at + codec.QUEUE_SIZE_AT
+                        end = start + 2 + frame.data[start] + frame.data[start + 1]
+                        self._names[lsn] = frame.data[start:end]
+        return self._names.get(job, b"")
+
+    def _meet(self, frame: Frame) -> None:
+        """Note who the processes are that introduce themselves in a frame."""
+        for lsn, at, length in places(frame):
+            if frame.data[at + KIND_AT] in INTRODUCTIONS:
+                record = decode_record(frame.data[at : at + length], lsn, 0, frame.header.time_ns)
+                view = owner_of(record.token, record.body or b"")
+                self._introduced[record.token] = view
+                self._seen.setdefault(record.token, frame.header.time_ns)
+
+    def _start(self, now: int, count: int, end: Extent) -> Cursor:
         while True:
-            self._first = now - count + 1
-            cursor = find_time(self.journal.files, self._first * _MINUTE_NS, end)
+            first = now - count + 1
+            cursor = find_time(self.journal.files, first * _MINUTE_NS, end)
             _, size = count_behind(self.journal.files, cursor, cursor.next_lsn, end)
             if size <= _READ_BYTES_MAX or count == 1:
+                self._first = first if count <= MINUTES else self._first
                 return cursor
             count //= 2
+
+
+#: Kinds that end an attempt, or a job.
+_ENDING: Final = ENDS | RETURNS
+
+
+def _split(name: bytes) -> tuple[str, str]:
+    """Return the queue and the task that stand so in a record."""
+    middle = 2 + name[0]
+    return name[2:middle].decode(errors="replace"), name[middle:].decode(errors="replace")

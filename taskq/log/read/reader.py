@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
-from taskq.core.model import State
+from taskq.core.folds.queues import GONE
+from taskq.core.model import STATES, State
 from taskq.core.parsing import split_id
 from taskq.core.views import LogStats, SegmentView
 from taskq.core.why import Why, limits_in_use, ready_jobs, why
@@ -22,7 +24,7 @@ from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.follow import Onlooker
-from taskq.log.read.gauges import Gauges, LastHour, Minute
+from taskq.log.read.gauges import Gauges, LastHour
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
 from taskq.log.read.standing import Standing, past_standing, standing
@@ -302,6 +304,21 @@ class LogReader:
         """Counts per queue."""
         return self._told(self._stats)
 
+    def lanes(self) -> dict[tuple[str, str], Counter[str]]:
+        """Count the jobs of each (queue, task) by state."""
+
+        def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], Counter[str]]:
+            agenda = facets.need_agenda()
+            agenda.see(now_ns)
+            counts: dict[tuple[str, str], Counter[str]] = {}
+            for lane in agenda.lanes:
+                if lane is not GONE:
+                    counted = counts.setdefault((lane.queue, lane.task), Counter())
+                    counted.update({state: getattr(lane, state) for state in STATES})
+            return counts
+
+        return self._told(read)
+
     def ready_jobs(self) -> dict[tuple[str, str], int]:
         """Count the jobs of each (queue, task) that are ready, but for those put as bytes."""
 
@@ -414,15 +431,21 @@ class LogReader:
             return []
         return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
 
-    def last_hour(self) -> list[Minute]:
-        """Return what came and how attempts ended in each minute of the last hour, oldest first."""
+    def last_hour(self) -> LastHour:
+        """Return what came and how attempts ended in the last hour."""
 
-        def read(journal: Journal, _: Facets, now_ns: int) -> list[Minute]:
+        def read(journal: Journal, _: Facets, now_ns: int) -> LastHour:
             if self._hour is None or self._hour.journal is not journal:
                 self._hour = LastHour(journal)
-            return self._hour.minutes(now_ns, self.extent)
+            self._hour.look(now_ns, self.extent)
+            return self._hour
 
         return self._told(read)
+
+    def gone(self) -> list[tuple[OwnerView, int]]:
+        """Return processes of today that are gone, and when the log had anything of them last."""
+        hour, alive = self.last_hour(), {owner.owner for owner in self.owners() if owner.alive}
+        return self._told(lambda _, __, now_ns: hour.gone(now_ns, self.extent, alive))
 
     def standing(self, stats: LogStats | None = None) -> Standing:
         """Return how the log stands, in words; of a moment of the past without its processes.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from taskq import TaskQ, retry
+import pytest
+
+from taskq import State, TaskQ, retry
 from taskq.engine import Moment
 from taskq.log.format import record
 from taskq.log.read import gauges
 from taskq.log.read.reader import LogReader
 from taskq.testing import FakeClock
+from taskq.views import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import pytest
 
     from taskq.log.format.frames import Frame
 
@@ -26,7 +28,7 @@ MINUTE_NS = 60 * 10**9
 
 def total(reader: LogReader) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for minute in reader.last_hour():
+    for minute in reader.last_hour().minutes():
         counts.update(minute.counts)
     return counts
 
@@ -70,7 +72,7 @@ def test_an_hour_is_sixty_minutes_that_move_on(tmp_path: Path) -> None:
     with LogReader.open(str(tmp_path)) as reader:
         clock = FakeClock(reader.journal.time_ns / 10**9)
     with LogReader.open(str(tmp_path), clock) as reader:
-        minutes = reader.last_hour()
+        minutes = reader.last_hour().minutes()
         assert len(minutes) == gauges.MINUTES
         assert minutes[-1].begin_ns <= clock.wall_ns() < minutes[-1].begin_ns + MINUTE_NS
         assert [b.begin_ns - a.begin_ns for a, b in pairwise(minutes)] == (
@@ -85,7 +87,7 @@ def test_of_a_busy_log_the_first_minutes_are_left_out(
     fill(tmp_path, 3, 0)
     monkeypatch.setattr(gauges, "_READ_BYTES_MAX", 1)
     with LogReader.open(str(tmp_path)) as reader:
-        minutes = reader.last_hour()
+        minutes = reader.last_hour().minutes()
         assert len(minutes) in {1, 2}
         assert total(reader)["succeeded"] == 3
 
@@ -123,3 +125,46 @@ def test_after_a_night_what_is_older_than_an_hour_is_not_read(
         assert reader.extent.lsn > before
         assert not total(reader)
         assert not looked
+
+
+@pytest.mark.parametrize("names_max", [100_000, 0])
+def test_each_queue_and_task_has_a_pace_of_its_own(
+    tmp_path: Path, names_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of jobs whose birth was not kept in mind: it is looked up."""
+    monkeypatch.setattr(gauges, "_NAMES_MAX", names_max)
+    fill(tmp_path, 5, 2)
+    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+
+        @app.task(name="rest", queue="night")
+        async def rest() -> None: ...
+
+        rest.enqueue_sync()
+    with LogReader.open(str(tmp_path)) as reader:
+        hour = reader.last_hour()
+        paces = hour.paces()
+        assert set(paces) == {("default", "work"), ("night", "rest")}
+        work = paces["default", "work"]
+        assert work.counts == {"enqueued": 7, "succeeded": 5, "retried": 2, "dead": 2}
+        assert sum(work.minutes) == len(work.took_ns) == 9
+        assert 0 < min(work.took_ns) <= max(work.took_ns) < MINUTE_NS
+        failed = reader.job(work.failed[1])
+        assert failed is not None
+        assert failed.state is State.DEAD
+        assert paces["night", "rest"] == ({"enqueued": 1}, (0,) * gauges.MINUTES, (), (0, 0))
+        assert reader.lanes()["default", "work"] == {
+            **dict.fromkeys(STATES, 0), "succeeded": 5, "dead": 2
+        }  # fmt: skip
+
+
+def test_processes_of_today_are_told_when_they_are_gone(tmp_path: Path) -> None:
+    fill(tmp_path, 3, 0)
+    with LogReader.open(str(tmp_path)) as reader:
+        ((owner, seen_ns),) = reader.gone()
+        assert (owner.pid, owner.alive) == (os.getpid(), False)
+        assert "Python 3" in owner.version
+        assert owner.started_ns < seen_ns <= reader.journal.time_ns
+        assert sum(reader.last_hour().work()[owner.owner]) == 3
+        with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+            app.task(fill, name="work")
+            assert len(reader.gone()) == 1
