@@ -263,7 +263,7 @@ class LastHour:
         """Return how many attempts each owner ended, by minute, the oldest first."""
         owners = {owner for minute in self._work.values() for owner in minute}
         return {
-            owner: tuple(self._work.get(minute, {}).get(owner, 0) for minute in self._shown())
+            owner: tuple(self._work.get(minute, Counter[int]())[owner] for minute in self._shown())
             for owner in owners
         }
 

@@ -165,6 +165,3 @@ def test_processes_of_today_are_told_when_they_are_gone(tmp_path: Path) -> None:
         assert "Python 3" in owner.version
         assert owner.started_ns < seen_ns <= reader.journal.time_ns
         assert sum(reader.last_hour().work()[owner.owner]) == 3
-        with TaskQ(tmp_path, durability="os", upkeep=False) as app:
-            app.task(fill, name="work")
-            assert len(reader.gone()) == 1
