@@ -110,7 +110,6 @@ class Lines(Protocol):
 
     def add(self, line: str) -> None:
         """Keep one; from any thread."""
-        ...
 
 
 class JobContext:

@@ -68,27 +68,21 @@ class AppWorker(Protocol):
     @property
     def running(self) -> int:
         """Return how many jobs run now."""
-        ...
 
     async def start(self) -> None:
         """Open the log and claim; returns once it runs."""
-        ...
 
     async def run(self) -> None:
         """Start, and return once stopped."""
-        ...
 
     async def stop(self) -> None:
         """Drain: claim no more, let running jobs finish, cancel those that outlast the time."""
-        ...
 
     def request_stop(self) -> None:
         """Begin to drain, and return at once."""
-        ...
 
     def request_cancel(self) -> None:
         """Stop without waiting for running jobs. Returns at once."""
-        ...
 
     async def __aenter__(self) -> Self: ...
 

@@ -31,17 +31,14 @@ class TaskPort(Protocol[R_co]):
     @property
     def app(self) -> AppPort[Any]:
         """Return where its jobs go."""
-        ...
 
     @property
     def signature(self) -> Signature:
         """Return how it takes its arguments."""
-        ...
 
     @property
     def decode_result(self) -> Callable[[bytes], R_co]:
         """Reads what it returned."""
-        ...
 
 
 class AppPort(Protocol[C_co]):
@@ -50,12 +47,10 @@ class AppPort(Protocol[C_co]):
     @property
     def data_dir(self) -> Path:
         """The directory of its log."""
-        ...
 
     @property
     def dead(self) -> Any:
         """The dead letters of its log."""
-        ...
 
     @property
     def _connection(self) -> C_co: ...
@@ -63,20 +58,15 @@ class AppPort(Protocol[C_co]):
     @property
     def tasks(self) -> Mapping[str, TaskPort[Any]]:
         """Return its tasks by their names."""
-        ...
 
     def why(self, job: str, /) -> Awaitable[Reason]:
         """Tell why a job is not running."""
-        ...
 
     def attempts(self, job: str, /) -> Awaitable[tuple[AttemptView, ...]]:
         """Tell of the attempts of a job."""
-        ...
 
     def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]:
         """Put a flow into the log."""
-        ...
 
     def enqueue_flow_sync(self, flow: Any, /) -> Any:
         """Do as ``enqueue_flow``, blocking this thread."""
-        ...

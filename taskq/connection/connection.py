@@ -48,7 +48,6 @@ class HasId(Protocol):
     @property
     def id(self) -> str:
         """The job's id."""
-        ...
 
 
 #: A handle, an id, or the number at its end.

@@ -59,7 +59,6 @@ class _Calls(Protocol[P, R_co]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """See ``Enqueuer``."""
-        ...
 
     @property
     def _step(self) -> Callable[..., Step[Any, R_co]]: ...

@@ -41,7 +41,6 @@ class Sink(Protocol):
 
     def job(self, view: JobView) -> None:
         """Write one job."""
-        ...
 
 
 class JsonLines:

@@ -80,15 +80,12 @@ class Source(Protocol):
 
     def take(self, code: str) -> array[int]:
         """Return the next column."""
-        ...
 
     def take_arrays(self, code: str) -> list[array[int]]:
         """Return what ``put_arrays`` was given."""
-        ...
 
     def take_locations(self) -> list[array[int]]:
         """Return the same for locations of records, as they are numbered in this process."""
-        ...
 
 
 # -- agenda ----------------------------------------------------------------------------------------

@@ -13,107 +13,81 @@ class Disk(Protocol):
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """Return a descriptor that no child inherits; ``create`` makes a missing file."""
-        ...
 
     def close(self, descriptor: int) -> None:
         """Give the descriptor back; raises nothing, since what was to be kept was synced."""
-        ...
 
     def size(self, descriptor: int) -> int:
         """Return bytes in the file."""
-        ...
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """At most ``count`` bytes from ``offset``; fewer at the end of the file."""
-        ...
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
         """Write at ``offset``; returns the bytes written, which may be fewer than given."""
-        ...
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut the file to ``size`` bytes."""
-        ...
 
     def allocate(self, descriptor: int, size: int) -> None:
         """Make the file at least ``size`` bytes long, and the disk set all of them aside for it."""
-        ...
 
     def sync(self, descriptor: int) -> None:
         """Return once the file's data survives a power loss (fdatasync; F_FULLFSYNC on macOS)."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Return once the directory's entries survive a power loss."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` in one step."""
-        ...
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name, of the same device, that is free."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file; a missing one is no error."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents; an existing one is no error."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
-        ...
 
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file, so that it can name itself: a copy is another one."""
-        ...
 
     def status(self, path: str) -> tuple[int, int, int] | None:
         """(device, inode, size) of the file of that name; None: there is none."""
-        ...
 
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched, in nanoseconds; None: it is missing."""
-        ...
 
     def touch(self, path: str) -> None:
         """Let a file's time of modification be now."""
-        ...
 
     def free_bytes(self, path: str) -> int:
         """Return bytes that this process may still write there."""
-        ...
 
     def total_bytes(self, path: str) -> int:
         """Return bytes that the file system holds when it is full."""
-        ...
 
     def files(self, path: str) -> tuple[int, int] | None:
         """(files that may still be made, all that there may be); None: nobody counts them."""
-        ...
 
     def try_lock(self, descriptor: int) -> bool:
         """Take the exclusive lock of the open file, without waiting."""
-        ...
 
     def lock(self, descriptor: int) -> None:
         """Take it, waiting in line."""
-        ...
 
     def unlock(self, descriptor: int) -> None:
         """Give it back."""
-        ...
 
     def boot_id(self) -> int:
         """Return a 64-bit number of this boot of this machine."""
-        ...
 
     def was_restored(self, descriptor: int) -> bool:
         """Return whether a tool that copies wrote the file last, as far as its times tell."""
-        ...
 
 
 class Clock(Protocol):
@@ -121,11 +95,9 @@ class Clock(Protocol):
 
     def wall_ns(self) -> int:
         """Return nanoseconds since 1970, as people set them: it may step."""
-        ...
 
     def steady_ns(self) -> int:
         """Nanoseconds of a clock that never steps and counts suspended time, where there is one."""
-        ...
 
 
 class Peers(Protocol):
@@ -138,39 +110,30 @@ class Peers(Protocol):
     @property
     def owner(self) -> int:
         """This process's owner number, never 0 and never used again."""
-        ...
 
     def alive(self, owner: int) -> bool:
         """Return whether that owner's process still has the log open."""
-        ...
 
     def is_known(self) -> bool:
         """Return whether the others find what tells them that this owner lives."""
-        ...
 
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files, once none of its claims is left."""
-        ...
 
     def wake(self, interest: int) -> None:
         """Wake the other owners that sleep with any of these interest bits."""
-        ...
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> None:
         """Block until poked, woken by a peer, or out of time."""
-        ...
 
     def announce(self, interest: int) -> None:
         """Tell the peers what this owner is about to sleep for; 0 when it is awake again."""
-        ...
 
     def poke(self) -> None:
         """Wake this owner's own ``sleep``, from any thread."""
-        ...
 
     def close(self) -> None:
         """Leave: the owner is dead from here on. Legal twice."""
-        ...
 
 
 #: Interest bits: a job may have become ready; a job was settled; anything was appended; somebody

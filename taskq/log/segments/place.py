@@ -33,20 +33,15 @@ class Place(Protocol):
     @property
     def lost(self) -> tuple[Damage, ...]:
         """Return what the log lacks, and nothing says that it may."""
-        ...
 
     def start(self) -> Cursor:
         """Return the beginning of the log."""
-        ...
 
     def end(self) -> Cursor:
         """Return the known end."""
-        ...
 
     def mark_before(self, lsn: int) -> Cursor | None:
         """Return a frame of this process at or before a record, and near it, if it knows of one."""
-        ...
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """(location of the segment's first byte, frame or damage) from the cursor to the end."""
-        ...

@@ -54,7 +54,6 @@ class Cycles(Protocol):
 
     def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
         """Commit one request; return whether the thread is to look what is due."""
-        ...
 
 
 class Here:
