@@ -54,7 +54,7 @@ async def work(directory: str, port: int) -> None:
     clock = TravelClock()
     app = make_app(directory, port, clock)
     async with app, Worker(app, concurrency=CONCURRENCY) as worker:
-        gates = worker._gates
+        gates = worker._parts[0].gates
         assert gates is not None
         while not gates.holds():
             gates.moved.clear()

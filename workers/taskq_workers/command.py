@@ -26,6 +26,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 #: Options of the guard, which its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
 _SEVERAL: Final = 2
+_AS_MANY: Final = "[default: as --concurrency]"
 #: Parameters that say how jobs run in this very process.
 ONLY_HERE: Final = (
     "max_jobs",
@@ -34,94 +35,6 @@ ONLY_HERE: Final = (
     "max_jobs_per_child",
     "max_rss_per_child",
 )
-
-
-def work_options(command: F) -> F:
-    """Return what is claimed, and how many jobs run at a time."""
-    as_many = "[default: as --concurrency]"
-    return _with(
-        command,
-        click.option(
-            "-c",
-            "--concurrency",
-            type=click.IntRange(min=1),
-            default=CONCURRENCY_DEFAULT,
-            show_default=True,
-            help="Jobs that run at a time.",
-        ),
-        click.option(
-            "-Q",
-            "--queues",
-            multiple=True,
-            metavar="NAME[=WEIGHT][,NAME...]",
-            help="Read these queues only; with weights, such as mail=3,bulk=1, they share the "
-            "claims in that proportion. Repeatable.  [default: all]",
-        ),
-        click.option(
-            "-I",
-            "--include",
-            multiple=True,
-            metavar="MODULE",
-            help="Import this module, too, for the tasks in it. Repeatable.",
-        ),
-        _number("--thread-limit", f"Sync jobs that run at a time.  {as_many}"),
-        _number("--process-limit", f'Jobs of runs_in="process" that run at a time.  {as_many}'),
-        _number("--max-jobs-per-child", "Replace a child process after so many jobs."),
-        click.option(
-            "--max-rss-per-child",
-            metavar="SIZE",
-            help="Replace a child process that takes more memory after a job, such as 500MB.",
-        ),
-    )
-
-
-def life_options(command: F) -> F:
-    """Return when it stops and starts again, and how many of it there are."""
-    return _with(
-        command,
-        click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs."),
-        _number(
-            "--max-jobs",
-            "Stop after so many jobs; with --processes, a new process takes its place.",
-        ),
-        click.option(
-            "--drain-timeout",
-            type=click.FloatRange(min=0),
-            default=DRAIN_SECONDS_DEFAULT,
-            show_default=True,
-            metavar="SECONDS",
-            help="What running jobs get to finish when the worker is stopped.",
-        ),
-        _number(
-            "--processes",
-            "So many worker processes; one that dies is started again. SIGHUP replaces them.",
-        ),
-        click.option("--reload", is_flag=True, help="Start again when a .py file changes here."),
-        click.option(
-            "--metrics-port",
-            type=click.IntRange(min=0, max=65_535),
-            metavar="N",
-            help="Answer Prometheus at 127.0.0.1:N; with --processes each at the next port.",
-        ),
-        click.option("--sync", is_flag=True, help="Send the log to the hub of the settings."),
-        click.option(
-            "--web", is_flag=True, help="Show the app's page here, with buttons and forms."
-        ),
-        click.option("--place", type=int, default=1, hidden=True),
-        click.option("--leash", type=int, hidden=True),
-    )
-
-
-def logs_option(command: F) -> F:
-    """Add ``-d/--data-dir``, which may be given several times."""
-    return click.option(
-        "-d",
-        "--data-dir",
-        multiple=True,
-        metavar="DIR[=WEIGHT]",
-        callback=_given,
-        help="The task log's directory. Repeatable.  [env var: TASKQ_DATA_DIR]",
-    )(command)
 
 
 def _given(
@@ -146,48 +59,79 @@ def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
     return logs
 
 
-def elsewhere_options(command: F) -> F:
-    """Return where the jobs run, if not here."""
-    return _with(
-        command,
-        click.option(
-            "--executor",
-            metavar="NAME",
-            help="Run the jobs elsewhere: spark, on the executors of --master. At least once.",
-        ),
-        click.option(
-            "--master",
-            default="",
-            metavar="URL",
-            help="For --executor: where the executors are, local[2] or spark://host:7077.",
-        ),
-        click.option(
-            "--py-files",
-            "files",
-            multiple=True,
-            metavar="FILE",
-            type=click.Path(exists=True, dir_okay=False),
-            help="For --executor: a .py, .zip or .egg that the executors need. Repeatable.",
-        ),
-    )
-
-
 def _number(name: str, text: str) -> Callable[[F], F]:
     return click.option(name, type=click.IntRange(min=1), metavar="N", help=text)
 
 
-def _with(command: F, *options: Callable[[F], F]) -> F:
-    """Return the command with these options; help lists them in this order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
-@work_options
-@logs_option
-@life_options
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=CONCURRENCY_DEFAULT,
+    show_default=True,
+    help="Jobs that run at a time.",
+)
+@click.option(
+    "-Q",
+    "--queues",
+    multiple=True,
+    metavar="NAME[=WEIGHT][,NAME...]",
+    help="Read these queues only; with weights, such as mail=3,bulk=1, they share the "
+    "claims in that proportion. Repeatable.  [default: all]",
+)
+@click.option(
+    "-I",
+    "--include",
+    multiple=True,
+    metavar="MODULE",
+    help="Import this module, too, for the tasks in it. Repeatable.",
+)
+@_number("--thread-limit", f"Sync jobs that run at a time.  {_AS_MANY}")
+@_number("--process-limit", f'Jobs of runs_in="process" that run at a time.  {_AS_MANY}')
+@_number("--max-jobs-per-child", "Replace a child process after so many jobs.")
+@click.option(
+    "--max-rss-per-child",
+    metavar="SIZE",
+    help="Replace a child process that takes more memory after a job, such as 500MB.",
+)
+@click.option(
+    "-d",
+    "--data-dir",
+    multiple=True,
+    metavar="DIR[=WEIGHT]",
+    callback=_given,
+    help="The task log's directory. Repeatable.  [env var: TASKQ_DATA_DIR]",
+)
+@click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs.")
+@_number(
+    "--max-jobs",
+    "Stop after so many jobs; with --processes, a new process takes its place.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=DRAIN_SECONDS_DEFAULT,
+    show_default=True,
+    metavar="SECONDS",
+    help="What running jobs get to finish when the worker is stopped.",
+)
+@_number(
+    "--processes",
+    "So many worker processes; one that dies is started again. SIGHUP replaces them.",
+)
+@click.option("--reload", is_flag=True, help="Start again when a .py file changes here.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(min=0, max=65_535),
+    metavar="N",
+    help="Answer Prometheus at 127.0.0.1:N; with --processes each at the next port.",
+)
+@click.option("--sync", is_flag=True, help="Send the log to the hub of the settings.")
+@click.option("--web", is_flag=True, help="Show the app's page here, with buttons and forms.")
+@click.option("--place", type=int, default=1, hidden=True)
+@click.option("--leash", type=int, hidden=True)
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
 @click.option(
     "--log-level",
@@ -204,7 +148,25 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
     is_flag=True,
     help="Log what tasks print, as info; without --log-level that is the level.",
 )
-@elsewhere_options
+@click.option(
+    "--executor",
+    metavar="NAME",
+    help="Run the jobs elsewhere: spark, on the executors of --master. At least once.",
+)
+@click.option(
+    "--master",
+    default="",
+    metavar="URL",
+    help="For --executor: where the executors are, local[2] or spark://host:7077.",
+)
+@click.option(
+    "--py-files",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="For --executor: a .py, .zip or .egg that the executors need. Repeatable.",
+)
 @click.pass_context
 def worker(
     context: click.Context,

@@ -200,10 +200,6 @@ class Worker:
         return f"<Worker of {self.app!r}, not run like this: {_HOW}>"
 
     @property
-    def _gates(self) -> Gates | None:
-        return self._parts[0].gates
-
-    @property
     def directories(self) -> list[str]:
         """Of its logs, but for those that failed."""
         return [str(part.app.data_dir) for part in self._parts]
@@ -405,7 +401,7 @@ class Worker:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
-                    ending.start_soon(tell_drain, self)
+                    ending.start_soon(tell_drain, lambda: self.held, self.drain_seconds)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
             ending.cancel_scope.cancel()

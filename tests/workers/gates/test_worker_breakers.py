@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def _breaker(worker: Worker, queue: str = "mail") -> Breaker:
-    assert worker._gates is not None
-    return worker._gates._breakers[queue]
+    assert worker._parts[0].gates is not None
+    return worker._parts[0].gates._breakers[queue]
 
 
 async def _until(worker: Worker, mode: Mode) -> None:
-    gates = worker._gates
+    gates = worker._parts[0].gates
     assert gates is not None
     while _breaker(worker).mode is not mode:
         gates.moved.clear()

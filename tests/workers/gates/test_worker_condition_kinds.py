@@ -44,7 +44,7 @@ async def test_a_lost_condition_kills_the_child_process_and_burns_no_attempt(
             while not mark.exists() and time.monotonic() < until:
                 await SWITCH.probed(1)
             SWITCH.on = False
-            gates = worker._gates
+            gates = worker._parts[0].gates
             assert gates is not None
             while not gates.holds():
                 gates.moved.clear()

@@ -48,7 +48,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _held(worker: Worker, job: JobHandle[Any]) -> None:
     """Return once the worker keeps jobs back, and has told so."""
-    gates = worker._gates
+    gates = worker._parts[0].gates
     assert gates is not None
     while not gates.holds():
         gates.moved.clear()
@@ -122,8 +122,8 @@ async def test_one_probe_serves_all_tasks_that_name_an_equal_condition(app: Task
     async with app, Worker(app, concurrency=4) as worker:
         jobs = [*await first.enqueue_many([()] * 20), *await second.enqueue_many([()] * 20)]
         await switch.probed(3)
-        assert worker._gates is not None
-        assert len({*worker._gates.probes.values()}) == 2
+        assert worker._parts[0].gates is not None
+        assert len({*worker._parts[0].gates.probes.values()}) == 2
         switch.on = True
         await _results(jobs)
 

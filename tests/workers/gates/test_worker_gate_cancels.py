@@ -33,7 +33,7 @@ async def test_a_job_that_is_cancelled_while_its_condition_is_probed_never_runs(
         return number
 
     async with app, Worker(app) as worker:
-        gates = worker._gates
+        gates = worker._parts[0].gates
         assert gates is not None
         (gate,) = gates._all()
         for _ in range(3):  # until its gate waits for the first job

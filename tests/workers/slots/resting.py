@@ -463,7 +463,7 @@ class Schedule:
 
     def _check(self) -> None:
         """A job that may run and a slot that may run it never stand side by side."""
-        crew, gates = self.crew, self.worker._gates
+        crew, gates = self.crew, self.worker._parts[0].gates
         assert gates is not None
         free = self.plan.concurrency - crew.running()
         if not free or crew.feed._paused or crew.feed.allowed(1) <= 0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from taskq import ChildDied
 from taskq_workers.children.programs import is_frozen, start_child
 from taskq_workers.children.wire import Done, Inlet, Logged, LostChild, Problem, Ready, Told, packed
-from taskq_workers.runs.guards import ADVICE
+from taskq_workers.runs.guards import ADVICE, signal_name
 
 if TYPE_CHECKING:
     import subprocess
@@ -274,12 +274,8 @@ class Child:
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exited with {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
         memory = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
-        return f"was ended by {name}{memory}"
+        return f"was ended by {signal_name(-code)}{memory}"
 
 
 def _start(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:

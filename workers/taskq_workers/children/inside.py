@@ -37,7 +37,6 @@ from taskq_workers.slots.shipping import Shipped, Unpacker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from taskq.hooks import Resources
     from taskq_workers.children.wire import Outfit, Work
@@ -107,8 +106,8 @@ def _leave_signals_to_the_worker() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    del number, frame
+def _do_nothing(*_: object) -> None:
+    """Let a signal pass."""
 
 
 def _die_with(parent: int, life: int) -> None:
@@ -285,8 +284,7 @@ class _Alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
-    def _ring(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _ring(self, *_: object) -> None:
         if self._is_set:
             self._is_set = False
             raise too_long_softly(self._seconds)

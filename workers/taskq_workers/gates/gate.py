@@ -61,39 +61,30 @@ class GateHost(Protocol):
 
     def open_queues(self) -> frozenset[str] | None:
         """Return the queues that may be claimed from now."""
-        ...
 
     def open_tasks(self) -> frozenset[str]:
         """Return the tasks whose jobs may be claimed now."""
-        ...
 
     def changed(self) -> None:
         """Note that what may be claimed has changed, or why it may not."""
-        ...
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Return those that may run; the others are given back."""
-        ...
 
     def wall_ns(self) -> int:
         """Return the log's time."""
-        ...
 
     def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
         """Release deliveries; burns no attempt."""
-        ...
 
     def is_running(self, tasks: set[str]) -> bool:
         """Return whether a job of these tasks runs here."""
-        ...
 
     def stop_running(self, tasks: set[str]) -> None:
         """Stop and release what runs of these tasks, where they asked for it."""
-        ...
 
     def network_conditions(self, queue: str) -> list[Condition]:
         """Return the hosts that tasks of a queue say they need."""
-        ...
 
 
 class Gate(ABC):

@@ -23,33 +23,15 @@ _GROUP: Final = "taskq.executors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the command line asks of a worker.
+    """What the command line asks of a worker; what is called as an option of ``Worker`` is that."""
 
-    Attributes:
-        target: ``module:app`` as it was typed; whoever runs the jobs imports it anew.
-        include: modules with tasks of the app, besides those that it includes itself.
-        master: where the executors are, in the words of their system; "" for its default.
-        files: Python files and archives that the executors need.
-        concurrency: how many async jobs run at a time in one place.
-        queues: names of the queues to claim from, or their weights; None for all.
-        logs: the directories, with their weights, where there are several.
-        burst: stop once no job is ready and none runs.
-        max_jobs: stop after so many attempts; None for no limit.
-        thread_limit: how many sync jobs run at a time; None for as many as ``concurrency``.
-        process_limit: how many jobs run in child processes; None for as many as ``concurrency``.
-        max_jobs_per_child: a child process is replaced after so many jobs; None for never.
-        max_rss_per_child: so is one that takes more memory, in bytes or as "500MB".
-        warns: whether it tells of jobs that wait in vain; of several, one does.
-        drain_timeout: seconds that running jobs get to finish at a stop.
-        on_event: called with each job that ended.
-        metrics_port: where Prometheus asks; None for nowhere.
-        web: whether it shows the app's page.
-        sync: send the log to the hub of the settings; of several workers, one does.
-    """
-
+    #: as it was typed; whoever runs the jobs imports it anew
     target: str
+    #: modules with tasks of the app, besides those that it includes itself
     include: tuple[str, ...] = ()
+    #: where the executors are, in the words of their system; "" for its default
     master: str = ""
+    #: Python files and archives that the executors need
     files: tuple[str, ...] = ()
     concurrency: int
     queues: list[str] | dict[str, int] | None
@@ -63,7 +45,9 @@ class Order:
     warns: bool = True
     drain_timeout: float
     on_event: Hook | None
+    #: where Prometheus asks; None for nowhere
     metrics_port: int | None = None
+    #: whether it shows the app's page
     web: bool = False
     sync: bool = False
 
@@ -73,7 +57,6 @@ class Executor(Protocol):
 
     def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]:
         """Start what the worker needs; it ends with the context."""
-        ...
 
 
 def find_executor(name: str) -> Executor:

@@ -21,7 +21,6 @@ from taskq_workers.process.reporting import spoken_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
 
     from taskq_workers.process.leash import Notifier
 
@@ -178,26 +177,22 @@ class Guard:
         if not has_terminal:
             signal.signal(signal.SIGHUP, self._on_hang_up)
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _on_stop(self, number: int, _: object) -> None:
         self._stops_asked += 1
         if self._stops_asked >= _EXIT_AT:
             for process in self._processes():
                 process.send(signal.SIGKILL)
             os._exit(_SIGNALLED + number)
 
-    def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_hang_up(self, *_: object) -> None:
         self._replace_asked = True
 
-    def _on_pause(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_pause(self, *_: object) -> None:
         for process in self._processes():
             process.send(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _on_go_on(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_go_on(self, *_: object) -> None:
         for process in self._processes():
             process.send(signal.SIGCONT)
 
@@ -368,9 +363,8 @@ class Guard:
             process.stop(self._drain_seconds)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
+def _ignore(*_: object) -> None:
     """Do nothing: the arrival of SIGCHLD ends the wait."""
-    del number, frame
 
 
 def _workers(count: int) -> str:

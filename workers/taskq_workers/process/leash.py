@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
+from taskq_workers.runs.guards import signal_name
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -143,12 +145,7 @@ class WorkerProcess:
 
 def told(code: int) -> str:
     """Return an exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 # Telling a service manager where a worker is in its life (sd_notify), if one asked to be told.

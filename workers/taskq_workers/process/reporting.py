@@ -126,14 +126,7 @@ _ENDED: Final = {
     kinds.CANCEL: "cancelled",
 }
 _REASON_CHARACTERS_MAX: Final = 160
-_GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (
-    "\x1b[32m",
-    "\x1b[31m",
-    "\x1b[33m",
-    "\x1b[2m",
-    "\x1b[1m",
-    "\x1b[0m",
-)
+_GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +278,8 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
         spoken_seconds(event.seconds),
     ]
     if event.outcome in {"dead", "retried"} or event.attempt > 1:
-        parts.append(_attempt(event))
+        of = f"/{event.attempts_max}" if event.attempts_max else ""
+        parts.append(f"attempt {event.attempt}{of}")
     note = _note(event)
     return "  ".join([" ".join(parts[:3]), *parts[3:], *([note] if note else [])])
 
@@ -298,19 +292,11 @@ def summary_line(counts: Mapping[JobEnd, int]) -> str:
     return ", ".join([f"… {number} {'job' if number == '1' else 'jobs'} {word}", *others])
 
 
-def _attempt(event: JobFinished) -> str:
-    of = f"/{event.attempts_max}" if event.attempts_max else ""
-    return f"attempt {event.attempt}{of}"
-
-
 def _note(event: JobFinished) -> str:
     notes = []
     if event.outcome == "released":
-        notes.append(
-            f"again in {spoken_seconds(event.delay_seconds)}"
-            if event.delay_seconds
-            else "given back"
-        )
+        delay = event.delay_seconds
+        notes.append(f"again in {spoken_seconds(delay)}" if delay else "given back")
     elif event.outcome == "cancelled":
         notes.append("cancelled")
     elif event.outcome == "retried":

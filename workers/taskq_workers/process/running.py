@@ -247,23 +247,8 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
 @contextlib.contextmanager
 def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
     """Yield the worker that runs its jobs in this process."""
-    yield Worker(
-        app,
-        concurrency=order.concurrency,
-        queues=order.queues,
-        logs=order.logs,
-        burst=order.burst,
-        max_jobs=order.max_jobs,
-        drain_timeout=order.drain_timeout,
-        thread_limit=order.thread_limit,
-        process_limit=order.process_limit,
-        max_jobs_per_child=order.max_jobs_per_child,
-        max_rss_per_child=order.max_rss_per_child,
-        target=order.target,
-        warns=order.warns,
-        sync=order.sync,
-        on_event=order.on_event,
-    )
+    options = (Worker.__init__.__kwdefaults__ or {}).keys() & Order.__annotations__
+    yield Worker(app, **{name: getattr(order, name) for name in options})
 
 
 def _facts(worker: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:

@@ -26,7 +26,6 @@ from taskq_workers.runs.guards import keep_from_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import FrameType
 
     from taskq import TaskQ
     from taskq.engine import Store
@@ -173,8 +172,7 @@ class Supervisor:
             before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_pause_signal)
         self._leave_forks = keep_from_children(before)
 
-    def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _on_stop_signal(self, number: int, _: object) -> None:
         self._signals += 1
         if self._signals >= _EXIT_AT:
             os._exit(_SIGNALLED + number)
@@ -213,8 +211,7 @@ class Supervisor:
         for line in lines:
             self._say(line)
 
-    def _on_pause_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_pause_signal(self, *_: object) -> None:
         stores = [] if self._store is None else self._worker.stores
         if not stores:
             _pause()

@@ -17,7 +17,7 @@ from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.runs.timeouts import limited, limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from typing import TypeAlias
 
     from taskq import Task
@@ -40,32 +40,17 @@ class Plan(NamedTuple):
     task: Task[..., Any]
 
 
-class Executor(Protocol):
-    """What runs the jobs of some tasks."""
-
-    def plan(self, task: Task[..., Any]) -> Plan:
-        """Plan how jobs of the task are run.
-
-        Raises:
-            UsageError: the task takes a resource that is missing.
-        """
-        ...
-
-
 class Children(Protocol):
     """What runs jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]:
         """Give what runs one job of the task, given its payload, within the job's context."""
-        ...
 
     async def leave(self) -> None:
         """Let idle children end by themselves, and kill the others."""
-        ...
 
     def close(self) -> None:
         """Kill every child and wait for that, for when the loop turns no more."""
-        ...
 
 
 class Executors:
@@ -83,10 +68,7 @@ class Executors:
         self.threads = ThreadRunner(asyncio.get_running_loop(), limits.threads)
         self._make_children = make_children
         self._processes: Children | None = None
-        self._by_name: dict[str, Executor] = {
-            "": _InLoop(resources),
-            "thread": _InThreads(self.threads, resources),
-        }
+        self._resources = resources
 
     @property
     def processes(self) -> Children:
@@ -96,11 +78,28 @@ class Executors:
         return self._processes
 
     def plan(self, task: Task[..., Any]) -> Plan:
-        """Plan how jobs of the task are run; raises as an ``Executor`` does."""
+        """Plan how jobs of the task are run.
+
+        Raises:
+            UsageError: the task takes a resource that is missing.
+        """
         if task.runs_in == "process":
             call = self.processes.caller(task)
             return planned(task, call, decode=_undecoded, is_remote=True)
-        return self._by_name[task.runs_in].plan(task)
+        function, limits = bound(task, self._resources), limits_of(task)
+        if task.is_async and limits is not None:
+            function, limits = limited(function, limits), None
+        if not task.runs_in:
+            return planned(task, function)
+        if task.is_async:
+            # On a loop of its own it can be cancelled, so that its thread is free again.
+            function = _on_own_loop(function)
+        run = self.threads.run
+
+        def call_in_thread(*args: Any, **kwargs: Any) -> Awaitable[Any]:
+            return run(function, args, kwargs, limits)
+
+        return planned(task, call_in_thread)
 
     @property
     def lingering(self) -> int:
@@ -118,34 +117,6 @@ class Executors:
         self.threads.close()
         if self._processes is not None:
             self._processes.close()
-
-
-class _InLoop:
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-
-    def plan(self, task: Task[..., Any]) -> Plan:
-        function, limits = bound(task, self._resources), limits_of(task)
-        return planned(task, function if limits is None else limited(function, limits))
-
-
-class _InThreads:
-    def __init__(self, threads: ThreadRunner, resources: Resources) -> None:
-        self._threads = threads
-        self._resources = resources
-
-    def plan(self, task: Task[..., Any]) -> Plan:
-        function, limits = bound(task, self._resources), limits_of(task)
-        if task.is_async:
-            # On a loop of its own it can be cancelled, so that its thread is free again.
-            function = _on_own_loop(function if limits is None else limited(function, limits))
-            limits = None
-        run = self._threads.run
-
-        def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-            return run(function, args, kwargs, limits)
-
-        return planned(task, call)
 
 
 def planned(
@@ -184,7 +155,6 @@ def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:
         async def main() -> Any:
             return await function(*args, **kwargs)
 
-        coroutine: Coroutine[Any, Any, Any] = main()
-        return asyncio.run(coroutine)
+        return asyncio.run(main())
 
     return call

@@ -61,6 +61,12 @@ def refuse_while_importing() -> None:
         )
 
 
+def signal_name(number: int) -> str:
+    """Return what a signal is called; some have a number alone."""
+    known = {known.value: known.name for known in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
 def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], None]:
     """Give every child that this process forks these handlers instead of its own.
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.hooks import encode_lines, running_job
@@ -243,13 +244,6 @@ class _Kept:
         return "\n".join([LEFT_OUT, *lines] if self._is_cut else lines)
 
 
-class _Sent:
-    """Lines of a job whose outcome another process settles."""
-
-    def __init__(self, send: Callable[[str], None]) -> None:
-        self.add = send
-
-
 class _Keeper(logging.Handler):
     """Hands each record of a job to what keeps its lines."""
 
@@ -280,7 +274,7 @@ def heard(job: JobContext, room: int) -> Iterator[None]:
     """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
     if room:
         _listen()
-        job.lines = _Kept(room) if _State.send is None else _Sent(_State.send)
+        job.lines = _Kept(room) if _State.send is None else SimpleNamespace(add=_State.send)
     try:
         yield
     finally:

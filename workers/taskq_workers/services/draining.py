@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq import Delivery
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -16,25 +18,16 @@ SILENCE_SECONDS: Final = 0.5
 _NAMED_MAX: Final = 3
 
 
-class Drained(Protocol):
-    """A worker that is being stopped."""
-
-    drain_seconds: float
-
-    @property
-    def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that run now, and for how long."""
-        ...
-
-
-async def tell_drain(worker: Drained) -> None:
+async def tell_drain(
+    running: Callable[[], list[tuple[Delivery, float | None]]], drain_seconds: float
+) -> None:
     """Log a drain that is not over at once, and the jobs that it waits for."""
     await sleep(SILENCE_SECONDS)
-    held = [f"{job.task} {job.job_id}" for job, _ in worker.held]
+    held = [f"{job.task} {job.job_id}" for job, _ in running()]
     if held:
         more = "" if len(held) <= _NAMED_MAX else f" and {len(held) - _NAMED_MAX} more"
         named = ", ".join(held[:_NAMED_MAX])
         _log.warning(
             "the worker stops; running jobs get %g s to finish (drain_timeout): %s%s",
-            worker.drain_seconds, named, more,
+            drain_seconds, named, more,
         )  # fmt: skip

@@ -23,4 +23,3 @@ class Service(Protocol):
             store: the open one.
             task_status: to tell that it works now.
         """
-        ...

@@ -20,40 +20,31 @@ class FeedHost(Protocol):
     @property
     def feed(self) -> Feed:
         """The feed of the log, or what stands for the feeds of several."""
-        ...
 
     @property
     def settler(self) -> Settler:
         """Takes their outcomes."""
-        ...
 
     def free(self) -> int:
         """Return how many deliveries could be taken now."""
-        ...
 
     def wake(self) -> None:
         """Look at the buffer."""
-        ...
 
     def quiet(self) -> bool:
         """Return whether nothing runs and every outcome was handed to the log."""
-        ...
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Release deliveries that nobody took; burns no attempt."""
-        ...
 
     def ran_dry(self) -> None:
         """End a burst: no job is ready and none runs."""
-        ...
 
     def came_empty(self) -> None:
         """Give others what was free for a claim that brought nothing, or was withdrawn."""
-        ...
 
     def fail(self, error: BaseException) -> None:
         """Stop, as the log cannot be used any more."""
-        ...
 
 
 class Runner(FeedHost, Protocol):
@@ -67,23 +58,18 @@ class Runner(FeedHost, Protocol):
 
     def running(self) -> int:
         """Return how many jobs run now."""
-        ...
 
     def held(self) -> list[tuple[Delivery, float | None]]:
         """Return the jobs that run now, and since when in monotonic seconds, None if unknown."""
-        ...
 
     def leave(self) -> None:
         """Claim no more, and give back what does not run yet; what runs goes on to its end."""
-        ...
 
     def interrupt(self) -> None:
         """Cancel the jobs that still run; they are released and burn no attempt."""
-        ...
 
     def abandon(self) -> None:
         """Release the jobs that did not even end when cancelled; they go on, unheard."""
-        ...
 
 
 class ClaimFilter(Protocol):
@@ -93,11 +79,9 @@ class ClaimFilter(Protocol):
         self, queues: frozenset[str] | None, tasks: frozenset[str]
     ) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Return what may be claimed now of these queues and tasks."""
-        ...
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Return those that may run; it gives the others back."""
-        ...
 
 
 class Gatekeeper(Protocol):
@@ -107,12 +91,9 @@ class Gatekeeper(Protocol):
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
         """Decide on a job that failed: given back if the network failed, not the job."""
-        ...
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
         """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
-        ...
 
     def withdraw(self, ask: Ask) -> Delivery | None:
         """Return a cancelled job that a gate has claimed and not let through yet."""
-        ...
