@@ -100,8 +100,7 @@ def _app(order: Order, data_dir: Path | None) -> TaskQ:
     if data_dir is not None:
         app.data_dir = data_dir
     if not app.tasks:
-        # Imported when it is needed: the parser of Python's own language takes 5 ms.
-        from taskq_workers.runs.tasksearch import without_tasks  # noqa: PLC0415
+        from taskq_workers.runs.tasksearch import without_tasks  # noqa: PLC0415 - few have none
 
         raise UsageError(without_tasks(order.target, str(app.data_dir)))
     return app

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ _FOLDERS_MAX: Final = 200
 _FILES_MAX: Final = 1_000
 _FILE_BYTES_MAX: Final = 1_000_000
 _NAMED_MAX: Final = 4
+_IMPORT: Final = re.compile(r"^from taskq import .*\btask\b(?: as (\w+))?", re.MULTILINE)
 #: Folders that hold no module of the project.
 _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "tests", "test"})
 
@@ -80,18 +82,12 @@ def _modules(folder: Path) -> Iterator[Path]:
     for _ in range(_FOLDERS_MAX):
         if not folders:
             return
-        try:
-            entries = sorted(filter(_is_ours, folders.popleft().iterdir()))
-        except OSError:
-            continue
-        yield from (entry for entry in entries if entry.suffix == ".py")
-        folders += (entry for entry in entries if _is_folder(entry))
-
-
-def _is_folder(path: Path) -> bool:
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return not (path / "pyvenv.cfg").exists()
+        with suppress(OSError):
+            for entry in sorted(filter(_is_ours, folders.popleft().iterdir())):
+                if entry.suffix == ".py":
+                    yield entry
+                elif entry.is_dir() and not (entry.is_symlink() or (entry / "pyvenv.cfg").exists()):
+                    folders.append(entry)
 
 
 def _is_ours(path: Path) -> bool:
@@ -103,28 +99,10 @@ def _is_ours(path: Path) -> bool:
 def _defines_tasks(file: Path) -> bool:
     """Return whether a function there is decorated with ``@app.task``, whatever the app's name."""
     try:
-        if file.stat().st_size > _FILE_BYTES_MAX or b"task" not in (source := file.read_bytes()):
-            return False
-        tree = ast.parse(source)
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        text = file.read_text("utf-8") if file.stat().st_size <= _FILE_BYTES_MAX else ""
+    except (OSError, ValueError):
         return False
-    bare = {
-        name.asname or name.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module == "taskq"
-        for name in node.names
-        if name.name == "task"
-    }
-    return any(
-        _is_task(decorator, bare)
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for decorator in node.decorator_list
-    )
-
-
-def _is_task(decorator: ast.expr, bare: set[str]) -> bool:
-    named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    if isinstance(named, ast.Attribute):
-        return named.attr == "task"
-    return isinstance(named, ast.Name) and named.id in bare
+    bare = _IMPORT.search(text)
+    names = r"[\w.]+\.task" + (f"|{bare[1] or 'task'}" if bare else "")
+    decorated = rf"^@({names})\b.*?^(?:async )?def \w"
+    return re.search(decorated, text, re.MULTILINE | re.DOTALL) is not None
