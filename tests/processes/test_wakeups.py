@@ -24,6 +24,7 @@ ROUNDS = 100
 MEDIAN_SECONDS_MAX = 0.010
 #: A timer's precision, and what a busy machine adds.
 DUE_SECONDS_MAX = 0.25
+DUE_ROUNDS = 5
 IDLE_SHARE_MAX = 0.01
 
 
@@ -127,16 +128,18 @@ def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Pa
 def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
     """Nobody writes when a delay is over: whoever waits looks at the clock itself."""
     store = open_here(tmp_path)
-    delay_ns = SECOND_NS // 4
+    delay_ns, waits = SECOND_NS // 20, []
     with Child("answer.py", tmp_path) as claimer:
         claimer.expect("open")
-        claimer.say("claim")
-        claimer.expect("waiting")
-        due = str(time.monotonic_ns() + delay_ns).encode()
-        store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result(10)
-        late = int(claimer.expect("claimed").split()[2]) / 1e9
-    print(f"{late * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
-    assert 0 <= late < DUE_SECONDS_MAX
+        for _ in range(DUE_ROUNDS):
+            claimer.say("claim")
+            claimer.expect("waiting")
+            due = str(time.monotonic_ns() + delay_ns).encode()
+            store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result(10)
+            waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
+    print(f"{median(waits) * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
+    assert min(waits) >= 0
+    assert median(waits) < DUE_SECONDS_MAX
     store.close()
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from taskq.core.model import Durability
+from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.inbox import adopter
-from taskq.log.requests import ClaimRequest, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import thread
 from taskq.log.store.store import Store
 from taskq.log.store.waking import Bell
@@ -52,6 +52,15 @@ class Logs:
         self.writes.cancel(self.job).result(SECONDS)
         return lambda: self.waits.claim(ClaimRequest(1)), lambda: put(self.writer, b"second")
 
+    def for_a_due_job(self) -> Wait:
+        """Who waits learns when the job is due, and looks at the clock itself."""
+        self.writes.cancel(self.job).result(SECONDS)
+        soon = Extras(due_ns=SECOND_NS // 1_000)
+        return (
+            lambda: self.waits.claim(ClaimRequest(1)),
+            lambda: self.writes.enqueue(EnqueueSpec(), b"second", soon).result(SECONDS),
+        )
+
     def for_an_outcome(self) -> Wait:
         [delivery] = self.writes.claim(ClaimRequest(1)).result(SECONDS)
         settled = [Settlement(Kind.SUCCEEDED, delivery)]
@@ -78,7 +87,13 @@ class Logs:
         self.writer.close()
 
 
-WAITS = [Logs.for_a_job, Logs.for_an_outcome, Logs.for_growth, Logs.for_a_cancel]
+WAITS = [
+    Logs.for_a_job,
+    Logs.for_a_due_job,
+    Logs.for_an_outcome,
+    Logs.for_growth,
+    Logs.for_a_cancel,
+]
 
 
 @pytest.fixture
