@@ -20,6 +20,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from taskq.calls.call import headers_bytes
 from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_HEADER_LENGTHS_BYTES: Final = 4
 #: What traces and measures call taskq.
 SYSTEM: Final = tracing.SYSTEM
 
@@ -239,13 +239,6 @@ def _stamped(call: Call[R], headers: Mapping[str, str]) -> Call[R]:
     extras = call.extras or Extras()
     # What the caller set goes first: it may hand on a context of its own.
     together = {**headers, **extras.headers}
-    if _size_bytes(together) > HEADERS_BYTES_MAX:
+    if headers_bytes(together) > HEADERS_BYTES_MAX:
         return call  # the caller's headers matter more
     return replace(call, extras=replace(extras, headers=together))
-
-
-def _size_bytes(headers: Mapping[str, str]) -> int:
-    return sum(
-        len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
-        for name, value in headers.items()
-    )

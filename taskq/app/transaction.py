@@ -25,12 +25,9 @@ from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.core.records import Cause
 from taskq.core.retry import DEFAULT
-from taskq.core.values import dataclass
 from taskq.log.requests import Bundle, Settlement
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from taskq.app.app import TaskQ
     from taskq.connection.connection import Connection
     from taskq.connection.packing import Loose
@@ -137,14 +134,6 @@ class PendingCancel:
         return f"<PendingCancel {self.job_id}>"
 
 
-@dataclass(slots=True)
-class _Result:
-    """A result that is packed when the transaction is carried out."""
-
-    settlement: Settlement
-    packing: Packing | None = None
-
-
 class _Transaction(ABC, Generic[P]):
     """What both kinds have in common; ``P`` is what stands for a new job until it has an id."""
 
@@ -154,21 +143,18 @@ class _Transaction(ABC, Generic[P]):
         self._size = 0
         self._jobs: list[tuple[P, Loose]] = []
         self._cancels: list[tuple[PendingCancel, str, int]] = []
-        self._results: list[_Result] = []
+        #: each with how its result is packed when the transaction is carried out
+        self._results: list[tuple[Settlement, Packing | None]] = []
 
     async def __aenter__(self) -> Self:
         self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._leave(kind):
+    async def __aexit__(self, kind: object, *_exc: object) -> None:
+        self._is_open, self._is_over = False, True
+        if kind is None and (self._jobs or self._cancels or self._results):
             items = await self._connection.pack_many([loose for _, loose in self._jobs])
-            settlements = [await self._packed(result) for result in self._results]
+            settlements = [await self._packed(*result) for result in self._results]
             bundle = Bundle(tuple(settlements), await self._located(), tuple(items))
             self._resolve(await self._connection.transact(bundle))
 
@@ -177,13 +163,8 @@ class _Transaction(ABC, Generic[P]):
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        run(self.__aexit__(kind, error, traceback))
+    def __exit__(self, *exc: object) -> None:
+        run(self.__aexit__(*exc))
 
     def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
         """Withdraw a job that waits by then, and ask for the end of one that runs.
@@ -208,11 +189,6 @@ class _Transaction(ABC, Generic[P]):
             raise UsageError("a transaction is entered once: ask for another")
         self._is_open = True
 
-    def _leave(self, kind: type[BaseException] | None) -> bool:
-        """Return whether there is anything to be carried out."""
-        self._is_open, self._is_over = False, True
-        return kind is None and bool(self._jobs or self._cancels or self._results)
-
     def _add_job(self, pending: P, loose: Loose) -> P:
         self._grow(transaction_bytes((loose[0],)))
         self._jobs.append((pending, loose))
@@ -227,20 +203,16 @@ class _Transaction(ABC, Generic[P]):
             )
         self._size += size
 
-    async def _packed(self, result: _Result) -> Settlement:
-        settlement = result.settlement
+    async def _packed(self, settlement: Settlement, packing: Packing | None) -> Settlement:
         if settlement.kind is not SUCCESS or settlement.body is None:
             return settlement
         packer = self._connection.packer
-        body, flags = await packer.result(settlement.body, result.packing, "the result")
+        body, flags = await packer.result(settlement.body, packing, "the result")
         return settlement._replace(body=body, flags=flags)
 
     async def _located(self) -> tuple[int, ...]:
         if self._cancels:
             await self._connection.opened()
-        return self._checked()
-
-    def _checked(self) -> tuple[int, ...]:
         for _, tag, lsn in self._cancels:
             self._connection.check_tag(tag, lsn)
         return tuple(lsn for _, _, lsn in self._cancels)
@@ -278,9 +250,7 @@ class LogTransaction(_Transaction[PendingPut]):
             packer = self._connection.packer
             packing = packer.config.packing(delivery.queue, compress, spill)
             packer.bodies.check_size(len(result), packing, "the result")
-        settlement = Settlement(SUCCESS, delivery, result)
-        self._grow(_PART_BYTES + len(result or b""))
-        self._results.append(_Result(settlement, packing))
+        self._settle(Settlement(SUCCESS, delivery, result), packing)
 
     def nack(self, delivery: Delivery, reason: str = "", delay: Duration | None = None) -> None:
         """End a delivery badly; the arguments are those of ``TaskLog.nack``."""
@@ -300,9 +270,9 @@ class LogTransaction(_Transaction[PendingPut]):
         loose = loose_put(Put(payload=payload, **options), self._connection.packer)
         return self._add_job(PendingPut(), loose)
 
-    def _settle(self, settlement: Settlement) -> None:
+    def _settle(self, settlement: Settlement, packing: Packing | None = None) -> None:
         self._grow(_PART_BYTES + len(settlement.body or b""))
-        self._results.append(_Result(settlement))
+        self._results.append((settlement, packing))
 
     def _answer(self, pending: PendingPut, answer: int | Duplicate) -> None:
         lsn = answer if isinstance(answer, int) else answer.lsn

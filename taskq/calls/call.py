@@ -367,7 +367,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"header {name!r} is {value!r:.60}: names and values must be text")
     try:
-        size = _headers_bytes(headers)
+        size = headers_bytes(headers)
     except UnicodeEncodeError as error:
         raise UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
     if size > HEADERS_BYTES_MAX:
@@ -386,13 +386,14 @@ def transaction_bytes(items: Iterable[Item] | Plain) -> int:
         size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
         if extras is not None:
             size += _OPTIONS_BYTES + len(extras.key or b"") + len(extras.concurrency_key)
-            size += _headers_bytes(extras.headers)
+            size += headers_bytes(extras.headers)
             if extras.flow is not None:
                 size += extras.flow.size
     return size
 
 
-def _headers_bytes(headers: Mapping[str, str]) -> int:
+def headers_bytes(headers: Mapping[str, str]) -> int:
+    """Return how many bytes headers take in a record."""
     return sum(
         len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
         for name, value in headers.items()

@@ -67,6 +67,3 @@ class AppPort(Protocol[C_co]):
 
     def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]:
         """Put a flow into the log."""
-
-    def enqueue_flow_sync(self, flow: Any, /) -> Any:
-        """Do as ``enqueue_flow``, blocking this thread."""

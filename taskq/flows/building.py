@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 
 from taskq.calls.call import Call, OptionChanges, Runnable
 from taskq.calls.habits import STEPS, no_attribute
-from taskq.connection.blocking import refuse_in_loop
+from taskq.connection.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
 from taskq.core.values import dataclass
@@ -83,14 +83,7 @@ class Flow(Runnable[R_co]):
         handle: FlowHandle[R_co] = await app.enqueue_flow(self)
         return handle
 
-    def enqueue_sync(self) -> FlowHandle[R_co]:
-        """Do as ``enqueue``, blocking this thread."""
-        refuse_in_loop("enqueue_sync()", "await enqueue()")
-        app = self._app()
-        if app is None:
-            return _empty(self)
-        handle: FlowHandle[R_co] = app.enqueue_flow_sync(self)
-        return handle
+    enqueue_sync = blocking(enqueue)
 
     def _app(self) -> AppPort[Connection] | None:
         """Return the app of its tasks; None if it is no job at all.

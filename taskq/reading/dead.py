@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -73,44 +73,6 @@ class Swept:
         )
 
 
-class Sweeping:
-    """Counts answers.
-
-    Args:
-        tag: what every job id of the log starts with.
-    """
-
-    def __init__(self, tag: str) -> None:
-        self._tag = tag
-        self._refused: dict[str, TaskqError] = {}
-        self._refused_count = 0
-        self.count = 0
-
-    def take(self, jobs: list[int], answers: list[TaskqError | None]) -> None:
-        """Take the answers to one slice: None where it was done."""
-        refused = [
-            (job, error) for job, error in zip(jobs, answers, strict=True) if error is not None
-        ]
-        self.count += len(jobs) - len(refused)
-        self.refuse(refused)
-
-    def refuse(self, refused: Iterable[tuple[int, TaskqError]]) -> None:
-        """Count jobs that it was not done to."""
-        for job, error in refused:
-            self._refused_count += 1
-            if len(self._refused) < REFUSED_MAX:
-                self._refused[f"{self._tag}-{job}"] = error
-
-    def swept(self, running: int = 0) -> Swept:
-        """Return the sum of it."""
-        return Swept(
-            count=self.count,
-            refused_count=self._refused_count,
-            refused=self._refused,
-            running=running,
-        )
-
-
 def moment_before(value: Duration | datetime, what: str) -> int:
     """Return the wall time in nanoseconds of a datetime with a time zone, or of so long ago.
 
@@ -134,29 +96,52 @@ def checked_limit(limit: int, what: str = "limit") -> int:
     return limit
 
 
+async def sweep(
+    connection: Connection,
+    look: Callable[..., Page[int]],
+    act: Callable[[list[int]], Awaitable[Swept]],
+    limit: int | None,
+    size: int,
+) -> Swept:
+    """Act upon the jobs that fit, slice by slice, among those that were there by now.
+
+    Args:
+        connection: to the log.
+        look: gives a page of them.
+        act: does it to one slice.
+        limit: at most so many, done or refused; None for all.
+        size: jobs of a slice.
+    """
+    port = await connection.port()
+    end = await port.look(lambda sight: sight.journal.next_lsn)
+    swept, start, left = Swept(), 1, limit
+    while start and left != 0:
+        count = size if left is None else min(left, size)
+        port = await connection.port()
+        page: Page[int] = await port.look(partial(look, start=start, end=end, limit=count))
+        if page.items:
+            swept += await act(page.items)
+        left = None if limit is None else limit - swept.count - swept.refused_count
+        start = page.following
+    return swept
+
+
 async def withdraw(
     connection: Connection, wanted: WaitingFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
-    port = await connection.port()
-    end = await port.look(lambda sight: sight.journal.next_lsn)
-    sweeping = Sweeping(connection.tag)
-    start, left = 1, limit
-    while start and left != 0:
-        count = WITHDRAWN_MAX if left is None else min(left, WITHDRAWN_MAX)
-        look = partial(waiting_page, wanted=wanted, start=start, end=end, limit=count)
-        port = await connection.port()
-        page: Page[int] = await port.look(look)
-        jobs = page.items
-        if jobs and not dry_run:
+
+    async def act(jobs: list[int]) -> Swept:
+        if not dry_run:
             port = await connection.port()
             jobs = await port.withdraw(jobs)
-        sweeping.count += len(jobs)
-        left = None if left is None else left - len(jobs)
-        start = page.following
+        return Swept(count=len(jobs))
+
+    page = partial(waiting_page, wanted=wanted)
+    swept = await sweep(connection, page, act, limit, WITHDRAWN_MAX)
     port = await connection.port()
     running = partial(count_running, queue=wanted.queue, task=wanted.task)
-    return sweeping.swept(await port.look(running))
+    return swept + Swept(running=await port.look(running))
 
 
 def waiting_states(state: Literal["scheduled", "ready"] | State | None) -> frozenset[State]:
@@ -174,9 +159,8 @@ if TYPE_CHECKING:
     Views: TypeAlias = list[JobView]
     Jobs: TypeAlias = list[int]
     Letters: TypeAlias = list[Letter]
-    Answers: TypeAlias = list[TaskqError | None]
-    #: Does something to the dead letters of one slice, and counts.
-    Act: TypeAlias = Callable[["DeadLetters", Jobs, Sweeping], Awaitable[None]]
+    #: Does something to the dead letters of one slice.
+    Act: TypeAlias = Callable[["DeadLetters", Jobs], Awaitable[Swept]]
 
 _LIST_DEFAULT: Final = 100
 
@@ -342,10 +326,9 @@ class DeadLetters:
             homes.setdefault(home, set()).add(job)
         swept = Swept()
         for home, of_home in homes.items():
-            sweeping, jobs = Sweeping(home._connection.tag), sorted(of_home)
+            jobs = sorted(of_home)
             for start in range(0, len(jobs), LETTERS_MAX):
-                await act(home, jobs[start : start + LETTERS_MAX], sweeping)
-            swept += sweeping.swept()
+                swept += await act(home, jobs[start : start + LETTERS_MAX])
         return swept
 
     async def _home(self, tag: str) -> DeadLetters:
@@ -357,54 +340,47 @@ class DeadLetters:
         return self
 
     async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
-        """Act upon the letters that fit, by job, among those of jobs that were there by now."""
+        """Act upon the letters that fit, by job, of each log."""
         if limit is not None:
             limit = checked_limit(limit)
-        port = await self._connection.port()
-        end = await port.look(lambda sight: sight.journal.next_lsn)
-        sweeping = Sweeping(self._connection.tag)
-        start, left = 1, limit
-        while start and left != 0:
-            count = LETTERS_MAX if left is None else min(left, LETTERS_MAX)
-            look = partial(dead_page, wanted=wanted, start=start, end=end, limit=count)
-            port = await self._connection.port()
-            page: Page[int] = await port.look(look)
-            if page.items:
-                await act(self, page.items, sweeping)
-            left = None if left is None else left - len(page.items)
-            start = page.following
-        swept = sweeping.swept()
-        for other in self._rest if left != 0 else ():
-            swept += await other._sweep(wanted, left, act)
+        page, swept = partial(dead_page, wanted=wanted), Swept()
+        for log in (self, *self._rest):
             left = None if limit is None else limit - swept.count - swept.refused_count
-            if left == 0:
-                break
+            swept += await sweep(log._connection, page, partial(act, log), left, LETTERS_MAX)
         return swept
 
-    async def _requeue(self, jobs: Jobs, sweeping: Sweeping) -> None:
+    async def _requeue(self, jobs: Jobs) -> Swept:
+        swept = Swept()
         while jobs:
             port = await self._connection.port()
             page: Page[Letter] = await port.look(partial(letters, jobs=jobs))
-            sweeping.refuse(page.refused)
+            swept += self._told(page.refused)
             if page.items:
                 port = await self._connection.port()
-                answers: Answers = await port.requeue(page.items)
-                sweeping.take([letter.job for letter in page.items], answers)
+                named = [letter.job for letter in page.items]
+                swept += self._told(zip(named, await port.requeue(page.items), strict=True))
             jobs = [job for job in jobs if page.following and job >= page.following]
+        return swept
 
-    async def _purge(self, jobs: Jobs, sweeping: Sweeping) -> None:
+    async def _purge(self, jobs: Jobs) -> Swept:
         port = await self._connection.port()
-        sweeping.take(jobs, await port.purge(jobs))
+        return self._told(zip(jobs, await port.purge(jobs), strict=True))
 
-    async def _purge_checked(self, jobs: Jobs, sweeping: Sweeping) -> None:
+    async def _purge_checked(self, jobs: Jobs) -> Swept:
         port = await self._connection.port()
         page: Page[int] = await port.look(partial(check_dead, jobs=jobs))
-        sweeping.refuse(page.refused)
-        if page.items:
-            await self._purge(page.items, sweeping)
+        swept = self._told(page.refused)
+        return swept + await self._purge(page.items) if page.items else swept
 
-    async def _count(self, jobs: Jobs, sweeping: Sweeping) -> None:
-        sweeping.count += len(jobs)
+    async def _count(self, jobs: Jobs) -> Swept:
+        return Swept(count=len(jobs))
+
+    def _told(self, answers: Iterable[tuple[int, TaskqError | None]]) -> Swept:
+        """Sum up the answers to one slice, by job: None where it was done."""
+        given, tag = list(answers), self._connection.tag
+        refused = {f"{tag}-{job}": error for job, error in given if error is not None}
+        done = len(given) - len(refused)
+        return Swept(count=done, refused_count=len(refused), refused=refused)
 
 
 def _death(view: JobView) -> int:
@@ -432,10 +408,8 @@ def dead_filter(filters: DeadFilters) -> DeadFilter:
         raise UsageError(f"error is {error!r:.60}: give text, or a compiled pattern of text")
     since, before = filters.get("since"), filters.get("before")
     wanted = DeadFilter(queue=filters.get("queue"), task=filters.get("task"), error=error)
-    return DeadFilter(
-        queue=wanted.queue,
-        task=wanted.task,
-        error=error,
+    return replace(
+        wanted,
         since_ns=wanted.since_ns if since is None else moment_before(since, "since"),
         before_ns=wanted.before_ns if before is None else moment_before(before, "before"),
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
-from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.parsing import check_name
@@ -21,12 +18,14 @@ from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, PastJob, past_jobs
-from taskq.reading.dead import checked_limit
+from taskq.reading.dead import checked_limit, moment_before
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import datetime
 
     from taskq.connection.connection import Connection
+    from taskq.core.durations import Duration
     from taskq.log.config import Packing
     from taskq.log.format.bodies import Compression
     from taskq.log.requests import Duplicate, Item
@@ -103,8 +102,8 @@ def past_of(
         states=_states(state),
         queue=queue,
         task=task,
-        since_ns=_moment_ns(since, "since"),
-        until_ns=_moment_ns(before, "before"),
+        since_ns=None if since is None else moment_before(since, "since"),
+        until_ns=None if before is None else moment_before(before, "before"),
         limit=None if limit is None else checked_limit(limit),
     )
 
@@ -210,15 +209,6 @@ def _flags_of(born: bytes) -> int:
 
 def _id_of(tag: str, answer: int | Duplicate) -> str:
     return f"{tag}-{answer if isinstance(answer, int) else answer.lsn}"
-
-
-def _moment_ns(moment: Duration | datetime | None, what: str) -> int | None:
-    """Return a datetime, or a span back from now."""
-    if moment is None:
-        return None
-    if isinstance(moment, datetime):
-        return moment_ns(moment, what)
-    return max(time.time_ns() - nanoseconds(moment, what), 0)
 
 
 def _states(state: States | None) -> frozenset[State]:
