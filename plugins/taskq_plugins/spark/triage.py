@@ -68,7 +68,7 @@ class Finding(NamedTuple):
             row["fingerprint"],
         )  # fmt: skip
 
-    def actions(self, lake: Path) -> list[Action]:
+    def actions(self, lake: Path | str) -> list[Action]:
         """Return what to type about it: first to look, then to act.
 
         A poisonous job is not offered for replay, as it would be exhausted once more; where there
@@ -130,7 +130,7 @@ def _known_before(lake: Lake, since: datetime) -> dict[str, int] | None:
     return dict(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
 
 
-def _show(lake: Path, table: str, where: str) -> str:
+def _show(lake: Path | str, table: str, where: str) -> str:
     return f"taskq pipeline show {table} --lake {_quoted(str(lake))} --where {_quoted(where)}"
 
 
@@ -174,7 +174,7 @@ def _literal(text: str) -> str:
     help='What is new is told since then: "2h" ago, or a time.',
 )
 @json_option
-def triage(lake_path: Path, limit: int, since: str, as_json: bool) -> None:
+def triage(lake_path: Path | str, limit: int, since: str, as_json: bool) -> None:
     """Rank what fails, and what to do about it.
 
     Poison comes first: calls that were exhausted in two places, which no other worker will help.
@@ -195,7 +195,9 @@ def _ns(moment: datetime) -> int:
     return int(moment.timestamp() * 1_000_000) * 1_000
 
 
-def _print(findings: list[Finding], limit: int, since_ns: int, lake: Path, now_ns: int) -> None:
+def _print(
+    findings: list[Finding], limit: int, since_ns: int, lake: Path | str, now_ns: int
+) -> None:
     if not findings:
         render.echo("Nothing fails: no attempt failed, and no job is dead.")
         return
@@ -220,7 +222,7 @@ def _counts(findings: list[Finding]) -> tuple[int, int]:
     return sum(finding.is_new for finding in findings), poison
 
 
-def _print_finding(finding: Finding, rank: int, lake: Path, now_ns: int) -> None:
+def _print_finding(finding: Finding, rank: int, lake: Path | str, now_ns: int) -> None:
     row = finding.row
     marks = ""
     if finding.is_new:
@@ -247,7 +249,7 @@ def _print_finding(finding: Finding, rank: int, lake: Path, now_ns: int) -> None
 
 
 def _document(
-    findings: list[Finding], limit: int, since: datetime, lake: Path
+    findings: list[Finding], limit: int, since: datetime, lake: Path | str
 ) -> dict[str, object]:
     new, poison = _counts(findings)
     return {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from taskq.cli import Failure, count_of, json_option, render, yes_option
 from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
+from taskq_plugins.spark.lake.command import lake_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from taskq_plugins.spark.bulk.past import Counted, PastJobs
     from taskq_plugins.spark.sink.uploads import Published
 
@@ -22,7 +24,7 @@ _PROBLEMS_SHOWN_MAX: Final = 20
 
 
 @click.command()
-@click.option("--lake", type=click.Path(path_type=Path), required=True, help="Where tables are.")
+@lake_option
 @click.option("--where", required=True, metavar="SQL", help="Which rows of jobs, those over only.")
 @where_to
 @click.option("--run", "run_name", metavar="NAME", help="What is done once under a name only.")
@@ -32,7 +34,7 @@ _PROBLEMS_SHOWN_MAX: Final = 20
 def replay(
     context: click.Context,
     /,
-    lake: Path,
+    lake_path: Path | str,
     where: str,
     data_dir: Path,
     run_name: str | None,
@@ -51,11 +53,11 @@ def replay(
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
 
-    run = check_upload_name(run_name, "run") if run_name else _run_of(lake, where)
-    with past_jobs(Lake.open(lake), where) as past:
+    run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)
+    with past_jobs(Lake.open(lake_path), where) as past:
         chosen = past.counted(_SAMPLE_ROWS)
         if not yes:
-            _tell_plan(chosen, _command(lake, where, data_dir, run), run, as_json=as_json)
+            _tell_plan(chosen, _command(lake_path, where, data_dir, run), run, as_json=as_json)
             return
         with progress(chosen.jobs, "reading jobs") as advance:
             name, adopts = f"replay-{run}", not no_adopt
@@ -65,12 +67,12 @@ def replay(
         context.exit(Failure.exit_code)
 
 
-def _run_of(lake: Path, where: str) -> str:
-    text = f"{lake.resolve()}\0{' '.join(where.split())}"
+def _run_of(lake: Path | str, where: str) -> str:
+    text = f"{lake if isinstance(lake, str) else lake.resolve()}\0{' '.join(where.split())}"
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_RUN_DIGITS]
 
 
-def _command(lake: Path, where: str, data_dir: Path, run: str) -> str:
+def _command(lake: Path | str, where: str, data_dir: Path, run: str) -> str:
     words = ["--lake", str(lake), "--where", where, "--to", str(data_dir), "--run", run, "--yes"]
     return f"taskq pipeline replay {shlex.join(words)}"
 

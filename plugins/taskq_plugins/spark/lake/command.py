@@ -31,9 +31,22 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
         envvar="TASKQ_LAKE",
         show_envvar=True,
         required=True,
-        type=click.Path(path_type=Path),
-        help="The directory of the tables.",
+        type=LakePlace(),
+        help="The directory of the tables, or their address: s3://bucket/lake.",
     )(command)
+
+
+class LakePlace(click.ParamType["Path | str"]):
+    """Where a lake is: a directory, or an address in object storage."""
+
+    name = "path"
+
+    def convert(
+        self, value: Path | str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return a path, or an address as it is."""
+        del param, ctx
+        return value if "://" in str(value) else Path(value)
 
 
 @click.command()
@@ -44,7 +57,7 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
     help="The logs' directory: tells what is left to read.",
 )
 @json_option
-def status(lake_path: Path, journals: Path | None, as_json: bool) -> None:
+def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     """Tell what the tables hold, how far each log was read, and what is left."""
     from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
@@ -126,7 +139,7 @@ def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[
 @json_option
 def show(
     table: str,
-    lake_path: Path,
+    lake_path: Path | str,
     where: str | None,
     columns: str | None,
     limit: int | None,

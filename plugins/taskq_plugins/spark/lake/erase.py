@@ -199,7 +199,7 @@ def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[Dat
 @yes_option
 @json_option
 def erase(
-    lake_path: Path,
+    lake_path: Path | str,
     job_ids: tuple[str, ...],
     where: str | None,
     purged: bool,

@@ -31,7 +31,7 @@ class LakeError(TaskqError):
 class NotALake(LakeError):
     """The directory holds no lake."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         super().__init__(
             f"{path}: is not a lake (no directory in it is a Delta table of the pipeline); "
             f"make one with taskq pipeline run --journals DIR --lake {path}"
@@ -88,8 +88,9 @@ class LakeBusy(LakeError):
         holder_pid: its process id, 0 if unknown.
     """
 
-    def __init__(self, path: Path, holder_pid: int) -> None:
+    def __init__(self, path: Path | str, holder_pid: int, host: str = "") -> None:
         holder = f"process {holder_pid}" if holder_pid else "another process"
+        holder += f" on {host}" if host else ""
         super().__init__(
             f"{path}: {holder} writes to this lake: wait until it has ended, or stop it"
         )
@@ -99,7 +100,7 @@ class LakeBusy(LakeError):
 class LakeConflict(LakeError):
     """Somebody else changed what was to be changed; nothing was committed."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(
             f"{path}: somebody else writes to this table without the lake's lock ({problem}). "
             f"Nothing was committed: stop the other one, then run again"

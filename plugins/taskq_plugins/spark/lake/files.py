@@ -22,6 +22,8 @@ from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from deltalake import DeltaTable
+
 #: Rows of a file, at most, that a batch may have to write again.
 ROWS_MAX: Final = 5_000
 #: Bytes of any file's rows, in memory, unless a single row has more.
@@ -206,11 +208,6 @@ def named(path: str) -> str:
     return unquote(path)
 
 
-def listed(actions: Iterable[Mapping[str, object]]) -> list[DataFile]:
-    """Return the files of one version, as ``get_add_actions`` tells them."""
-    return [_listed(action) for action in actions]
-
-
 def _listed(action: Mapping[str, object]) -> DataFile:
     date = action.get(f"partition.{DATE}")
     lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
@@ -229,6 +226,23 @@ def _listed(action: Mapping[str, object]) -> DataFile:
         ranges=ranges,
         nulls={name: value for name, value in nulls.items() if isinstance(value, int)},
     )
+
+
+class Listing(NamedTuple):
+    """The files of one version of a table, by path."""
+
+    version: int
+    files: dict[str, DataFile]
+
+    @classmethod
+    def of(cls, delta: DeltaTable, known: Listing | None) -> Listing:
+        """Return those of a table as it is open; what a file says of itself is read once."""
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        paths = [named(path) for path in actions["path"].to_pylist()]
+        old = known.files if known is not None else {}
+        new = pa.array([path not in old for path in paths], pa.bool_())
+        fresh = {file.path: file for file in map(_listed, actions.filter(new).to_pylist())}
+        return cls(delta.version(), {path: fresh.get(path) or old[path] for path in paths})
 
 
 def write_rows(rows: pa.Table, target: Path, number: int) -> None:

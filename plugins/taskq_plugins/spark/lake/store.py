@@ -14,7 +14,7 @@ import json
 import shutil
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,9 +26,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from taskq.errors import UsageError
 from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import deltalog, files
+from taskq_plugins.spark.lake.bucket import Bucket, is_address
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LOCK, publish, writer_lock
+from taskq_plugins.spark.lake.durable import LAST_BATCH, LOCK, OLD, publish, writer_lock
 from taskq_plugins.spark.lake.errors import (
+    LakeBusy,
     LakeDamaged,
     LakeDiskError,
     LakeError,
@@ -60,7 +62,6 @@ LOG_PART: Final = "log"
 STAGING: Final = "_staging"
 #: Ids of the jobs that were erased.
 TOMBSTONES: Final = "erased"
-_OLD: Final = "taskq-lake.json"
 #: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
 _TRYING: Final = "_trying"
 _TRIES_MAX: Final = 8
@@ -68,8 +69,6 @@ _TRIES_MAX: Final = 8
 _FILLED: Final = frozenset({"WRITE", "MERGE"})
 #: ... and what one does that takes rows away, or something of them.
 _LOST: Final = frozenset({"DELETE", "UPDATE"})
-#: The tables as of the last batch that all have, a line of JSON each: they are held against it.
-LAST_BATCH: Final = "last_batch.json"
 #: What delta-rs, or Polars, takes for a part of an address or a pattern.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
 
@@ -107,29 +106,15 @@ class Holding(NamedTuple):
     version: int
 
 
-class _Listing(NamedTuple):
-    """The files of one version of a table, by path."""
-
-    version: int
-    files: dict[str, DataFile]
-
-    @classmethod
-    def of(cls, delta: DeltaTable, known: _Listing | None) -> _Listing:
-        """Return those of a table as it is open; what a file says of itself is read once."""
-        actions = pa.table(delta.get_add_actions(flatten=True))
-        paths = [files.named(path) for path in actions["path"].to_pylist()]
-        old = known.files if known is not None else {}
-        new = pa.array([path not in old for path in paths], pa.bool_())
-        fresh = {file.path: file for file in files.listed(actions.filter(new).to_pylist())}
-        return cls(delta.version(), {path: fresh.get(path) or old[path] for path in paths})
-
-
 class Lake:
     """One lake, for reading; ``writer()`` gives what writes.
 
     Attributes:
         path: its directory.
+        bucket: where the directory is the copy of a lake in object storage.
     """
+
+    bucket: Bucket | None = None
 
     def __init__(
         self,
@@ -141,7 +126,7 @@ class Lake:
         #: None: the newest of each table
         self._versions = versions
         self._newest = newest
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, files.Listing] = {}
         #: tables that stay open, while this process is the one that writes to them
         self._open: dict[str, DeltaTable] | None = None
 
@@ -149,14 +134,22 @@ class Lake:
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
         """Return the lake in that directory, made anew with ``create`` where there is none.
 
+        Of an address, such as ``s3://bucket/lake``, the copy here is brought up to date.
+
         Raises:
             NotALake: there is none.
             LakeFormatError: there is one of a format that is read no more.
             LakeError: the directory holds something else.
         """
-        where = Path(path).absolute()
+        bucket = Bucket(str(path)) if is_address(path) else None
+        where = bucket.copy if bucket else Path(path).absolute()
         lake = cls(where)
-        if (where / _OLD).exists():
+        if bucket:
+            lake.bucket = bucket
+            where.mkdir(parents=True, exist_ok=True)
+            with suppress(LakeBusy), writer_lock(where):  # who writes here has the newest
+                bucket.pull()
+        if (where / OLD).exists():
             raise LakeFormatError(where)
         if create:
             if odd := _UNREADABLE & set(str(where)):
@@ -173,7 +166,7 @@ class Lake:
                     f"name another directory with --lake"
                 )
         elif not lake.tables():
-            raise NotALake(where)
+            raise NotALake(path)
         return lake
 
     def tables(self) -> list[str]:
@@ -254,7 +247,7 @@ class Lake:
             return newest.data_files(table)  # they are at hand
         delta, known = self.delta(table), self._listings.get(table)
         if known is None or known.version != delta.version():
-            known = self._listings[table] = _Listing.of(delta, known)
+            known = self._listings[table] = files.Listing.of(delta, known)
         return list(known.files.values())
 
     def paths(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> list[str]:
@@ -440,7 +433,10 @@ class Lake:
             LakeBusy: another process writes.
             TableLost: a table is gone, or an older copy.
         """
-        with writer_lock(self.path):
+        with writer_lock(self.path), self.bucket.lock() if self.bucket else nullcontext():
+            if self.bucket:
+                self.bucket.pull()
+                self.__dict__.pop("_noted", None)
             self.check(anew)
             # Of a run that was killed: nobody else writes here.
             shutil.rmtree(self.path / STAGING, ignore_errors=True)
@@ -519,7 +515,12 @@ class LakeWriter:
         actions += files.removed(change.removed, dates=dates, is_change=is_change)
         actions += files.added(change.added, dates=dates, is_change=is_change)
         deltalog.append(where, delta, actions, self.new_directory("commit"))
+        self._send(table)
         return True
+
+    def _send(self, *tables: str) -> None:
+        if self.lake.bucket:
+            self.lake.bucket.push(tables)
 
     def tries(self, number: int) -> int:
         """Return how often a batch was begun and did not end: it may need more memory than is."""
@@ -556,6 +557,7 @@ class LakeWriter:
         except OSError as error:
             raise LakeDiskError(lake.path, error) from error
         lake.__dict__.pop("_noted", None)
+        self._send(LAST_BATCH)
 
     def drop_days(self, table: str, before: str) -> int:
         """Let days of a table go, but for rows that may still change; returns how many files did.
@@ -576,10 +578,13 @@ class LakeWriter:
     def keep_short(self, table: str) -> None:
         """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
         deltalog.keep_short(self.lake.path / table, self.lake.delta(table))
+        self._send(table)
 
     def vacuum(self, table: str, *, keep_hours: int | None = None) -> int:
         """Remove files that no version of the last hours names; returns how many."""
-        return deltalog.vacuum(self.lake.path / table, self.lake.delta(table), keep_hours)
+        count = deltalog.vacuum(self.lake.path / table, self.lake.delta(table), keep_hours)
+        self._send(table)
+        return count
 
 
 def _schema(delta: DeltaTable) -> pa.Schema:

@@ -13,6 +13,7 @@ from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.bucket import is_address
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES
 from taskq_plugins.spark.run.engine import ENGINES, takes_spark
@@ -153,7 +154,7 @@ class Keep(click.ParamType[dict[str, int]]):
 def run(
     tables: tuple[str, ...],
     journals: Path,
-    lake_path: Path,
+    lake_path: Path | str,
     *,
     master: str | None,
     engine: str,
@@ -173,11 +174,7 @@ def run(
     The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
     others are (all: rollup_hour failures duplicates device_lag breaks).
     """
-    for table in tables:
-        if table not in DERIVED:
-            raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
-    if engine == "local" and master is not None:
-        raise WrongUsage("--engine local starts no Spark: leave out --master")
+    _check(tables, engine, master, lake_path)
     if not journals.is_dir():
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     lake = Lake.open(lake_path, create=True)
@@ -206,6 +203,19 @@ def run(
             time.sleep(_EVERY_SECONDS)
             _turn(writer, options, report, engine, master)
         _tell_held(lake)
+
+
+def _check(tables: tuple[str, ...], engine: str, master: str | None, lake_path: Path | str) -> None:
+    for table in tables:
+        if table not in DERIVED:
+            raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
+    if engine == "local" and master is not None:
+        raise WrongUsage("--engine local starts no Spark: leave out --master")
+    if is_address(lake_path) and master is not None and not master.startswith("local"):
+        raise UsageError(
+            f"--master {master}: its executors write where all of them see the lake's directory: "
+            f"give one with --lake, not {lake_path}"
+        )
 
 
 def _turn(
