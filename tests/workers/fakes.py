@@ -118,9 +118,9 @@ class FakePort:
         del look
         await asyncio.Event().wait()
 
-    async def ready_jobs(self) -> None:
-        """Do as ``look``."""
-        await asyncio.Event().wait()
+    async def ready_jobs(self) -> tuple[dict[tuple[str, str], int], set[str]]:
+        """Nothing waits; a worker that is told nothing asks once more as it ends."""
+        return {}, set()
 
     def surrender(self) -> list[Delivery]:
         """No answer ever waits here for the loop."""
