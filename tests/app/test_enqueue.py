@@ -26,17 +26,10 @@ from taskq.errors import (
 from taskq.log.requests import ClaimRequest, Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq import Task
     from taskq.log.requests import Delivery
-
-
-@pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[TaskQ]:
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        yield app
 
 
 def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:
@@ -67,74 +60,74 @@ async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
 
 
-async def test_a_job_is_ready_then_running_then_succeeded(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_a_job_is_ready_then_running_then_succeeded(app: TaskQ) -> None:
+    add = add_task(app)
     job = await add.enqueue(1, b=2)
     assert await job.status() is State.READY
-    (delivery,) = await claim(live)
+    (delivery,) = await claim(app)
     assert await job.status() is State.RUNNING
-    await settle(live, Settlement(Kind.SUCCEEDED, delivery, b"3"))
+    await settle(app, Settlement(Kind.SUCCEEDED, delivery, b"3"))
     assert await job.status() is State.SUCCEEDED
     assert await job.result() == 3
 
 
-async def test_a_view_tells_what_was_enqueued(live: TaskQ) -> None:
-    add = add_task(live, queue="math", priority=8, headers={"who": "me"}, retry=2)
+async def test_a_view_tells_what_was_enqueued(app: TaskQ) -> None:
+    add = add_task(app, queue="math", priority=8, headers={"who": "me"}, retry=2)
     view = await (await add.options(key="k").enqueue(1)).view()
     assert isinstance(view, JobView)
     assert (view.task, view.queue, view.priority, view.attempts_max) == ("add", "math", 8, 2)
     assert (view.key, view.headers, view.payload) == (b"k", {"who": "me"}, b'{"a":1}')
 
 
-async def test_a_result_wakes_a_task_that_waits_for_it(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_a_result_wakes_a_task_that_waits_for_it(app: TaskQ) -> None:
+    add = add_task(app)
     job = await add.enqueue(2, 3)
     waiters = [asyncio.ensure_future(job.result(timeout=30)) for _ in range(3)]
-    await run_one(live)
+    await run_one(app)
     assert await asyncio.gather(*waiters) == [5, 5, 5]
 
 
-async def test_a_result_wakes_a_thread_that_waits_for_it(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_a_result_wakes_a_thread_that_waits_for_it(app: TaskQ) -> None:
+    add = add_task(app)
     job = await add.enqueue(2, 3)
     waiter = asyncio.ensure_future(asyncio.to_thread(job.result_sync, 30))
-    await run_one(live)
+    await run_one(app)
     assert await waiter == 5
 
 
-async def test_a_result_that_takes_too_long_can_be_asked_for_again(live: TaskQ) -> None:
-    job = await add_task(live).enqueue(2, 3)
+async def test_a_result_that_takes_too_long_can_be_asked_for_again(app: TaskQ) -> None:
+    job = await add_task(app).enqueue(2, 3)
     with pytest.raises(ResultTimeout, match=r"is still ready after 0\.01 s"):
         await job.result(timeout="10ms")
     with pytest.raises(TimeoutError):
         await asyncio.to_thread(job.result_sync, 0.01)
-    await run_one(live)
+    await run_one(app)
     assert await job.result(timeout=0) == 5
 
 
-async def test_a_waiting_job_is_cancelled_once(live: TaskQ) -> None:
-    job = await add_task(live).enqueue(1)
+async def test_a_waiting_job_is_cancelled_once(app: TaskQ) -> None:
+    job = await add_task(app).enqueue(1)
     assert await job.cancel() is True
     assert await job.cancel() is False
     assert await job.status() is State.CANCELLED
     with pytest.raises(JobCancelled):
         await job.result()
-    assert await claim(live) == []
+    assert await claim(app) == []
 
 
-async def test_a_running_job_is_cancelled_once_whoever_runs_it_is_done(live: TaskQ) -> None:
-    job = await add_task(live).enqueue(1)
-    await claim(live)
+async def test_a_running_job_is_cancelled_once_whoever_runs_it_is_done(app: TaskQ) -> None:
+    job = await add_task(app).enqueue(1)
+    await claim(app)
     assert await job.cancel() is True
     assert await asyncio.to_thread(job.cancel_sync) is True
     assert await job.status() is State.RUNNING
 
 
-async def test_a_job_that_expires_is_told_to_who_waits(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
+    add = add_task(app)
     job = await add.options(delay="1h", expires="1ms").enqueue(1)
     waiter = asyncio.ensure_future(job.result(timeout=30))
-    port = live.store().port()
+    port = app.store().port()
     # A claimer is what notices the expiry; it gets nothing.
     claimer = port.claim(ClaimRequest(1, tasks=frozenset({"add"}), wait_until_ns=None))
     with pytest.raises(JobExpired):
@@ -142,14 +135,14 @@ async def test_a_job_that_expires_is_told_to_who_waits(live: TaskQ) -> None:
     claimer.cancel()
 
 
-async def test_a_key_gives_the_first_job_until_it_is_settled(live: TaskQ) -> None:
-    add = add_task(live, key=lambda a, b: f"{a}+{b}")
+async def test_a_key_gives_the_first_job_until_it_is_settled(app: TaskQ) -> None:
+    add = add_task(app, key=lambda a, b: f"{a}+{b}")
     first = await add.enqueue(1)
     second = await add.enqueue(1)
     other = await add.enqueue(2)
     assert (second.id, second.duplicate) == (first.id, True)
     assert (other.duplicate, first.duplicate) == (False, False)
-    await run_one(live)
+    await run_one(app)
     third = await add.enqueue(1)
     assert (third.duplicate, third.id == first.id) == (False, False)
 
@@ -166,33 +159,33 @@ async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Pa
     assert ids[0] == ids[1]
 
 
-async def test_racing_enqueues_of_one_key_make_one_job(live: TaskQ) -> None:
-    add = add_task(live, key=lambda: "same")
+async def test_racing_enqueues_of_one_key_make_one_job(app: TaskQ) -> None:
+    add = add_task(app, key=lambda: "same")
     jobs = await asyncio.gather(*(add.enqueue(n) for n in range(50)))
     assert len({job.id for job in jobs}) == 1
     assert sum(not job.duplicate for job in jobs) == 1
 
 
-async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(live: TaskQ) -> None:
-    add = add_task(live)
-    await live.open()
-    before = live.store().batches
+async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(app: TaskQ) -> None:
+    add = add_task(app)
+    await app.open()
+    before = app.store().batches
     jobs = await add.enqueue_many([(n,) for n in range(100)])
-    assert live.store().batches == before + 1
-    deliveries = await claim(live, 100)
+    assert app.store().batches == before + 1
+    deliveries = await claim(app, 100)
     assert [delivery.job for delivery in deliveries] == [job.lsn for job in jobs]
 
 
-async def test_calls_of_several_tasks_are_one_transaction(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_calls_of_several_tasks_are_one_transaction(app: TaskQ) -> None:
+    add = add_task(app)
 
-    @live.task(name="say")
+    @app.task(name="say")
     def say(text: str) -> str:
         return text
 
-    first, second = await live.enqueue_many([add.call(1), say.call("x")])
-    await run_one(live)
-    await run_one(live)
+    first, second = await app.enqueue_many([add.call(1), say.call("x")])
+    await run_one(app)
+    await run_one(app)
     assert (await first.result(), await second.result()) == (1, "x")
 
 
@@ -338,13 +331,13 @@ async def test_a_job_of_a_sender_that_does_not_know_the_task_runs(tmp_path: Path
         await other.close()
 
 
-async def test_a_cancelled_enqueue_is_withdrawn_or_stands(live: TaskQ) -> None:
-    add = add_task(live)
+async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:
+    add = add_task(app)
     running = [asyncio.ensure_future(add.enqueue(n)) for n in range(10)]
     await asyncio.sleep(0)
     for task in running:
         task.cancel()
     done = await asyncio.gather(*running, return_exceptions=True)
     assert all(isinstance(error, asyncio.CancelledError) for error in done)
-    stands = await claim(live, 10)
+    stands = await claim(app, 10)
     assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)

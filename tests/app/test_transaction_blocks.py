@@ -19,14 +19,7 @@ from taskq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        yield app
 
 
 class Stop(Exception):

@@ -1,4 +1,4 @@
-"""Flows that cannot be kept are refused where they are built, and nothing is written."""
+"""Flows: refused where they are built, cancelled to their end, with the results of their parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskQ, chain, chord, group
-from taskq.errors import InvalidCall, JobNotFound, PayloadTooLarge, UsageError
+from taskq.errors import (
+    InvalidCall,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    PayloadTooLarge,
+    ResultGone,
+    UsageError,
+)
 from taskq.flows import plan
+from taskq.log.decide import ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,3 +112,64 @@ def test_flows_are_enqueued_without_an_event_loop(parts: Parts) -> None:
     assert handle.progress_sync().waiting == 4
     assert parts.app.flow_sync(handle.id).cancel_sync() == 4
     parts.app.close_sync()
+
+
+SECONDS = 20
+
+
+def tasks_of(app: TaskQ) -> tuple[Any, Any, Any]:
+    @app.task(store_result=False)
+    async def silent(value: int = 0) -> int:
+        return value
+
+    @app.task
+    async def tells(value: int) -> int:
+        return value
+
+    @app.task(retry=1)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    return silent, tells, fails
+
+
+async def test_a_member_that_keeps_no_result_is_none_in_its_place(app: TaskQ) -> None:
+    silent, tells, _ = tasks_of(app)
+    nested = group(
+        [tells.call(1), chain(tells.call(2), silent.step()), silent.call(), tells.call(4)]
+    )
+    async with app, app.worker():
+        flow = await nested.enqueue()
+        assert await flow.result(timeout=SECONDS) == [1, None, None, 4]
+        assert await (await app.flow(flow.id)).result(timeout=SECONDS) == [1, None, None, 4]
+        assert await (await group([silent.call()]).enqueue()).result(timeout=SECONDS) == [None]
+
+
+async def test_the_end_of_a_flow_is_waited_for_whatever_it_keeps(app: TaskQ) -> None:
+    silent, tells, fails = tasks_of(app)
+    async with app, app.worker():
+        flow = await chain(tells.call(2), silent.step()).enqueue()
+        await flow.wait(timeout=SECONDS)
+        assert (await flow.progress()).succeeded == 2
+        with pytest.raises(ResultGone):
+            await flow.result(timeout=SECONDS)
+        with pytest.raises(JobFailed, match="no"):
+            await (await group([tells.call(1), fails.call()]).enqueue()).wait(timeout=SECONDS)
+
+
+async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame cancels so many held jobs; the next one comes though nothing else happens."""
+    monkeypatch.setattr(ends, "FOLLOWED_MAX", 1)
+    app = TaskQ(tmp_path)
+
+    @app.task
+    async def part(number: int = 0) -> int:
+        return number
+
+    async with app:
+        handle = await chain(part.call(1), part.step(), part.step(), part.step()).enqueue()
+        await handle.jobs[-1].cancel()
+        with pytest.raises(JobCancelled):
+            await handle.result(timeout=10)

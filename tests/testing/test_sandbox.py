@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq import Discard, State, TaskQ, current_job, retry
+from taskq import Discard, State, TaskQ, chain, chord, current_job, retry
 from taskq.errors import JobFailed, UsageError
+from taskq.log.read.reader import LogReader
+from taskq.log.read.walks import entries
 from taskq.testing import (
     Sandbox,
     assert_enqueued,
@@ -19,6 +21,8 @@ from taskq.testing import (
     enqueued,
 )
 from taskq.testing import sandbox as sandboxes
+from taskq.testing.clock import START_SECONDS, TravelClock, use_clock
+from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -325,3 +329,107 @@ async def test_where_memory_takes_no_files_a_sandbox_is_among_temporary_ones(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with Sandbox(shop.app) as box:
         assert box.app.data_dir.parent == tmp_path
+
+
+async def test_a_step_is_found_by_the_arguments_that_it_was_given(app: TaskQ) -> None:
+    @app.task
+    async def start() -> int:
+        return 1
+
+    @app.task
+    async def add(number: int, more: int = 0) -> int:
+        return number + more
+
+    async with Sandbox(app) as box:
+        await chain(start.call(), add.step(more=2)).enqueue()
+        assert box.assert_enqueued(add, more=2).kwargs == {"more": 2}
+        box.assert_not_enqueued(add, more=3)
+        assert (await box.drain()).succeeded == 2
+
+
+async def test_a_drain_does_not_go_ahead_to_what_waits_for_a_dead_letter(app: TaskQ) -> None:
+    """A held job is due at no time: the clock is not moved to one, again and again."""
+
+    @app.task(retry=retry.fixed(attempts=2, delay="1h"))
+    async def fail(number: int) -> int:
+        raise ValueError(number)
+
+    @app.task
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async with Sandbox(app) as box:
+        await chord([fail.call(1)], total.step(), on_failure="wait").enqueue()
+        before_ns = box.clock.wall_ns()
+        report = await box.drain(with_scheduled=True, raises=False)
+        assert report.outcomes == {"retried": 1, "dead": 1}
+        assert box.clock.wall_ns() - before_ns < 2 * 3_600 * 10**9
+        assert [job.kwargs for job in box.enqueued(total, state=State.SCHEDULED)] == [{}]
+
+
+def test_a_sandbox_is_drained_without_a_loop(app: TaskQ) -> None:
+    @app.every("1h")
+    def hourly() -> None: ...
+
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    with Sandbox(app) as box:
+        box.tick_sync()
+        job = double.enqueue_sync(4)
+        assert box.drain_sync().succeeded == 1
+        assert job.result_sync() == 8
+        box.advance("1h")
+        box.tick_sync()
+        assert len(box.enqueued()) == 2
+
+
+def test_arguments_that_no_call_can_have_are_told_though_nothing_was_enqueued(app: TaskQ) -> None:
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    with Sandbox(app) as box:
+        box.assert_not_enqueued(double, number=4)
+        with pytest.raises(UsageError, match=r"'nubmer'.* such a call could not be enqueued"):
+            box.assert_not_enqueued(double, nubmer=4)
+        with pytest.raises(UsageError, match="such a call could not be enqueued"):
+            box.assert_enqueued(double, 4, 5)
+
+
+_DAY_SECONDS = 86_400
+_SECOND_NS = 1_000_000_000
+
+
+async def test_a_delayed_job_runs_once_its_app_s_clock_was_sent_ahead(tmp_path: Path) -> None:
+    """The times in the log are the clock's, not the machine's."""
+    app = TaskQ(tmp_path)
+    clock = TravelClock(START_SECONDS)
+    use_clock(app, clock)
+    ran: list[int] = []
+
+    @app.task(name="note")
+    def note(number: int) -> None:
+        ran.append(number)
+
+    async with app:
+        await note.options(delay="1d").enqueue(1)
+        await Worker(app, burst=True).run()
+        assert ran == []
+        clock.advance(_DAY_SECONDS)
+        await Worker(app, burst=True).run()
+        assert ran == [1]
+    with LogReader.open(str(tmp_path)) as reader:
+        days = [
+            (entry.time_ns // _SECOND_NS - START_SECONDS) // _DAY_SECONDS
+            for entry in entries(reader.journal)
+        ]
+    assert (days[0], days[-1]) == (0, 1)
+
+
+async def test_the_clock_of_an_open_app_cannot_be_changed(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path) as app:
+        await app.open()
+        with pytest.raises(UsageError, match="before first use"):
+            use_clock(app, TravelClock())

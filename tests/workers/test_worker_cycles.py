@@ -14,8 +14,6 @@ from taskq_workers import Worker
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
 
-pytestmark = pytest.mark.anyio
-
 SECONDS = 30
 
 

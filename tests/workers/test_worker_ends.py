@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 
-pytestmark = pytest.mark.anyio
-
 SECONDS = 10
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taskq import JobHandle
     from taskq.views import Progress
 
-pytestmark = pytest.mark.anyio
-
 
 async def told(job: JobHandle[Any], message: str) -> Progress:
     """Return what the job says, once that is this."""

@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskLog
+from taskq import TaskLog, TaskQ, chain
+from taskq.core.fingerprints import fingerprint, pattern_of
+from taskq.errors import JobFailed
 from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.cli.helpers import Sample
+
 
 READ_COMMANDS = ("ls", "peek", "stats", "workers", "verify")
 
@@ -236,3 +241,159 @@ def test_a_reason_is_whole_in_a_pipe(path: Path, command: str) -> None:
 
     asyncio.run(die())
     assert f"{reason}\n" in taskq(*command.split(), "-d", path).stdout
+
+
+async def test_peek_shows_in_which_order_jobs_are_claimed(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        low = await log.put(b"low", priority=1)
+        await log.put(b"later", delay="1h", priority=9)
+        first, second = await log.put(b"first"), await log.put(b"second", queue="other")
+        await log.put(b"paused", queue="closed", priority=9)
+        await log.pause("closed")
+        shown = [job["id"] for job in taskq_json("peek", "-d", tmp_path)]
+        assert shown == [first, second, low]
+        assert [job["id"] for job in taskq_json("peek", "-d", tmp_path, "-n", 1)] == [first]
+        assert [job["id"] for job in taskq_json("peek", "-d", tmp_path, "-Q", "other")] == [second]
+        claimed = [delivery.job_id for delivery in await log.claim(9)]
+    assert claimed == shown
+
+
+def test_peek_prints_payloads_that_drive_no_terminal(sample: Sample) -> None:
+    heading, *rows = taskq("peek", "-d", sample.path).stdout.splitlines()
+    assert heading.split() == ["ID", "QUEUE", "TASK", "PRIO", "ENQUEUED", "PAYLOAD"]
+    assert [row.split()[0] for row in rows] == [sample.ids["bytes"]]
+    assert rows[0].endswith("plain text")
+    (job,) = taskq_json("peek", "-d", sample.path)
+    assert job["payload"] == {"encoding": "text", "data": "plain text"}
+
+
+async def test_peek_cuts_what_is_long_and_escapes_what_is_no_text(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        await log.put(b"\x1b[31m\xff\n" + b"x" * 2_000)
+    (row,) = taskq("peek", "-d", tmp_path).stdout.splitlines()[1:]
+    assert "\\x1b[31m\\xff xxx" in row
+    assert row.endswith("x…")
+    assert len(row) < 150
+
+
+def test_peek_says_that_nothing_is_ready(sample: Sample) -> None:
+    result = taskq("peek", "-d", sample.path, "-Q", "nosuch")
+    assert (result.exit_code, result.stdout) == (0, "No job of that queue is ready.\n")
+    assert taskq("peek", "-d", sample.path, "--at", "1").stdout.count("\n") == 2
+
+
+def test_a_timeline_shows_each_event_with_its_worker_and_note(sample: Sample) -> None:
+    result = taskq("timeline", sample.ids["retried"], "-d", sample.path)
+    assert result.exit_code == 0
+    head, *rows = result.stdout.splitlines()
+    assert head.split() == ["TIME", "(UTC)", "AFTER", "KIND", "ATTEMPT", "WORKER", "NOTE"]
+    assert [row.split()[2] for row in rows] == ["enqueued", "claimed", "retried"]
+    assert " sample" in rows[1]
+    assert "due in 59m: TimeoutError: slow" in rows[2] or "due in 1h: TimeoutError" in rows[2]
+
+
+def test_a_timeline_tells_programs_everything(sample: Sample) -> None:
+    events = taskq_json("timeline", sample.ids["dead"], "-d", sample.path)
+    assert [event["kind"] for event in events] == ["enqueued", "claimed", "dead"]
+    dead = events[-1]
+    assert (dead["attempt"], dead["worker"], dead["cause"]) == (1, "sample", "exhausted")
+    assert dead["reason"].endswith("line 2 of the traceback")
+    assert dead["lsn"] > events[0]["lsn"]
+    assert dead["time"].endswith("+00:00")
+
+
+def test_a_reason_does_not_drive_the_terminal(sample: Sample) -> None:
+    printed = taskq("timeline", sample.ids["dead"], "-d", sample.path).stdout
+    assert "\x1b" not in printed
+    assert "ValueError: [red]bad\\x1b[31m" in printed
+
+
+def test_a_timeline_of_no_job_says_so(sample: Sample) -> None:
+    tag = sample.ids["dead"].partition("-")[0]
+    result = taskq("timeline", f"{tag}-999", "-d", sample.path)
+    assert result.exit_code == 1
+    assert "there is no job" in result.stderr
+
+
+SLOW = fingerprint("", pattern_of("TimeoutError: slow"))
+
+
+def test_show_names_the_process_and_the_fingerprint_of_each_attempt(sample: Sample) -> None:
+    text = taskq("show", sample.ids["retried"], "-d", sample.path).stdout
+    assert "FINGERPRINT" in text
+    assert SLOW in text
+    assert f"{os.getpid()} sample" in text
+
+
+def test_show_tells_programs_class_message_fingerprint_and_process(sample: Sample) -> None:
+    (attempt,) = taskq_json("show", sample.ids["retried"], "-d", sample.path)["attempts"]
+    seen = {name: attempt[name] for name in ("error", "message", "fingerprint", "pid", "worker")}
+    assert seen == {
+        "error": "TimeoutError",
+        "message": "slow",
+        "fingerprint": SLOW,
+        "pid": os.getpid(),
+        "worker": "sample",
+    }
+    assert attempt["host"]
+
+
+def test_a_timeline_for_programs_tells_the_same_where_an_attempt_failed(sample: Sample) -> None:
+    events = taskq_json("timeline", sample.ids["retried"], "-d", sample.path)
+    seen = {event["kind"]: (event["error"], event["fingerprint"]) for event in events}
+    assert seen == {
+        "enqueued": (None, None),
+        "claimed": (None, None),
+        "retried": ("TimeoutError", SLOW),
+    }
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> str:
+    """Return a job that waits for another one."""
+    app = TaskQ(tmp_path)
+
+    @app.task
+    def increment(number: int) -> int:
+        return number + 1
+
+    with app:
+        return chain(increment.call(1), increment.step()).enqueue_sync().id
+
+
+def test_a_held_job_is_due_at_no_time(held: str, tmp_path: Path) -> None:
+    enqueued = taskq("timeline", held, "-d", tmp_path).stdout.splitlines()[-1]
+    assert enqueued.endswith("waits for inputs")
+    assert taskq_json("timeline", held, "-d", tmp_path)[0]["due_at"] is None
+
+
+def test_a_job_is_cancelled_for_the_input_that_failed(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.task(retry=1)
+    def fail() -> int:
+        raise ValueError
+
+    @app.task
+    def increment(number: int) -> int:
+        return number + 1
+
+    with app, app.worker_thread():
+        handle = chain(fail.call(), increment.step()).enqueue_sync()
+        with pytest.raises(JobFailed) as caught:
+            handle.result_sync(30)
+        other = increment.options(delay="1h").enqueue_sync(1)
+        other.cancel_sync()
+    output = taskq("why", handle.id, "-d", tmp_path).stdout
+    assert output.endswith(f"ago, for an input failed: {caught.value.job_id} (dead)\n")
+    assert taskq("why", other.id, "-d", tmp_path).stdout.endswith("ago\n")
+
+
+def test_its_records_tell_no_time_either(held: str, tmp_path: Path) -> None:
+    lines = taskq("tail", "-d", tmp_path).stdout.splitlines()
+    assert [line.partition("increment")[2].strip() for line in lines if held in line] == [
+        "waits for inputs"
+    ]
+    exported = taskq("export", "--records", "-d", tmp_path).stdout
+    assert "2116-" not in exported
+    assert "2116-" not in taskq("tail", "--json", "-d", tmp_path).stdout

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taskq_workers.children.wire import Work
     from tests.workers.fakes import FakeApp
 
-pytestmark = pytest.mark.anyio
-
 
 def work() -> None:
     """What no child really runs here."""

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from taskq.conditions import condition, online
+from taskq.core.errors import JobCancelled
+from taskq.core.model import State
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
+from taskq_workers.gates import gates, probes
+from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
 from tests.cli.helpers import taskq
 from tests.workers.gates.switches import Switch, records
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import AsyncIterator
 
     from taskq import JobHandle, TaskQ
+    from taskq_workers.gates.gate import Gate
+
 
 _JOBS = 300
 
@@ -379,3 +389,131 @@ async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers
         hands = worker._runner
         assert isinstance(hands, Slots)
         assert (hands.feed.filter, hands.settler.observers, hands.gates) == (None, set(), None)
+
+
+async def test_a_burst_ends_though_another_worker_took_the_job_that_a_gate_was_to_have(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was seen, and gone before the gate's claim: nothing moves the gate any more."""
+    looks = 0
+    is_pending = gates.Gates._is_pending
+
+    async def seen_once(self: gates.Gates, gate: Gate) -> bool:
+        nonlocal looks
+        looks += 1
+        return looks == 1 or await is_pending(self, gate)
+
+    monkeypatch.setattr(gates, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(gates.Gates, "_is_pending", seen_once)
+
+    @app.task(requires=[condition(lambda: True)])
+    async def work() -> None: ...
+
+    async with app:
+        async with asyncio.timeout(10):
+            await Worker(app, burst=True).run()
+    assert looks > 1
+
+
+async def test_a_job_that_is_cancelled_while_its_condition_is_probed_never_runs(app: TaskQ) -> None:
+    probed, go_on, ran = asyncio.Event(), asyncio.Event(), []
+
+    async def holds() -> bool:
+        probed.set()
+        await go_on.wait()
+        return True
+
+    @app.task(requires=[condition(holds)])
+    async def work(number: int) -> int:
+        ran.append(number)
+        return number
+
+    async with app, Worker(app) as worker:
+        gates = worker._parts[0].gates
+        assert gates is not None
+        (gate,) = gates._all()
+        for _ in range(3):  # until its gate waits for the first job
+            await app.stats()
+        assert gate.mode is Mode.IDLE
+        first = await work.enqueue(1)
+        await probed.wait()
+        assert await first.status() is State.RUNNING
+        assert await first.cancel()
+        with pytest.raises(JobCancelled):
+            await first.result(timeout=2)
+        go_on.set()
+        second = await work.enqueue(2)
+        assert await second.result(timeout=10) == 2
+    assert ran == [2]
+
+
+class Deaf:
+    """A probe that ends when it is let go, and not before."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self._go_on = asyncio.Event()
+
+    async def check(self) -> bool:
+        self.begun.set()
+        while not self._go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._go_on.wait()
+        return True
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+
+@pytest.fixture
+async def deaf() -> AsyncIterator[Deaf]:
+    probe = Deaf()
+    yield probe
+    probe.let_go()
+
+
+async def test_a_worker_stops_while_a_probe_ignores_its_cancellation(
+    app: TaskQ, deaf: Deaf
+) -> None:
+    @app.task(requires=[condition(deaf.check, timeout="1h")])
+    async def work() -> None: ...
+
+    async with app:
+        job = await work.enqueue()
+        worker = Worker(app, drain_timeout=0)
+        await worker.start()
+        await deaf.begun.wait()
+        began = time.monotonic()
+        stopping = asyncio.create_task(worker.stop())
+        done, _ = await asyncio.wait({stopping}, timeout=10)
+        seconds = time.monotonic() - began
+        deaf.let_go()
+        await stopping
+        assert done
+        assert seconds < 1
+        assert (await job.view()).attempt == 0
+
+
+async def test_a_probe_that_cancels_itself_counts_as_failed() -> None:
+    async def cancels() -> bool:
+        raise asyncio.CancelledError
+
+    probe = probes.Probe(condition(cancels), lambda: 1)
+    assert await probe.told(0) == "its probe was cancelled"
+
+
+async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_burst(
+    app: TaskQ, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "DEAF_SECONDS", 0.05)
+
+    @app.task(requires=[condition(deaf.check, timeout=0.05)])
+    async def work() -> None: ...
+
+    async with app:
+        await work.enqueue()
+        burst = asyncio.create_task(Worker(app, burst=True).run())
+        done, _ = await asyncio.wait({burst}, timeout=10)
+        deaf.let_go()
+        await burst
+        assert done

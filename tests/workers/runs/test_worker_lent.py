@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import pytest
-
 from taskq_workers import Worker
 from tests.workers import lent_jobs
 from tests.workers.lent_jobs import app
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.anyio
 
 SECONDS = 30
 

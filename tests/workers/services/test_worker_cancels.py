@@ -21,8 +21,6 @@ from taskq_workers.process.reporting import Style, job_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
     began, cleaned, ends = asyncio.Event(), asyncio.Event(), list[JobFinished]()

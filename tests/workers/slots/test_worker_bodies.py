@@ -46,53 +46,48 @@ async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
     return app.job(f"{app.store().tag}-{await port.enqueue(task.spec.packed(flags), stored)}")
 
 
-@pytest.fixture
-def quick_app(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "data", durability="os")
-
-
 # -- payloads --------------------------------------------------------------------------------------
 
 
-async def test_a_bomb_ends_as_a_dead_letter_at_once(quick_app: TaskQ) -> None:
+async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
     """Whether it tells its size or lies about it: no retry would make it smaller."""
 
-    @quick_app.task(retry=retry.fixed(5, delay=0))
+    @app.task(retry=retry.fixed(5, delay=0))
     async def never(text: str) -> None: ...
 
     huge, _ = compress(bytes(200_000_000), "zlib")
     liar = struct.pack("<Q", 1_000) + huge[8:]
-    async with quick_app, quick_app.worker():
-        honest = await put_stored(quick_app, never, huge, Flag.ZLIB)
+    async with app, app.worker():
+        honest = await put_stored(app, never, huge, Flag.ZLIB)
         with pytest.raises(JobFailed, match=f"the payload of job {honest.id}, decompressed, has"):
             await honest.result(SECONDS)
-        other = await put_stored(quick_app, never, liar, Flag.ZLIB)
+        other = await put_stored(app, never, liar, Flag.ZLIB)
         with pytest.raises(
             JobFailed, match=r"LogDamaged: the payload of job .* does not decompress"
         ):
             await other.result(SECONDS)
         for job in (honest, other):
-            port = quick_app.store().port()
+            port = app.store().port()
             assert (await seen(port, job.lsn)).attempt == 1
 
 
-async def test_a_job_whose_file_is_gone_is_dead_and_says_which(quick_app: TaskQ) -> None:
-    @quick_app.task(spill=True, retry=retry.fixed(5, delay=0))
+async def test_a_job_whose_file_is_gone_is_dead_and_says_which(app: TaskQ) -> None:
+    @app.task(spill=True, retry=retry.fixed(5, delay=0))
     async def length(text: str) -> int:
         return len(text)
 
-    async with quick_app:
+    async with app:
         job = await length.enqueue(DENSE)
-        (file,) = (quick_app.data_dir / "spill").iterdir()
+        (file,) = (app.data_dir / "spill").iterdir()
         file.unlink()
-        async with quick_app.worker():
+        async with app.worker():
             with pytest.raises(JobFailed, match=f"SpillMissing: {file} is missing, and held the"):
                 await job.result(SECONDS)
         assert await job.status() is State.DEAD
 
 
 async def test_a_large_payload_is_read_off_the_event_loop(
-    quick_app: TaskQ, monkeypatch: pytest.MonkeyPatch
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
     real = Spill.get
@@ -101,33 +96,33 @@ async def test_a_large_payload_is_read_off_the_event_loop(
         threads.append(threading.get_ident())
         return real(spill, stored, what)
 
-    @quick_app.task(spill=True)
+    @app.task(spill=True)
     async def length(text: str) -> int:
         return len(text)
 
     monkeypatch.setattr(Spill, "get", get)
-    async with quick_app, quick_app.worker():
+    async with app, app.worker():
         assert await (await length.enqueue(DENSE)).result(SECONDS) == len(DENSE)
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
 
 async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
-    quick_app: TaskQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No attempt is burnt, nothing is lost, and both log and program say what is missing."""
 
-    @quick_app.task(compress="zstd", retry=1)
+    @app.task(compress="zstd", retry=1)
     async def length(text: str) -> int:
         return len(text)
 
     monkeypatch.setattr(outcomes, "ELSEWHERE_SECONDS", 0.0)
-    async with quick_app:
+    async with app:
         job = await length.enqueue(TEXT)
         with monkeypatch.context() as without, caplog.at_level(logging.WARNING, "taskq.worker"):
             without.setitem(sys.modules, "zstandard", None)
-            async with quick_app.worker():
-                port = quick_app.store().port()
+            async with app.worker():
+                port = app.store().port()
                 view = await seen(port, job.lsn)
                 while len(view.attempts) < 3:
                     view = await seen(port, job.lsn)
@@ -137,7 +132,7 @@ async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
             message for message in caplog.messages if "jobs wait for another worker" in message
         ]
         assert len(warnings) == 1
-        async with quick_app.worker():
+        async with app.worker():
             assert await job.result(SECONDS) == len(TEXT)
 
 
@@ -201,14 +196,14 @@ async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path
             await quiet.result(SECONDS)
 
 
-async def test_jobs_that_join_a_success_may_be_large(quick_app: TaskQ) -> None:
+async def test_jobs_that_join_a_success_may_be_large(app: TaskQ) -> None:
     """Their payloads go to files before the success that brings them is written."""
 
-    @quick_app.task(spill=True)
+    @app.task(spill=True)
     async def length(text: str) -> int:
         return len(text)
 
-    @quick_app.task
+    @app.task
     async def parent() -> None:
         children.append(current_job().enqueue(length.call(DENSE)))
         children.append(current_job().enqueue(length.options(compress="zlib").call(TEXT)))
@@ -216,17 +211,17 @@ async def test_jobs_that_join_a_success_may_be_large(quick_app: TaskQ) -> None:
             current_job().enqueue(length.options(spill=True).call(DENSE).options(spill=False))
 
     children: list[Any] = []
-    async with quick_app, quick_app.worker():
+    async with app, app.worker():
         await (await parent.enqueue()).result(SECONDS)
         results = [await child.handle.result(SECONDS) for child in children]
         assert results == [len(DENSE), len(TEXT)]
-        port = quick_app.store().port()
+        port = app.store().port()
         flags = [(await seen(port, child.handle.lsn)).payload_flags for child in children]
         assert flags == [Flag.SPILLED, Flag.ZLIB]
 
 
 async def test_a_large_result_waits_for_a_full_disk_and_runs_its_job_once(
-    quick_app: TaskQ, monkeypatch: pytest.MonkeyPatch
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, refusals, runs = Spill.put, [1, 2], []
 
@@ -236,7 +231,7 @@ async def test_a_large_result_waits_for_a_full_disk_and_runs_its_job_once(
             raise AppendFailed(spill.path, OSError(28, "No space left on device"))
         return real(spill, body, *rest)
 
-    @quick_app.task(spill=True)
+    @app.task(spill=True)
     async def large() -> str:
         runs.append(1)
         return DENSE
@@ -245,7 +240,7 @@ async def test_a_large_result_waits_for_a_full_disk_and_runs_its_job_once(
 
     monkeypatch.setattr(Spill, "put", put)
     monkeypatch.setattr("taskq_workers.slots.storing.asyncio.sleep", no_sleep)
-    async with quick_app, quick_app.worker():
+    async with app, app.worker():
         assert await (await large.enqueue()).result(SECONDS) == DENSE
     assert (runs, refusals) == ([1], [])
 

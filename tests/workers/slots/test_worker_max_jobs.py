@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from tests.workers.fakes import FakeApp
 
-pytestmark = pytest.mark.anyio
-
 SECONDS = 10
 
 

@@ -49,7 +49,6 @@ def test_at_rest_a_ready_job_and_a_free_slot_never_coexist_over_many_schedules(
     run_seeds(Schedule, range(start, start + 1_000), monkeypatch)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("busy", "concurrency"), [(3, 4), (5, 8), (7, 8), (9, 16), (15, 16)])
 async def test_beside_jobs_that_came_together_and_take_long_one_more_runs_at_once(
     fake: FakeApp, busy: int, concurrency: int
@@ -71,7 +70,6 @@ async def test_beside_jobs_that_came_together_and_take_long_one_more_runs_at_onc
         hold.set()
 
 
-@pytest.mark.anyio
 async def test_in_place_of_a_slot_that_its_job_spoilt_another_asks_for_work(fake: FakeApp) -> None:
     """It is the only one, and ends long after its worker has looked for what it left behind."""
 
@@ -87,7 +85,6 @@ async def test_in_place_of_a_slot_that_its_job_spoilt_another_asks_for_work(fake
         await fake.fake.settlements(2)
 
 
-@pytest.mark.anyio
 async def test_a_burst_runs_what_comes_while_it_still_has_a_job(fake: FakeApp) -> None:
     hold = asyncio.Event()
     seen = []
@@ -108,7 +105,6 @@ async def test_a_burst_runs_what_comes_while_it_still_has_a_job(fake: FakeApp) -
         await worker.stopped.wait()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("runs_in", ["", "thread"])
 async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
     app: TaskQ, runs_in: str
@@ -144,7 +140,6 @@ async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
                 hold.set()
 
 
-@pytest.mark.anyio
 async def test_another_slot_begins_as_soon_as_one_is_spoilt(fake: FakeApp) -> None:
     """At once, not when the spoilt one has ended: that may take as long as a busy loop turns."""
     running, hold = asyncio.Event(), asyncio.Event()

@@ -14,6 +14,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from taskq import Discard, Retry, Snooze, current_job, retry
+from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots import slot
@@ -22,6 +23,7 @@ from taskq_workers.slots.pace import BATCH_MAX
 if TYPE_CHECKING:
     from taskq.log.requests import Settlement
     from tests.workers.fakes import FakeApp
+
 
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="clean")
 
@@ -492,3 +494,48 @@ async def test_a_policy_that_raises_ends_its_job_and_not_the_worker(fake: FakeAp
     for record in (first, second):
         assert (record.kind, record.cause) == (Kind.DEAD, Cause.REJECTED)
         assert body(record).startswith(b"ZeroDivisionError: policy")
+
+
+async def test_what_runs_is_told_with_how_long_it_runs(fake: FakeApp) -> None:
+    go = asyncio.Event()
+
+    @fake.task
+    async def wait() -> None:
+        await go.wait()
+
+    delivery = fake.put(wait)
+    async with Worker(fake) as worker:
+        await fake.fake.until(lambda: worker.running == 1)
+        ((held, seconds),) = worker.held
+        assert held == delivery
+        assert seconds is not None
+        assert seconds >= 0
+        go.set()
+        await fake.fake.settlements(1)
+        assert worker.held == []
+
+
+async def test_an_end_that_the_log_did_not_keep_is_told_with_the_reason(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its claim was over: somebody else has the job, and it is no end of this worker's."""
+
+    @fake.task
+    async def work(number: int) -> None: ...
+
+    late, kept = fake.put(work, 1), fake.put(work, 2)
+
+    def refuse(item: Settlement) -> StaleDelivery | None:
+        return StaleDelivery("taken back meanwhile") if item.delivery == late else None
+
+    fake.fake.refuse = refuse
+    async with Worker(fake) as worker:
+        await fake.fake.settlements(1)
+    (seen,) = [
+        record.getMessage() for record in caplog.records if "was not kept" in record.getMessage()
+    ]
+    assert seen == (
+        f"job {late.job_id}: its outcome (succeeded) was not kept: taken back meanwhile"
+    )
+    assert [settlement.delivery for settlement in fake.fake.settled] == [kept]
+    assert sum(worker.ended.values()) == 1
