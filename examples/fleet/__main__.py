@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from taskq_plugins.spark.lake.command import show
+from taskq_plugins.spark.sql import sql
 
 from .check import check_tables, workplace
 from .devices import make_fleet
 
-#: What is printed of which tables, as ``taskq pipeline show`` does.
+#: What is printed of which tables, as ``taskq sql --lake`` does.
 _SHOWN: Final = {
     "failures": "task,failed_attempts,dead_jobs,devices,poison",
     "duplicates": "queue,devices,jobs",
@@ -44,8 +44,8 @@ def main(devices: int, hours: int, work: Path | None) -> None:
         wrong = check_tables(console, journals, lake_path)
         for table, columns in _SHOWN.items():
             console.print(f"\n{table}")
-            words = [table, "--lake", str(lake_path), "--columns", columns]
-            show.main(words, standalone_mode=False)
+            query = f"SELECT {columns} FROM {table}"  # noqa: S608 - ours
+            sql.main([query, "--lake", str(lake_path)], standalone_mode=False)
     console.print(f"done in {time.monotonic() - began:.0f} s")
     sys.exit(wrong > 0)
 

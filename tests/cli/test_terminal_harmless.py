@@ -300,7 +300,6 @@ ROWS: Final[dict[str, Row]] = {
     "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
     "pipeline run": quiet(lake("run", "--journals", "logs")),
     "pipeline status": lake("status"),
-    "pipeline show": lake("show", "jobs"),
     "pipeline triage": lake("triage"),
     "pipeline erase": quiet(lake("erase", "--job", NAME)),
     "pipeline replay": lake("replay", "--where", NAME, "--to", "x"),

@@ -87,7 +87,7 @@ def test_runs_of_two_machines_make_the_tables_that_a_directory_has(
     paths = {entry["path"] for entry in obstore.list(store).collect()}
     assert {"last_batch.json", "_lock"} & paths == {"last_batch.json"}
     assert not [path for path in paths if path.startswith(("_staging", "_trying"))]
-    shown = taskq_json("pipeline", "show", "jobs", "--lake", LAKE)
+    shown = taskq_json("sql", "--lake", LAKE, "FROM jobs")
     assert len(shown) == counts["jobs"]
     assert taskq("pipeline", "erase", "--lake", LAKE, "--where", "true", "--yes").exit_code == 0
     machine("fourth")

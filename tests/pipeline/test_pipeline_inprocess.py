@@ -179,7 +179,7 @@ def test_a_lake_and_its_logs_may_be_below_paths_with_spaces(tmp_path: Path) -> N
         assert run(root).exit_code == 0
     assert run(root, "--rebuild", "jobs").exit_code == 0
     assert tables(lake) == whole(root)
-    shown = taskq_json("pipeline", "show", "jobs", "--lake", lake.path)
+    shown = taskq_json("sql", "--lake", lake.path, "FROM jobs")
     assert len(shown) == lake.dataset("jobs").count_rows()
     assert taskq("pipeline", "erase", "--lake", lake.path, "--where", "true").exit_code == 0
     read = pl.scan_delta(str(lake.path / "jobs"), use_pyarrow=True).collect()

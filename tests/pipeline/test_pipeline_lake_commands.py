@@ -14,7 +14,7 @@ from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.run.reached import offsets_of, reached
-from tests.cli.helpers import taskq_json
+from tests.cli.helpers import taskq, taskq_json
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.lakes import fill, put
 from tests.pipeline.rowmaking import live, rows_of
@@ -66,21 +66,26 @@ def lake(tmp_path: Path) -> Lake:
     return result
 
 
-def test_show_prints_rows_that_a_condition_chooses(lake: Lake) -> None:
-    result = call("show", "jobs", "--lake", str(lake.path), "--where", "state = 'dead'")
-    assert result.exit_code == 0, result.output
-    head, *rows = result.output.splitlines()
-    assert head.split() == ["job_id", "device", "queue", "state", "settled_at"]
-    assert rows[0].split() == ["x-0", "edge-1", "mail", "dead", "2026-05-01", "12:00:00"]
+def ask(lake: Lake, query: str, *words: object) -> Result:
+    return taskq("sql", "--lake", lake.path, query, *words)
+
+
+def test_a_lake_is_asked_as_a_log_is(lake: Lake) -> None:
+    query = "SELECT job_id, state, settled_at, row_number() OVER () AS n FROM jobs"
+    head, *rows = ask(lake, f"{query} WHERE state = 'dead'").output.splitlines()
+    assert head.split() == ["job_id", "state", "settled_at", "n"]
+    assert rows[0].split() == ["x-0", "dead", "2026-05-01", "12:00:00", "1"]
     assert [row.split()[0] for row in rows] == ["x-0", "x-3", "x-6"]
+    assert ask(lake, "DESCRIBE rows").exit_code == ask(lake, "FROM '/etc/passwd'").exit_code == 2
+    named = ask(lake, "FROM job")
+    assert (named.exit_code, "The tables are: jobs" in named.output) == (2, True)
+    bars = ask(lake, "SELECT hour(settled_at), bar(count(*), 0, 4, 8) FROM jobs GROUP BY ALL")
+    assert bars.output.count("████████") == 2, "a picture is SQL, too"
 
 
-def test_show_as_json_gives_times_maps_and_bytes(lake: Lake) -> None:
-    result = call(
-        *("show", "jobs", "--lake", str(lake.path), "--json", "--limit", "2"),
-        *("--columns", "settled_at,headers, payload"),
-    )
-    assert json.loads(result.output) == [
+def test_as_json_there_are_times_maps_and_bytes(lake: Lake) -> None:
+    query = "SELECT settled_at, headers, payload FROM jobs LIMIT 2"
+    assert json.loads(ask(lake, query, "--json").output) == [
         {"settled_at": "2026-05-01T12:00:00+00:00", "headers": {"a": "b"}, "payload": "{}"},
         {
             "settled_at": "2026-05-01T12:00:00+00:00",
@@ -90,38 +95,27 @@ def test_show_as_json_gives_times_maps_and_bytes(lake: Lake) -> None:
     ]
 
 
-def test_show_draws_a_bar_for_each_hour(lake: Lake) -> None:
-    result = call("show", "jobs", "--lake", str(lake.path), "--chart")
-    assert result.exit_code == 0, result.output
-    title, first, second = result.output.splitlines()
-    assert "jobs settled per hour" in title
-    assert first.startswith("2026-05-01 12:00  █")
-    assert first.endswith(" 2 + 2 bad")
-    assert second.endswith(" 3 + 1 bad")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("where", "message"),
     [
-        (["jobs", "--where", "stat = 1"], "The columns of jobs are: job_id, device"),
-        (["jobs", "--where", "1 = 1) UNION SELECT (1"], "--where"),
-        (["jobs", "--where", "true); SET threads = 1; SELECT (1"], "--where"),
-        (["jobs", "--where", "true) OR (true"], "--where"),
-        (["jobs", "--where", "job_id IN (SELECT * FROM '/etc/passwd')"], "--where"),
-        (["jobs", "--columns", "nme"], "jobs has no column 'nme'; it has: job_id"),
+        ("stat = 1", "The columns of jobs are: job_id, device"),
+        ("1 = 1) UNION SELECT (1", "--where"),
+        ("true); SET threads = 1; SELECT (1", "--where"),
+        ("true) OR (true", "--where"),
+        ("job_id IN (SELECT * FROM '/etc/passwd')", "--where"),
     ],
 )
-def test_show_refuses_what_it_cannot_read(lake: Lake, arguments: list[str], message: str) -> None:
-    result = call("show", *arguments, "--lake", str(lake.path))
+def test_a_condition_that_is_more_than_one_is_refused(lake: Lake, where: str, message: str) -> None:
+    result = call("erase", "--where", where, "--lake", str(lake.path))
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
 
 
-def test_a_table_or_a_lake_that_is_not_there_is_named(lake: Lake, tmp_path: Path) -> None:
-    result = call("show", "job", "--lake", str(lake.path))
-    assert (result.exit_code, "no table 'job'; there are: jobs" in result.output) == (1, True)
+def test_a_lake_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = call("status", "--lake", str(tmp_path / "nowhere"))
+    assert (result.exit_code, "is not a lake" in result.output) == (1, True)
+    result = taskq("sql", "--lake", tmp_path, "FROM jobs")
     assert (result.exit_code, "is not a lake" in result.output) == (1, True)
 
 
@@ -232,8 +226,8 @@ def test_a_payload_is_asked_for_as_text(tmp_path: Path) -> None:
     bodies = [b'{"to": "anna", "n": 3}', b"\xff\xfe", None]
     rows = pa.table({"job": [1, 2, 3], "payload": pa.array(bodies, pa.binary())})
     put(lake, "jobs", rows)
-    words = ("pipeline", "show", "jobs", "--lake", lake.path, "--columns", "job,payload_text")
-    shown = taskq_json(*words, "--where", "payload_text ->> '$.to' = 'anna'")
+    words = ("sql", "--lake", lake.path, "SELECT job, payload_text FROM jobs")
+    shown = taskq_json(*words[:3], f"{words[3]} WHERE payload_text ->> '$.to' = 'anna'")
     assert shown == [{"job": 1, "payload_text": '{"to": "anna", "n": 3}'}]
     assert [row["payload_text"] is None for row in taskq_json(*words)] == [False, True, True]
     assert "payload_text" not in Lake.open(lake.path).schema("jobs").names

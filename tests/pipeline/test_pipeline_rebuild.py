@@ -112,8 +112,8 @@ def test_readers_notice_too_and_another_table_is_not_taken_for_it(
     with pytest.raises(TableLost, match="failures is another table than it was"):
         Lake.open(lake).dataset("failures")
     assert Lake.open(lake).dataset("jobs").count_rows()
-    for words in (("status",), ("show", "failures")):
-        shown = taskq("pipeline", *words, "--lake", lake)
+    for words in (("pipeline", "status"), ("sql", "FROM failures")):
+        shown = taskq(*words, "--lake", lake)
         assert (shown.exit_code, "--rebuild failures" in shown.stderr) == (1, True)
 
 

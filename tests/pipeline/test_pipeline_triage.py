@@ -88,7 +88,7 @@ def test_the_commands_can_be_typed_and_find_what_they_are_about(tmp_path: Path, 
     assert replay[:3] == ["taskq", "pipeline", "replay"]
     assert replay[-2:] == ["--to", "DIR"]
     where = replay[replay.index("--where") + 1]
-    shown = taskq_json("pipeline", "show", "jobs", "--lake", lake.path, "--where", where)
+    shown = taskq_json("sql", "--lake", lake.path, f"FROM jobs WHERE {where}")
     assert [row["job_id"] for row in shown] == ["a-1"]
 
 
@@ -96,7 +96,7 @@ def test_lost_workers_are_looked_up_by_their_outcome(tmp_path: Path) -> None:
     lake = fill(tmp_path, failures=[kind("f", 1, pattern=LOST_REASON, dead_jobs=0, task=None)])
     (finding,) = find(lake, FAR_PAST)
     (action,) = finding.actions(tmp_path)
-    assert action.command.endswith("--where \"outcome = 'lost' AND task IS NULL\"")
+    assert action.command.endswith("\"FROM attempts WHERE outcome = 'lost' AND task IS NULL\"")
 
 
 def test_the_command_tells_it_to_people(tmp_path: Path) -> None:

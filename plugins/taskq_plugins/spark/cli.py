@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -17,13 +18,25 @@ _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
     "status": ("taskq_plugins.spark.lake.command", "Tell what a lake holds, and of which logs."),
-    "show": ("taskq_plugins.spark.lake.command", "Print rows of a table, without Java."),
     "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
     "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
     "replay": ("taskq_plugins.spark.bulk.replay", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk.enqueue", "Enqueue one job for each row of a file."),
     "doctor": ("taskq_plugins.spark.java", "Check Java and packages, and say what to do."),
 }
+
+
+class LakePlace(click.ParamType["Path | str"]):
+    """Where a lake is: a directory, or an address in object storage."""
+
+    name = "path"
+
+    def convert(
+        self, value: Path | str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return a path, or an address as it is."""
+        del param, ctx
+        return value if "://" in str(value) else Path(value)
 
 
 class PipelineCommands(LazyGroup):

@@ -7,9 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import pyarrow as pa
+
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from taskq_plugins.spark.lake import Lake
 
 #: Set once all tables are there; the last one lets nothing be set again.
 _CLOSED: Final = (
@@ -22,13 +27,48 @@ _CLOSED: Final = (
 )
 
 
+#: A column that is made of another: the payload as text, which is mostly JSON.
+PAYLOAD_TEXT: Final = "payload_text"
+
+
 @contextmanager
 def closed_duckdb(tables: Mapping[str, Any]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield DuckDB with these tables, which reads nothing else of this machine."""
+    """Yield DuckDB with these tables, which reads nothing else of this machine.
+
+    Payloads that are bytes are there as text, too, unless they are none.
+    """
     with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
         for name, table in tables.items():
-            connection.register(name, table)
+            text = ""
+            at = table.schema.get_field_index("payload")
+            if at >= 0 and pa.types.is_binary(table.schema.types[at]):
+                text = f", try(decode(payload)) AS {PAYLOAD_TEXT}"
+            connection.register(f"_{name}", table)
+            connection.execute(f"CREATE TEMP VIEW {name} AS SELECT *{text} FROM _{name}")  # noqa: S608
         connection.execute("SET temp_directory = ?", [spill])
         for setting in _CLOSED:
             connection.execute(setting)
         yield connection
+
+
+@contextmanager
+def chosen(lake: Lake, table: str, where: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield DuckDB with the table as ``rows``, for what the condition chooses of it.
+
+    Let pass nothing but one condition over these rows: brackets of its own could end the place that
+    it is put in and begin something else there, a further choice of rows or a statement.
+
+    Raises:
+        UsageError: the condition does not read, or does not fit the rows that it meets.
+        LakeError: there is no such table.
+    """
+    try:
+        with closed_duckdb({"rows": lake.dataset(table)}) as connection:
+            connection.table("rows").filter(where)
+            yield connection
+    except duckdb.Error as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"--where {where!r:.200}: {reason}. The columns of {table} are: "
+            f"{', '.join(lake.schema(table).names)}"
+        ) from error

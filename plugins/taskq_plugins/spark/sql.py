@@ -1,12 +1,15 @@
-"""``taskq sql``: one question to one log, with duckdb over Arrow and no Spark.
+"""``taskq sql``: one question to one log, or to a lake, with duckdb over Arrow and no Spark.
 
-The tables are called as the pipeline's, and have its columns. A question reads them and nothing
-else: duckdb may open no file, load no extension and see no variable of this program.
+The tables of a log are called as the pipeline's, and have its columns. A question reads them and
+nothing else: duckdb may open no file, load no extension and see no variable of this program.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,6 +18,7 @@ from taskq.cli import Failure, WrongUsage, data_dir_option, json_option, open_re
 from taskq.extras import missing
 from taskq.text import printable
 from taskq.values import SECOND_NS
+from taskq_plugins.spark.cli import LakePlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,43 +30,57 @@ if TYPE_CHECKING:
 _FOLDED: Final = re.compile(r"\b(jobs|attempts)\b", re.IGNORECASE)
 #: Where the lake puts its rows, which no table shows.
 _HIDDEN: Final = "part"
-_NUMBERS: Final = (int, float)
+_NUMBERS: Final = re.compile(r"u?int|double|float|decimal")
 
 
 @click.command()
 @click.argument("query")
 @data_dir_option
+@click.option("--lake", "lake_path", type=LakePlace(), help="Ask the pipeline's tables instead.")
 @json_option
-def sql(query: str, data_dir: Path | None, as_json: bool) -> None:
+def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json: bool) -> None:
     """Answer a question in SQL over the log's tables: records, jobs and attempts.
 
     They are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs" names them.
     Attempts have state, wait_seconds and run_seconds, too.
-    QUERY reads these tables, and no file of this machine. All of the log is read into memory.
-    Needs the extra sql.
+    QUERY reads these tables, and no file of this machine. All of the log is read into memory;
+    with --lake only what is asked for, as of the last batch. payload_text is a payload as text.
+    Needs the extra sql, with --lake the extra spark.
     """
+    what, extra = ("taskq sql", "sql") if lake_path is None else ("taskq sql --lake", "spark")
     try:
         import duckdb  # noqa: PLC0415 - an extra that help need not load
 
         from taskq.arrow import export  # noqa: F401, PLC0415 - likewise: pyarrow
+
+        if lake_path is not None:
+            tables = _tables_of_lake(lake_path, query)
+        else:
+            with open_reader(data_dir) as reader:
+                tables = tables_of(reader, folds=_FOLDED.search(query) is not None)
     except ImportError as error:
-        raise Failure(missing("taskq sql", error.name, "sql")) from error
-    with open_reader(data_dir) as reader:
-        tables = tables_of(reader, folds=_FOLDED.search(query) is not None)
+        raise Failure(missing(what, error.name, extra)) from error
     try:
         answered = answer(query, tables)
     except duckdb.Error as error:
         reason = str(error).partition("\n\n")[0]
         raise WrongUsage(f"{reason}\nThe tables are: {', '.join(tables)}") from None
-    rows = answered.to_pylist()
     if as_json:
-        render.print_json([{name: _json(cell) for name, cell in row.items()} for row in rows])
-        return
-    headings = [
-        f">{name}" if any(_is_number(row[name]) for row in rows) else name
-        for name in answered.column_names
-    ]
-    render.print_table(headings, [[_text(cell) for cell in row.values()] for row in rows])
+        render.echo(json.dumps(_plain(answered.to_pylist()), indent=2, default=_as_json))
+    else:
+        print_rows(answered)
+
+
+def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
+    """Return those tables of a lake that a question may name, as of the last batch."""
+    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - an extra that help need not load
+
+    newest = Lake.open(place)
+    newest.check()
+    lake = newest.pinned()
+    named = {word.lower() for word in re.findall(r"\w+", query)}
+    known = lake.tables()
+    return {name: lake.dataset(name) for name in known if name in named or not named & {*known}}
 
 
 def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
@@ -90,7 +108,7 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     return tables
 
 
-def answer(query: str, tables: dict[str, pa.Table]) -> pa.Table:
+def answer(query: str, tables: dict[str, Any]) -> pa.Table:
     """Return what one question over these tables comes to.
 
     Raises:
@@ -123,22 +141,44 @@ def _handy(attempts: pa.Table) -> pa.Table:
     return attempts
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+def print_rows(rows: pa.Table) -> None:
+    """Print rows under their columns."""
+    columns = [
+        f">{field.name}" if _NUMBERS.match(str(field.type)) else field.name for field in rows.schema
+    ]
+    cells = ([_text(value) for value in row.values()] for row in rows.to_pylist())
+    render.print_table(columns, cells)
 
 
-def _json(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if isinstance(value, dict):
-        return {str(name): _json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
+        value = value.decode("utf-8", "backslashreplace")
+    elif isinstance(value, (list, dict)):
+        value = json.dumps(_plain(value), default=_as_json)
+    return printable(str(value)).replace("\n", "\\n")
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON has no word for: times in ISO 8601, bytes as text or in base64."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _text(value: Any) -> str:
-    plain = _json(value)
-    return "" if plain is None else printable(str(plain)).replace("\n", "\\n")
+def _plain(value: Any) -> Any:
+    """Return maps as objects: Arrow gives them as pairs."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        pairs = [item for item in value if isinstance(item, tuple)]
+        return dict(pairs) if pairs else [_plain(item) for item in value]
+    return value

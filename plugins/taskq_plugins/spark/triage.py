@@ -131,7 +131,8 @@ def _known_before(lake: Lake, since: datetime) -> dict[str, int] | None:
 
 
 def _show(lake: Path | str, table: str, where: str) -> str:
-    return f"taskq pipeline show {table} --lake {_quoted(str(lake))} --where {_quoted(where)}"
+    query = f"FROM {table} WHERE {where}"
+    return f"taskq sql --lake {_quoted(str(lake))} {_quoted(query)}"
 
 
 def _quoted(text: str) -> str:

@@ -13,7 +13,7 @@ from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq.views import SETTLED_STATES
-from taskq_plugins.spark.lake.query import chosen
+from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ def _tell_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> Non
             }
         )
         return
-    from taskq_plugins.spark.lake.display import print_rows  # noqa: PLC0415
+    from taskq_plugins.spark.sql import print_rows  # noqa: PLC0415
 
     if not chosen.jobs:
         render.echo("no job that is over fits: nothing to replay")

@@ -1,4 +1,4 @@
-"""``taskq pipeline status`` and ``show``: what a lake holds, without Java."""
+"""``taskq pipeline status``: what a lake holds, without Java."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from taskq import views as documents
 from taskq.cli import json_option, render
+from taskq_plugins.spark.cli import LakePlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Logs that are listed for people, those with most to read first.
 _LOGS_SHOWN: Final = 60
-_BARS_SHOWN: Final = 48
-_ROWS_SHOWN: Final = 20
 
 
 def lake_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -34,19 +33,6 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
         type=LakePlace(),
         help="The directory of the tables, or their address: s3://bucket/lake.",
     )(command)
-
-
-class LakePlace(click.ParamType["Path | str"]):
-    """Where a lake is: a directory, or an address in object storage."""
-
-    name = "path"
-
-    def convert(
-        self, value: Path | str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path | str:
-        """Return a path, or an address as it is."""
-        del param, ctx
-        return value if "://" in str(value) else Path(value)
 
 
 @click.command()
@@ -123,52 +109,3 @@ def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[
             for log in logs
         ],
     }
-
-
-@click.command()
-@click.argument("table")
-@lake_option
-@click.option("--where", metavar="SQL", help="Only these rows: a condition over the columns.")
-@click.option("--columns", metavar="A,B", help="These columns, in this order.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    help=f"At most so many rows.  [default: {_ROWS_SHOWN}; of --json: all]",
-)
-@click.option("--chart", is_flag=True, help="Draw it: by the hour, or the largest first.")
-@json_option
-def show(
-    table: str,
-    lake_path: Path | str,
-    where: str | None,
-    columns: str | None,
-    limit: int | None,
-    chart: bool,
-    as_json: bool,
-) -> None:
-    """Print rows of TABLE, such as jobs, attempts, records, rollup_hour or failures."""
-    from taskq_plugins.spark.lake import display, query  # noqa: PLC0415 - needs pyarrow, duckdb
-    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
-
-    lake = Lake.open(lake_path)
-    names = [name.strip() for name in columns.split(",")] if columns else []
-    if chart:
-        title, bars = query.chart(lake, query.Query(table, where=where))
-        count = _BARS_SHOWN if limit is None else limit
-        by_time = "per hour" in title
-        chosen = (bars[-count:] if by_time else bars[:count]) if count else []
-        if as_json:
-            render.print_json({"title": title, "bars": [bar._asdict() for bar in chosen]})
-        else:
-            display.print_bars(title, chosen)
-        return
-    if limit is None and not as_json:
-        limit = _ROWS_SHOWN
-    rows = query.rows(lake, query.Query(table, names, where, limit))
-    if as_json:
-        display.print_json_rows(rows)
-        return
-    display.print_rows(rows)
-    total = sum(file.rows for file in lake.data_files(table))
-    if where is None and rows.num_rows < total:
-        render.echo(f"{rows.num_rows} of {total:,} rows; --limit shows more", err=True)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import kinds
-from taskq_plugins.spark.lake import query
+from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
@@ -63,8 +63,9 @@ def chosen_jobs(
     """
     ids = set(job_ids)
     if where is not None:
-        chosen = query.rows(lake, query.Query("jobs", (JOB_ID,), where))
-        ids.update(chosen[JOB_ID].to_pylist())
+        with chosen(lake, "jobs", where) as connection:
+            hits = connection.table("rows").filter(where).project(JOB_ID)
+            ids.update(job for (job,) in hits.fetchall())
     if purged:
         is_purged = pc.field("kind").isin([kinds.name_of(kind) for kind in kinds.REMOVALS])
         gone = lake.dataset("records").to_table(columns=[JOB_ID], filter=is_purged)
@@ -215,17 +216,17 @@ def erase(
         raise WrongUsage("name jobs with --job, or choose them with --where or --purged")
     lake = Lake.open(lake_path)
     with lake.writer() as writer:
-        chosen = chosen_jobs(lake, job_ids, where, purged=purged)
-        erased = erase_jobs(writer, chosen) if yes else count_rows(lake, chosen)
+        jobs = chosen_jobs(lake, job_ids, where, purged=purged)
+        erased = erase_jobs(writer, jobs) if yes else count_rows(lake, jobs)
     if as_json:
         tables = {
             of_table.table: {"rows": of_table.rows, "files": of_table.files} for of_table in erased
         }
-        document = {"dry_run": not yes, "jobs": len(chosen), "tables": tables}
-        render.print_json(document | {"remains": [line.strip() for line in remains(lake, chosen)]})
+        document = {"dry_run": not yes, "jobs": len(jobs), "tables": tables}
+        render.print_json(document | {"remains": [line.strip() for line in remains(lake, jobs)]})
         return
-    _tell(erased, len(chosen), yes=yes)
-    for line in remains(lake, chosen):
+    _tell(erased, len(jobs), yes=yes)
+    for line in remains(lake, jobs):
         render.echo(line)
     render.echo(_BY_HUB)
 
