@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if sys.platform == "win32":
     raise ImportError("taskq runs on Linux and macOS; on Windows use WSL2")
@@ -88,47 +88,30 @@ __all__ = [
     "task",
 ]
 
-_HOMES = {
-    "AppTransaction": "taskq.app.transaction",
-    "Call": "taskq.calls.call",
-    "ChildDied": "taskq.app.context",
-    "DeadLetter": "taskq.log.decide.listeners",
-    "Delivery": "taskq.log.requests",
-    "Discard": "taskq.core.retry",
-    "Durability": "taskq.core.model",
-    "Failed": "taskq.flows.building",
-    "Flow": "taskq.flows.building",
-    "FlowHandle": "taskq.flows.handle",
-    "Inject": "taskq.calls.signature",
-    "JobContext": "taskq.app.context",
-    "JobHandle": "taskq.connection.handle",
-    "LogTransaction": "taskq.app.transaction",
-    "PendingFlow": "taskq.flows.handle",
-    "PendingJob": "taskq.connection.handle",
-    "Put": "taskq.calls.call",
-    "QueuePolicy": "taskq.log.config",
-    "Record": "taskq.reading.record",
-    "Retry": "taskq.core.retry",
-    "Shards": "taskq.shards.layout",
-    "Snooze": "taskq.core.retry",
-    "SoftTimeout": "taskq.app.context",
-    "State": "taskq.core.model",
-    "Step": "taskq.flows.building",
-    "Stream": "taskq.reading.stream",
-    "Task": "taskq.app.tasks",
-    "TaskLog": "taskq.app.tasklog",
-    "TaskQ": "taskq.app.app",
-    "Worker": "taskq_workers",
-    "_deprecated": "taskq.deprecation",
-    "chain": "taskq.flows.building",
-    "chord": "taskq.flows.building",
-    "current_job": "taskq.app.context",
-    "group": "taskq.flows.building",
-    "injected": "taskq.calls.signature",
-    "progress": "taskq.app.context",
-    "progress_sync": "taskq.app.context",
-    "task": "taskq.app.default",
+_HOMES: Final = {
+    "taskq.app.app": "TaskQ",
+    "taskq.app.context": "ChildDied JobContext SoftTimeout current_job progress progress_sync",
+    "taskq.app.default": "task",
+    "taskq.app.tasklog": "TaskLog",
+    "taskq.app.tasks": "Task",
+    "taskq.app.transaction": "AppTransaction LogTransaction",
+    "taskq.calls.call": "Call Put",
+    "taskq.calls.signature": "Inject injected",
+    "taskq.connection.handle": "JobHandle PendingJob",
+    "taskq.core.model": "Durability State",
+    "taskq.core.retry": "Discard Retry Snooze",
+    "taskq.deprecation": "_deprecated",
+    "taskq.flows.building": "Failed Flow Step chain chord group",
+    "taskq.flows.handle": "FlowHandle PendingFlow",
+    "taskq.log.config": "QueuePolicy",
+    "taskq.log.decide.listeners": "DeadLetter",
+    "taskq.log.requests": "Delivery",
+    "taskq.reading.record": "Record",
+    "taskq.reading.stream": "Stream",
+    "taskq.shards.layout": "Shards",
+    "taskq_workers": "Worker",
 }
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
@@ -137,9 +120,9 @@ if not TYPE_CHECKING:  # or the type checker would take every name for one of ou
         """Import what is asked for when it is asked for: ``import taskq`` costs milliseconds."""
         if name == "retry":
             return importlib.import_module("taskq.retry")
-        if name not in _HOMES:
+        if name not in _HOME_OF:
             raise _missing(name, sys._getframe(1).f_code.co_filename)
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
         globals()[name] = value
         return value
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 
 def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a face, as ``looking_up``; ``dir`` shows its ``__all__``."""
+    face = vars(sys.modules[module])
+    face["__dir__"] = lambda: [*face["__all__"]]
+    return looking_up(module, homes)
+
+
+def looking_up(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a module's ``__getattr__`` that imports each of its names from where it is defined.
 
     Args:
@@ -94,7 +101,7 @@ def import_without_types(package: str, types: str) -> None:
     for name, kind in later.made.items():
         if vars(home).get(name) is kind:
             delattr(home, name)
-    vars(home)["__getattr__"] = lazily(package, {package: types, whole: " ".join(later.made)})
+    vars(home)["__getattr__"] = looking_up(package, {package: types, whole: " ".join(later.made)})
 
 
 def import_without_tls() -> None:

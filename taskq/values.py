@@ -58,7 +58,3 @@ _HOMES: Final = {
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
     __getattr__ = lazily(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return [*__all__]

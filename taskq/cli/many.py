@@ -102,7 +102,7 @@ def print_swept(
             verb: swept.count,
             "running": swept.running,
             "refused": swept.refused_count,
-            "errors": errors_json(swept.refused),
+            "errors": [{"id": job, "error": str(error)} for job, error in swept.refused.items()],
         }
         render.print_json(document)
         return
@@ -118,11 +118,6 @@ def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
         render.echo(f"taskq: {flat(str(error))}", err=True)
     if count > _SHOWN_MAX:
         render.echo(f"taskq: and {count - _SHOWN_MAX} more", err=True)
-
-
-def errors_json(refused: Mapping[str, TaskqError]) -> list[dict[str, str]]:
-    """Return the reasons, for programs."""
-    return [{"id": job_id, "error": str(error)} for job_id, error in refused.items()]
 
 
 def exit_if_refused(context: click.Context, swept: Swept) -> None:

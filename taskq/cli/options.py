@@ -207,7 +207,7 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
         from taskq.cli.casefile import unpacked  # noqa: PLC0415 - few look at one
 
         path = unpacked(path) or path
-    if not _is_log(path):
+    if not (path / _MARK).is_file():
         refuse_shards(path)
         raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     reader = LogReader.open(str(path), at=at)
@@ -247,10 +247,6 @@ def _tell_of_copy(reader: LogReader) -> None:
         render.echo(f"copy of {reader.device}, {age}", err=True)
 
 
-def _is_log(path: Path) -> bool:
-    return (path / _MARK).is_file()
-
-
 def _offer(path: Path) -> str:
     """Return what to type instead, as an error's second line: the logs nearby, if any."""
     logs = [flat(shlex.quote(str(log))) for log in _nearby(path)]
@@ -268,7 +264,8 @@ def _nearby(path: Path) -> list[Path]:
     Also those a folder further up or down that have the name which was looked for.
     """
     near = path.absolute()
-    here = near.parent if _is_gone() else Path.cwd()
+    is_gone = not Path().stat().st_nlink  # the working directory was removed
+    here = near.parent if is_gone else Path.cwd()
     above = near.parents[1:3]
     places = {near.parent, here, *above, *(folder / near.name for folder in above)}
     for folder in {near, near.parent, here}:
@@ -279,11 +276,6 @@ def _nearby(path: Path) -> list[Path]:
             continue
         places.update(inside, (place / near.name for place in inside))
     return sorted({place.resolve() for place in places if os.path.isfile(place / _MARK)})  # noqa: PTH113 - no error from folders of others
-
-
-def _is_gone() -> bool:
-    """Return whether the working directory was removed."""
-    return not Path().stat().st_nlink
 
 
 def span(text: str) -> float | str:

@@ -330,14 +330,7 @@ def fixed(
         UsageError: an argument is out of its range.
     """
     wait_seconds = seconds(delay, "delay")
-    return _policy(
-        attempts=attempts,
-        shape=Shape.FIXED,
-        base_seconds=wait_seconds,
-        cap_seconds=wait_seconds,
-        jitter=_jitter(jitter),
-        rules=rules,
-    )
+    return _policy(Shape.FIXED, attempts, wait_seconds, wait_seconds, jitter, rules)
 
 
 def linear(
@@ -360,14 +353,8 @@ def linear(
     Raises:
         UsageError: an argument is out of its range.
     """
-    return _policy(
-        attempts=attempts,
-        shape=Shape.LINEAR,
-        base_seconds=seconds(base, "base"),
-        cap_seconds=seconds(cap, "cap"),
-        jitter=_jitter(jitter),
-        rules=rules,
-    )
+    limits = seconds(base, "base"), seconds(cap, "cap")
+    return _policy(Shape.LINEAR, attempts, *limits, jitter, rules)
 
 
 def exponential(
@@ -392,15 +379,8 @@ def exponential(
     Raises:
         UsageError: an argument is out of its range.
     """
-    return _policy(
-        attempts=attempts,
-        shape=Shape.EXPONENTIAL,
-        base_seconds=seconds(base, "base"),
-        cap_seconds=seconds(cap, "cap"),
-        factor=factor,
-        jitter=_jitter(jitter),
-        rules=rules,
-    )
+    limits = seconds(base, "base"), seconds(cap, "cap")
+    return _policy(Shape.EXPONENTIAL, attempts, *limits, jitter, rules, factor)
 
 
 def never() -> RetryPolicy:
@@ -433,12 +413,11 @@ def policy_of(value: RetryPolicy | int) -> RetryPolicy:
 
 
 def _policy(
-    *,
-    attempts: int,
     shape: Shape,
+    attempts: int,
     base_seconds: float,
     cap_seconds: float,
-    jitter: Jitter,
+    jitter: str,
     rules: RetryRules,
     factor: float = 2.0,
 ) -> RetryPolicy:
@@ -458,7 +437,7 @@ def _policy(
         base_seconds=base_seconds,
         cap_seconds=cap_seconds,
         factor=factor,
-        jitter=jitter,
+        jitter=_jitter(jitter),
         retry_on=_types(rules.get("retry_on", Exception), "retry_on"),
         give_up_on=_types(rules.get("give_up_on", ()), "give_up_on"),
         per_error=tuple(_own_policies(rules.get("per_error", {}))),
@@ -474,17 +453,7 @@ def _own_policies(
     for kind, value in per_error.items():
         _types(kind, "per_error")
         if not isinstance(value, RetryPolicy):
-            delay = seconds(value, f"per_error[{kind.__name__}]")
-            yield (
-                kind,
-                RetryPolicy(
-                    attempts=0,
-                    shape=Shape.FIXED,
-                    base_seconds=delay,
-                    cap_seconds=delay,
-                    jitter=Jitter.NONE,
-                ),
-            )
+            yield kind, fixed(0, seconds(value, f"per_error[{kind.__name__}]"))
             continue
         if value.per_error or value.decider is not None or value.max_age_seconds is not None:
             raise UsageError(

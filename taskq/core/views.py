@@ -230,8 +230,6 @@ class JobView:
 
         ``"*"`` and ``"**"`` hold what goes to ``*args`` and ``**kwargs``.
         """
-        from taskq.core.parsing import parse_json  # noqa: PLC0415 - few ask
-
         try:
             values = parse_json(self.payload) if self.task and self.payload is not None else None
         except ValueError:

@@ -55,6 +55,13 @@ SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and p
 ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 
 
+#: Options that are above 0 where they are given.
+_SIZES: Final = (
+    "keep_bytes", "keep_segments", "reader_lag_bytes", "spill_bytes_max",
+    "decompressed_bytes_max", "keys_max",
+)  # fmt: skip
+
+
 class Packing(NamedTuple):
     """What becomes of a body on its way into the log."""
 
@@ -71,16 +78,6 @@ def check_dead_max(dead_max: int | None) -> None:
     """
     if dead_max is not None and dead_max < 0:
         raise UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
-
-
-def check_mode(mode: object) -> None:
-    """Refuse what is no mode.
-
-    Raises:
-        UsageError: it is neither of them.
-    """
-    if mode is not None and mode not in get_args(Mode):
-        raise UsageError(f"mode is {mode!r:.60}, it must be private or group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,46 +111,10 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Options of one open log.
+    """Options of one open log, in its own units; ``LogOptions`` says what each of them means.
 
-    Attributes:
-        durability: what an awaited answer survives.
-        interval_seconds: with ``interval``, the longest time until the next fsync.
-        segment_bytes: size at which a segment is sealed and the next begun.
-        segment_age_seconds: the longest time that a segment goes on after the first job ended in
-            it, so that this may go in time; None for an eighth of the time for which it is kept.
-        lock_wait_seconds: longest wait for the writer lock before callers get ``LogLocked``.
-        exclusive: keep the writer lock for as long as the log is open.
-        name: shown by ``taskq workers``.
-        min_free_bytes: enqueues are refused with ``DiskFull`` when fewer would be left on the disk,
-            while settling and cancelling go on; None for 16 MiB, or 2 % of a disk that is smaller
-            than 800 MiB; 0 to use the disk up.
-        reserve_bytes: set aside in a file that is given up when the disk is full, so that jobs can
-            still be settled; None for 1 MiB, or 2 % of a disk that is smaller than 50 MiB; 0 for
-            none.
-        compress: how payloads and results are compressed, where their task or queue does not say.
-        spill: likewise, whether those over PAYLOAD_BYTES_MAX may go to files beside the log.
-        spill_bytes_max: largest one that may.
-        decompressed_bytes_max: what would become larger is not decompressed.
-        keep_seconds: how long a finished job is kept after its end; None for ever. What is older
-            goes with its whole segment.
-        keep_bytes: the log's size beyond which the oldest finished jobs go, whatever their age;
-            None for no limit. Unsettled jobs, dead letters and held keys always stay.
-        keep_segments: likewise, a number of sealed segments.
-        keep_dead_seconds: how long a dead letter is kept after its death; None for ever.
-        dead_max: most dead letters, of all queues together that have no number of their own; the
-            oldest deaths go first. None for no limit.
-        reader_lag_bytes: a named reader keeps what it has not read, up to a log of this size; None:
-            however large the log becomes.
-        upkeep: whether this process keeps the log in order while it works.
-        starvation_seconds: a job that waits longer rises one priority for each such window, up to
-            9; None or 0: it does not.
-        keys_max: most dedup keys that are held at a time; an enqueue with another is refused.
-        queues: what is other in some queues, by their names.
-        mode: who may use a log that is made here, its user ("private") or its directory's group
-            ("group"), and what one that is there must be; None: whatever the directory says, and
-            its user alone where there is none.
-        clock: tells the time in place of the machine's: ``taskq.testing.use_clock`` sets it.
+    A span or size that is None is for ever, or without a limit; ``min_free_bytes``,
+    ``reserve_bytes``, ``segment_age_seconds`` and ``mode`` then go by the disk, or what is kept.
     """
 
     durability: Durability = Durability.FSYNC
@@ -180,6 +141,7 @@ class LogConfig:
     starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
     mode: Mode | None = None
+    #: tells the time in place of the machine's: ``taskq.testing.use_clock`` sets it
     clock: Clock | None = None
 
     def segment_age_of(self, keep_seconds: float) -> float:
@@ -202,16 +164,14 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         check_storage(self.compress, self.spill)
-        check_mode(self.mode)
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise UsageError(f"mode is {self.mode!r:.60}, it must be private or group")
         check_dead_max(self.dead_max)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
-        for name in ("keep_bytes", "keep_segments", "reader_lag_bytes"):
+        for name in _SIZES:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise UsageError(f"{name} is {limit}, it must be above 0")
-        for name in ("spill_bytes_max", "decompressed_bytes_max", "keys_max"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}, it must be above 0")
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
             raise UsageError(
                 f"segment_bytes is {self.segment_bytes}, it must be {SEGMENT_BYTES_MIN} to "

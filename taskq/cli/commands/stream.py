@@ -87,7 +87,7 @@ def tail(
     from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import the log
 
     given = {name: names or None for name, names in chosen.items()}
-    show = _show_json if as_json else _show
+    show = (lambda record: render.echo(json.dumps(record_json(record)))) if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
         from taskq.reading.looking import look_at_records  # noqa: PLC0415 - likewise
@@ -178,10 +178,6 @@ def _note(record: Record) -> str:
         parts[-1] += render.precise(abs(record.step_ns))
     reason = (record.reason or record.problem).partition("\n")[0]
     return ": ".join(part for part in (", ".join(parts), reason) if part)
-
-
-def _show_json(record: Record) -> None:
-    render.echo(json.dumps(record_json(record)))
 
 
 def record_json(record: Record) -> dict[str, Any]:
