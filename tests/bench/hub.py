@@ -33,8 +33,8 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.messages import Append, Sync, Synced
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
 from tests.bench.harness import MIB, Table, cpu_seconds, options, percentile, rss_bytes, scratch
@@ -115,7 +115,7 @@ def copy(folder: Path, mib: int) -> None:
         log, hub, port = folder / f"log-{frame_bytes}", folder / f"hub-{frame_bytes}", free_port()
         fill(log, (mib if frame_bytes > 256 else max(mib // 8, 1)) * MIB, frame_bytes)
         size = sum(path.stat().st_size for path in (log / "log").glob("*.log")) / MIB
-        token, process = enrol(hub, "edge-7"), serve(hub, port)
+        token, process = Registry(hub).enrol("edge-7"), serve(hub, port)
         try:
             plain, plain_cpu = plain_copy(log, folder / f"plain-{frame_bytes}")
             cpu, start = cpu_seconds(process.pid), time.perf_counter()
@@ -145,13 +145,12 @@ async def _template(folder: Path, size: int) -> DurableLog:
 
 def known_devices(folder: Path, hub: Path, count: int, log: DurableLog | None) -> list[str]:
     """Tokens of so many devices, each with a copy of the log if there is one."""
-    tokens = []
+    tokens, registry = [], Registry(hub)
     for number in range(count):
         name, secret = f"edge-{number}", hashlib.sha256(b"%d" % number).hexdigest()[:43]
         token, place = f"tq1.{name}.{secret}", hub / "devices" / name
-        place.mkdir(parents=True)
-        hashes = [hashlib.sha256(token.encode()).hexdigest()]
-        (place / ".device.json").write_text(json.dumps({"tokens": hashes}))
+        facts = json.dumps({"tokens": [hashlib.sha256(token.encode()).hexdigest()]})
+        registry.run("INSERT INTO devices VALUES (?, ?)", name, facts, syncs=False)
         if log is not None:
             copy = place / str(log.identity.log_id)
             shutil.copytree(folder / "template" / "log", copy / "log")
@@ -264,7 +263,7 @@ async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: 
 
     async def device(number: int) -> None:
         name = f"edge-{number}"
-        path, token = folder / name, enrol(hub, name)
+        path, token = folder / name, Registry(hub).enrol(name)
         line = Line(url, token, None, HubSettings())
         async with TaskLog.open(path) as log:
             await log.put(b"first")

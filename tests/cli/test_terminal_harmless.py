@@ -23,7 +23,7 @@ from taskq.cli.main import main
 from taskq.core.parsing import check_name
 from taskq.errors import JobFailed
 from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub import devices
+from taskq_plugins.hub.registry import Registry
 from tests.cli.helpers import taskq as invoke
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ async def _read(path: Path) -> None:
 
 def _enrol(hub: Path) -> None:
     """A device of which all was written by somebody else."""
-    devices.enrol(hub, "edge-7")
-    folder = hub / "devices" / "edge-7"
-    answer = json.loads((folder / ".device.json").read_text())
-    (folder / ".device.json").write_text(json.dumps({**answer, "state": NAME, "groups": [NAME]}))
+    registry, folder = Registry(hub), hub / "devices" / "edge-7"
+    registry.enrol("edge-7")
+    with registry._changed("edge-7") as facts:
+        facts.update(state=NAME, groups=[NAME])
     left = {"step": "begun", "at": [1, 0], "end_lsn": 2, "n": 1, "kind": NAME, "cause": NAME}
-    (folder / NAME).mkdir()
+    (folder / NAME).mkdir(parents=True)
     (folder / NAME / BREAKS).write_text(json.dumps(left) + "\n")
 
 

@@ -19,7 +19,7 @@ import pytest
 from examples.hub.line import HubProcess, free_port
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.registry import Registry
 from tests.programs import run_python
 
 ROOT: Final = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def test_what_was_written_offline_arrives_once_and_a_hub_can_have_it_sent_anew(
 
 def _order_all(device: Device, hub: HubProcess, queue: str) -> None:
     """The hub orders everything anew, and learns that it was sent."""
-    token = enrol(hub.path, "edge-7")
+    token = Registry(hub.path).enrol("edge-7")
     asyncio.run(hub.start())
     programs = Hub(hub.path)
     job = programs.device("edge-7").enqueue_sync(programs.call_by_name("notes.resend"))

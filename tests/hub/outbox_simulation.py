@@ -138,7 +138,9 @@ class OutboxSimulation(Simulation):
         if self._handing is None:
             disk = self._hub_disk
             port = Port(keeper)
-            self._handing = Handing(lambda: disk, HUB, self.out.clock, lambda what: what(port))
+            self._handing = Handing(
+                lambda: disk, HUB, self.out.clock, self.registry, lambda what: what(port)
+            )
         return self._handing
 
     def _drop_keeper(self) -> None:

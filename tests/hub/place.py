@@ -16,8 +16,8 @@ import uvicorn
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub.device.line import Http, Line, Told
-from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Place:
     @cached_property
     def token(self) -> str:
         """Enrol the device."""
-        return enrol(self.hub, DEVICE)
+        return Registry(self.hub).enrol(DEVICE)
 
     async def write(self, count: int = 3, size: int = 10) -> None:
         async with TaskLog.open(self.path / DEVICE) as log:
@@ -112,15 +112,14 @@ class Place:
         for copy in (self.hub / "devices").glob(f"*/{log_id}"):
             shutil.rmtree(copy / "log")
             (copy / "log").mkdir()
-            for name in ("seals.jsonl", "replica.json"):
-                (copy / name).unlink(missing_ok=True)
+            (copy / "seals.jsonl").unlink(missing_ok=True)
         self.restart()
 
     def tree(self) -> dict[str, str]:
         return {
             str(file): hashlib.sha256(file.read_bytes()).hexdigest()
             for file in self.hub.rglob("*")
-            if file.is_file() and file.name != ".heard.json"
+            if file.is_file() and not file.name.startswith("registry.db")
         }
 
 

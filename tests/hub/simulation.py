@@ -27,6 +27,7 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
+from taskq_plugins.hub.registry import Registry
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
@@ -68,6 +69,8 @@ class Simulation:
         self.process: Process | None = None
         self.hub_machine = Machine(seed + 1)
         self.hub: Copies | None = None
+        #: outlives the hub's process, and what a loss of power takes of it is chance
+        self.registry = Registry()
         self._hub_disk = CrashableDisk(self.hub_machine)
         self.verdicts: list[Verdict] = []
         self.log_id: UUID | None = None
@@ -234,7 +237,7 @@ class Simulation:
             disk.make_directory(HUB)
             disk.sync_directory(parent(HUB))
             disk.sync_directory("/")
-            self.hub, self._hub_disk = Copies(lambda: disk, HUB, 6_000), disk
+            self.hub, self._hub_disk = Copies(lambda: disk, HUB, self.registry, 6_000), disk
         return self.hub
 
     def _stop_hub(self) -> None:
@@ -246,6 +249,8 @@ class Simulation:
         self._stop_hub()
         if self.random.random() < 0.5:
             self.hub_machine.lose_power()
+            if self.random.random() < 0.5:
+                self.registry = Registry()
             self._checked.clear()
 
     def _ask_hub(self, asked: Request, received: int | None = None) -> Answer:
@@ -281,7 +286,7 @@ class Simulation:
         return {
             path: data
             for path, data in _files(self.hub_machine).items()
-            if path.startswith(f"{HUB}/devices/") and not path.endswith("/.down.json")
+            if path.startswith(f"{HUB}/devices/")
         }
 
     # -- the line ---------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from taskq import TaskLog
 from taskq.core.model import State
 from taskq.engine import DurableLog
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq_plugins.hub import devices
 from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
 from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
@@ -24,6 +23,7 @@ from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Sync, Synced
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import (
     FRAMES,
@@ -53,21 +53,21 @@ def _log_id(place: Place) -> str:
 
 
 async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> None:
-    code = devices.invite(place.hub, _DEVICE)
+    code = Registry(place.hub).invite(_DEVICE)
     line = place.line("")
     token = await line.redeem(code)
-    assert devices.device_of(place.hub, token) == _DEVICE
+    assert Registry(place.hub).device_of(token) == _DEVICE
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
         with pytest.raises(HubError, match="401"):
             await line.redeem(wrong)
-    kept = "".join(path.read_text() for path in place.hub.rglob(".device.json"))
-    assert code.partition(".")[2] not in kept
+    kept = b"".join(path.read_bytes() for path in place.hub.glob("registry.db*"))
+    assert code.partition(".")[2].encode() not in kept
 
 
 async def test_a_code_of_yesterday_holds_no_more(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = devices.invite(place.hub, _DEVICE)
+    code = Registry(place.hub).invite(_DEVICE)
     later = time.time_ns() + 86_401 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: later)
     with pytest.raises(HubError, match="401"):
@@ -83,19 +83,19 @@ async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_d
         await place.sync(machine="second")
     assert await place.sync(machine="first") == [Verdict.BEHIND]
     assert await place.sync(machine="") == [Verdict.BEHIND]
-    devices.move(place.hub, _DEVICE)
+    Registry(place.hub).move(_DEVICE)
     assert await place.sync(machine="second") == [Verdict.BEHIND]
-    assert "second" not in "".join(path.read_text() for path in place.hub.rglob("*.json"))
+    assert b"second" not in b"".join(path.read_bytes() for path in place.hub.glob("*.db*"))
 
 
 async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Place) -> None:
     await place.write()
     await place.sync()
     before = place.copies()
-    devices.retire(place.hub, _DEVICE)
+    Registry(place.hub).retire(_DEVICE)
     with pytest.raises(HubStops, match="401"):
         await place.sync()
-    assert (place.copies(), devices.facts(place.hub, _DEVICE)["state"]) == (
+    assert (place.copies(), Registry(place.hub).standing(_DEVICE)["state"]) == (
         before, "retired",
     )  # fmt: skip
 
@@ -183,11 +183,11 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(pl
 
 
 async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> None:
-    other = devices.enrol(place.hub, "edge-8")
+    other = Registry(place.hub).enrol("edge-8")
     await place.write(40, 5_000)
     await place.sync()
     secret = place.hub / "devices" / _DEVICE / _log_id(place) / "log" / f"{9:020}.log"
-    secret.symlink_to(place.hub / "devices" / _DEVICE / ".device.json")
+    secret.symlink_to(place.hub / "registry.db")
     logs = (await place.ask("GET", "/v1/logs")).json()["logs"]
     log = f"/v1/logs/{logs[0]['log_id']}"
     whole = await place.ask("GET", f"{log}/segments/{1:020}")
@@ -206,7 +206,7 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
 
 @pytest.mark.parametrize("route", ["ask", "breaks", "spill", f"segments/{1:020}"])
 async def test_no_route_reaches_another_devices_log(place: Place, route: str) -> None:
-    other = devices.enrol(place.hub, "edge-8")
+    other = Registry(place.hub).enrol("edge-8")
     await place.write()
     await place.sync()
     before = place.tree()
@@ -285,13 +285,14 @@ async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place) ->
 
 
 def test_what_server_and_commands_note_of_a_device_at_once_is_all_there(tmp_path: Path) -> None:
-    token = devices.enrol(tmp_path, "edge-7")
+    token = Registry(tmp_path).enrol("edge-7")
 
     def change(name: str) -> None:
         for number in range(20):
-            devices._change(tmp_path, "edge-7", **{name: number})
-            assert devices._device(tmp_path, "edge-7")[name] == number
+            with Registry(tmp_path)._changed("edge-7") as facts:
+                facts[name] = number
+            assert Registry(tmp_path)._facts("edge-7")[name] == number
 
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(change, "abcd")] == [None] * 4
-    assert devices.device_of(tmp_path, token) == "edge-7"
+    assert Registry(tmp_path).device_of(token) == "edge-7"

@@ -10,13 +10,14 @@ import pytest
 from anyio import fail_after, to_thread
 
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub import Hub, devices
+from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.allowance import HubWaits
 from taskq_plugins.hub.device.line import Line, Told
 from taskq_plugins.hub.gate import server
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.messages import NOWHERE, Question, Sync, Synced
 from taskq_plugins.hub.outbox.holding import Holding
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import served
 from tests.processes.harness import eventually
@@ -63,7 +64,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
 ) -> None:
     monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
     monkeypatch.setattr(server, "_GATHER_SECONDS", 0.5)
-    lines = [Line(url, devices.enrol(place.hub, f"edge-{number}")) for number in range(_COUNT)]
+    lines = [Line(url, Registry(place.hub).enrol(f"edge-{number}")) for number in range(_COUNT)]
     async with Hub(place.hub) as hub:
         await hub.device("edge-0").enqueue(hub.call_by_name("update"))
         held = [await _held(place, line, uuid4()) for line in lines[1:]]
@@ -88,7 +89,7 @@ async def test_a_question_takes_the_place_of_the_one_before(
 ) -> None:
     """Also where the line of that one is long gone."""
     lines = [Line(url, place.token) for _ in range(_COUNT)]
-    devices.enrol(place.hub, "other")
+    Registry(place.hub).enrol("other")
     async with Hub(place.hub) as hub:
         if has_outbox:
             await hub.device("other").enqueue(hub.call_by_name("update"))

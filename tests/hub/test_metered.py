@@ -21,7 +21,7 @@ from taskq_plugins.hub.device import allowance
 from taskq_plugins.hub.device.allowance import Allowance, HubWaits, last_note
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from tests.processes.harness import eventually
 
@@ -76,7 +76,7 @@ class Device:
     def __init__(self, place: Place, url: str, **settings: Any) -> None:
         self.path, self.seconds = str(place.path / "edge-7"), 1_000 * _DAY
         hub = HubSettings(**settings)
-        self.line = Line(url, enrol(place.hub, "edge-7"), None, hub)
+        self.line = Line(url, Registry(place.hub).enrol("edge-7"), None, hub)
         self.line.allowance = Allowance(hub, url, lambda: self.seconds)
 
     async def sync(self) -> list[Verdict]:

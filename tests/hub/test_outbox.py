@@ -29,12 +29,12 @@ from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.clock import use_clock
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol, groups, set_member
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.outbox import taking
 from taskq_plugins.hub.outbox.handing import Handing
 from taskq_plugins.hub.outbox.lines import decode_given
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Synced, sync
 from tests.hub.place import Direct
 from tests.log.tending import fill_segment, keeping, tend
@@ -78,7 +78,7 @@ class Place:
 
     def enrol(self, device: str) -> TaskQ:
         """Return a device with an app that notes what it runs."""
-        self.tokens[device] = enrol(self.path / "hub", device)
+        self.tokens[device] = Registry(self.path / "hub").enrol(device)
         app = self.apps[device] = TaskQ(self.path / device)
 
         @app.task(name="update", retry=2)
@@ -174,7 +174,7 @@ async def test_a_worker_that_syncs_takes_and_runs_jobs_however_its_app_has_the_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HubProcess(tmp_path / "hub")
-    token = enrol(tmp_path / "hub", "edge-7")
+    token = Registry(tmp_path / "hub").enrol("edge-7")
     settings = {"URL": f"http://127.0.0.1:{server.port}", "TOKEN": token, "ACCEPT": '["*"]'}
     for name, value in (settings | {"EVERY": "0.1", "POLL": "1"}).items():
         monkeypatch.setenv(f"TASKQ_HUB_{name}", value)
@@ -367,14 +367,14 @@ async def test_what_a_device_took_and_could_not_read_comes_again_and_runs_once(
 async def test_a_group_gets_one_job_a_member_in_one_transaction(place: Place) -> None:
     for number in range(3):
         place.enrol(f"edge-{number}")
-        set_member(place.hub.path, "eu", f"edge-{number}", is_in=True)
-    set_member(place.hub.path, "eu", "edge-1", is_in=False)
-    assert groups(place.hub.path) == {"eu": ["edge-0", "edge-2"]}
+        Registry(place.hub.path).set_member("eu", f"edge-{number}", is_in=True)
+    Registry(place.hub.path).set_member("eu", "edge-1", is_in=False)
+    assert Registry(place.hub.path).groups() == {"eu": ["edge-0", "edge-2"]}
     jobs = await place.hub.group("eu").enqueue(update("update", "7.2"))
     views = [await job.view() for job in jobs]
     assert [view.queue for view in views] == ["to:edge-0", "to:edge-2"]
     assert all(view.headers["hub-group"] == "eu" for view in views)
-    enrol(place.hub.path, "edge-0")
+    Registry(place.hub.path).enrol("edge-0")
     assert place.hub.group("eu").devices == ["edge-0", "edge-2"]
     for device in ("edge-0", "edge-1", "edge-2"):
         await place.sync(device=device)
@@ -566,7 +566,7 @@ async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Place) -> Non
 async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_member(place.hub.path, "eu", "edge-7", is_in=True)
+    Registry(place.hub.path).set_member("eu", "edge-7", is_in=True)
     text = (Path(__file__).parents[2] / "plugins/README.md").read_text(encoding="utf-8")
     section = text.partition("### Jobs for devices")[2]
     code = section.partition("```python\n")[2].partition("```")[0]
@@ -647,7 +647,7 @@ async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_a
     assert await taken.result(timeout=1) == "edge-8 has 7.1"
     assert await left.result(timeout=1) == "edge-8 has 7.2"
     assert await own.result(timeout=1) == "edge-8 has 8"
-    place.tokens["edge-7"] = enrol(place.path / "hub", "edge-7")
+    place.tokens["edge-7"] = Registry(place.path / "hub").enrol("edge-7")
     synced = await place.sync()  # it is found again, and has not run its job yet
     assert (synced.taken.jobs, synced.taken.cancelled) == (0, 1)
     await place.work()

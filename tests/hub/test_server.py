@@ -25,8 +25,8 @@ from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import check_url
-from taskq_plugins.hub.devices import device_of, enrol
 from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.hub.place import Place, is_copy
 from tests.programs import run_taskq
@@ -52,7 +52,7 @@ async def test_a_log_goes_to_the_hub_and_grows_there(place: Place) -> None:
 
 
 async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: Place) -> None:
-    other = enrol(place.hub, "edge-8")
+    other = Registry(place.hub).enrol("edge-8")
     await place.write()
     await place.sync()
     before = place.copies()
@@ -67,7 +67,7 @@ async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: 
 async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
     place: Place, token: str
 ) -> None:
-    enrol(place.hub, "edge-7")
+    Registry(place.hub).enrol("edge-7")
     before = place.tree()
     headers = {"Authorization": f"Bearer {token}".encode()}
     bodies = {
@@ -87,7 +87,7 @@ async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
         f"/v1/logs/{_LOG_ID}/segments/..",
         f"/v1/logs/{_LOG_ID}/segments/00000000000000000000",
         f"/v1/logs/{_LOG_ID}/segments/99999999999999999999",
-        "/v1/logs/../../.device.json/ask",
+        "/v1/logs/../../../registry.db/ask",
         "/v1/logs/%2e%2e/%2e%2e/ask",
         f"/v1/logs/{_LOG_ID}%00/ask",
         f"/v1/logs/{'é' * 36}/ask",
@@ -136,7 +136,7 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
 async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:
     assert place.token
     for number in range(32):
-        (place.hub / "devices" / "edge-7" / f"log-{number}").mkdir()
+        (place.hub / "devices" / "edge-7" / f"log-{number}").mkdir(parents=True)
     await place.write()
     before = place.tree()
     with pytest.raises(HubError, match=r"507.*as much there as it may"):
@@ -157,19 +157,19 @@ async def test_a_full_disk_is_told_before_anything_is_written(
 
 
 async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
-    tokens = [enrol(place.hub, "edge-7") for _ in range(3)]
-    assert [device_of(place.hub, token) for token in tokens] == [None, "edge-7", "edge-7"]
+    tokens = [Registry(place.hub).enrol("edge-7") for _ in range(3)]
+    assert [Registry(place.hub).device_of(token) for token in tokens] == [None, "edge-7", "edge-7"]
     await place.write()
     with pytest.raises(HubError, match=r"401.*enrol"):
         await place.sync(tokens[0])
-    kept = "".join(file.read_text() for file in place.hub.rglob(".device.json"))
-    assert not any(token.rpartition(".")[2] in kept for token in tokens)
+    kept = b"".join(file.read_bytes() for file in place.hub.glob("registry.db*"))
+    assert not any(token.rpartition(".")[2].encode() in kept for token in tokens)
 
 
 @pytest.mark.parametrize("name", ["", "..", "Edge", "a/b", "-a", "a" * 64, "a\n", "ü"])
 def test_a_name_that_could_lead_elsewhere_is_none_of_a_device(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="no name of a device"):
-        enrol(tmp_path, name)
+        Registry(tmp_path).enrol(name)
     assert not list(tmp_path.iterdir())
 
 

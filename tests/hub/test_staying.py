@@ -20,9 +20,10 @@ from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq.engine import LogReader
-from taskq_plugins.hub import Hub, devices
+from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
 from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
@@ -35,7 +36,7 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enrol("edge-7"))
     monkeypatch.setenv("TASKQ_HUB_EVERY", "0")
     app = TaskQ(place.path / "edge-7")
 
@@ -149,7 +150,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", devices.enrol(place.hub, "edge-7"))
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enrol("edge-7"))
     monkeypatch.setenv("TERM", "xterm")
     await place.write(4, 500_000)
     command = [sys.executable, "-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
@@ -168,7 +169,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
 async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
     place: Place, url: str
 ) -> None:
-    line = Line(url, devices.enrol(place.hub, "edge-7"))
+    line = Line(url, Registry(place.hub).enrol("edge-7"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silence = Line(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
         for _ in range(3):

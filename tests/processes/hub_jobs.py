@@ -25,7 +25,7 @@ from taskq.core.errors import JobError, LogError
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol, set_member
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 
 if TYPE_CHECKING:
@@ -122,8 +122,10 @@ class _Devices:
 async def _run(folder: Path, devices: int, rounds: int, kills: int) -> str:
     began, names = time.monotonic(), [f"edge-{number}" for number in range(devices)]
     for name in names:
-        (folder / f"{name}.token").write_text(enrol(folder / "hub", name), encoding="ascii")
-        set_member(folder / "hub", "all", name, is_in=True)
+        (folder / f"{name}.token").write_text(
+            Registry(folder / "hub").enrol(name), encoding="ascii"
+        )
+        Registry(folder / "hub").set_member("all", name, is_in=True)
     server = HubProcess(folder / "hub")
     async with Hub(folder / "hub") as hub:
         update, group = hub.call_by_name, hub.group("all")

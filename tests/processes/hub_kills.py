@@ -27,7 +27,7 @@ from taskq.log.read.verify import verify
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow
 from tests.bench.hub import free_port, serve
 from tests.processes import hub_matrix
@@ -93,7 +93,7 @@ def run(folder: Path, count: int, seconds: float, seed: int) -> None:
     url, firsts = f"http://127.0.0.1:{port}", range(0, count, _OF_PROCESS)
     names = [f"edge-{number}" for number in range(firsts[-1] + _OF_PROCESS)]
     for name in names:
-        (folder / f"{name}.token").write_text(enrol(hub, name))
+        (folder / f"{name}.token").write_text(Registry(hub).enrol(name))
     server, kills = serve(hub, port), [0, 0]
     pause = threading.Event()
     processes = {first: _start(folder, url, first) for first in firsts}

@@ -48,9 +48,9 @@ from taskq_plugins.hub import Hub
 from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.devices import enrol
 from taskq_plugins.hub.gate.listening import Protocol
 from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import log_records
 
@@ -314,8 +314,8 @@ async def _prepared(folder: Path, listening: socket.socket, worlds: set[str]) ->
     for world in sorted(worlds):
         place = folder / world
         place.mkdir()
-        (place / "token").write_text(enrol(place / "hub", _DEVICE), encoding="ascii")
-        (place / "other").write_text(enrol(place / "hub", _OTHER), encoding="ascii")
+        (place / "token").write_text(Registry(place / "hub").enrol(_DEVICE), encoding="ascii")
+        (place / "other").write_text(Registry(place / "hub").enrol(_OTHER), encoding="ascii")
         log, yesterday = place / _DEVICE, place / "yesterday"
         server = _started(_serve, place, listening)
         try:
@@ -591,7 +591,7 @@ def _tree(folder: Path) -> dict[str, str]:
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".heard.json"
+        if path.is_file()
     }
 
 

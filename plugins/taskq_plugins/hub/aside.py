@@ -24,6 +24,8 @@ from taskq_plugins.fleet.breaks import BREAKS, decode_break
 from taskq_plugins.hub.messages import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskq.engine import Disk
     from taskq_plugins.hub.messages import Declare
 
@@ -34,20 +36,17 @@ LOG: Final = Replica.LOG
 SPILL: Final = Replica.SPILL
 #: Ends the name of a body that has not come as a whole.
 PART: Final = ".part"
-#: A hint, as ``Copy`` writes it.
-MARK: Final = "replica.json"
 
 
 class Breaks:
-    """The breaks of one copy.
+    """The breaks of one copy; ``unmark`` forgets how far that is durable.
 
     Attributes:
         all: those that were declared, oldest first. The latest may still have to be carried out.
     """
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
-        self._path = path
+    def __init__(self, disk: Disk, path: str, unmark: Callable[[], None] = lambda: None) -> None:
+        self._disk, self._path, self._unmark = disk, path, unmark
         self._notes = Notes(disk, f"{path}/{BREAKS}")
         self.all = [decode_break(line) for line in self._notes.lines if line["step"] == "begun"]
         if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
@@ -93,8 +92,7 @@ class Breaks:
     def _cut(self, keep: Border) -> None:
         """Remove all behind that place from the current directory."""
         disk, log = self._disk, f"{self._path}/{LOG}"
-        disk.remove(f"{self._path}/{MARK}")
-        disk.sync_directory(self._path)
+        self._unmark()
         seals = Notes(disk, f"{self._path}/{SEALS}")
         seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
         # The latest goes first: at no time does anything stand behind a gap.

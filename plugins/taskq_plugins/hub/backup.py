@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from taskq.engine import PatientDisk, back_up, restore
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, content
+from taskq_plugins.hub.aside import IDENTITY, LOG, content
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.outbox.handing import OUTBOX
+from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,8 +41,8 @@ def hub_backed_up(hub: Path, target: Path) -> int:
         restore(f"{part}/{OUTBOX}.now", str(part / OUTBOX))
         shutil.rmtree(f"{part}/{OUTBOX}.now")
     logs = Copies(PatientDisk, str(hub)).logs()
-    for folder in sorted((hub / "devices").iterdir()):
-        _copy_files(folder, part / "devices" / folder.name)
+    (part / "devices").mkdir()
+    Registry(hub).back_up(part)
     for device, log_id in logs:
         _copy_log(hub, part, device, log_id)
     if target.exists():
@@ -81,7 +82,7 @@ def _copy_files(source: Path, target: Path) -> None:
     )
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        if name == MARK or name.endswith((".tmp", ".gone")):
+        if name.endswith((".tmp", ".gone")):
             continue
         shutil.copy2(source / name, target / name)
         descriptor = os.open(target / name, os.O_RDONLY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,8 +27,8 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.line import tell_nobody
 from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.devices import checked, known
 from taskq_plugins.hub.messages import Declare, Skip
+from taskq_plugins.hub.registry import Registry, checked
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
@@ -73,10 +74,11 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
     Raises:
         LogError: what is there does not go on from what the hub has; the device has to sync.
     """
-    real = Copies(PatientDisk, str(hub))
+    registry = Registry(hub)
+    real = Copies(PatientDisk, str(hub), registry)
     try:
         for device, log_id in Copies(PatientDisk, str(stick.absolute())).logs():
-            known(hub, device)
+            registry.known(device)
             path = f"{stick.absolute()}/devices/{device}/{log_id}"
             log = DurableLog(LocalDisk(), SystemClock(), path)
             try:
@@ -88,7 +90,9 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
                             f"nothing of it was taken, let the device itself sync"
                         )
                     answer = None if isinstance(asked, Skip) else real.answer(device, asked)
-                yield device, log_id, log.end.next_lsn
+                lsn = log.end.next_lsn
+                registry.note(device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
+                yield device, log_id, lsn
             finally:
                 log.close()
     finally:
@@ -109,7 +113,7 @@ def newest_copy(hub: Path, device: str) -> Path:
     Raises:
         LogError: there is none.
     """
-    known(hub, device)
+    Registry(hub).known(device)
     copies = [file.parent for file in (hub / "devices" / device).glob(f"*-*/{IDENTITY}")]
     if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import LogReader, PatientDisk, Replica, segment_name
 from taskq.errors import LogError
-from taskq_plugins.hub.aside import MARK, PART, SEALS, SPILL, noted
+from taskq_plugins.hub.aside import PART, SEALS, SPILL, noted
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copy import NAME
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from taskq.engine import Disk
+    from taskq_plugins.hub.registry import Registry
 
 
 #: Has its own inode in it, so that a copy of it shows.
@@ -91,16 +92,16 @@ def _of_records(disk: Disk, path: Path, log_id: UUID) -> Iterator[Fault]:
         files.forget()
 
 
-def ask_again(fault: Fault) -> None:
+def ask_again(registry: Registry, fault: Fault) -> None:
     """Let the device send that again, when it syncs next; nobody may serve the hub meanwhile."""
-    disk, folder = PatientDisk(), f"{fault.path}/{SPILL if fault.name else ''}"
-    if fault.name:
-        # A part of nothing is one that is to come.
-        disk.make_directory(folder)
-        disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
-    else:
-        disk.remove(f"{fault.path}/{MARK}")  # who opens the copy looks at all of its end
-    disk.sync_directory(folder.rstrip("/"))
+    if not fault.name:  # who opens the copy looks at all of its end
+        registry.durable(fault.path.parent.name, fault.path.name).remove()
+        return
+    disk, folder = PatientDisk(), f"{fault.path}/{SPILL}"
+    # A part of nothing is one that is to come.
+    disk.make_directory(folder)
+    disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
+    disk.sync_directory(folder)
 
 
 def everything(path: Path) -> Iterator[Fault]:

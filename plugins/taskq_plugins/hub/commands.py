@@ -17,7 +17,7 @@ from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, parse_json
 from taskq.views import WAITING_STATES
-from taskq_plugins.hub import devices
+from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +65,8 @@ def enrol(directory: Path, device: str, code: bool) -> None:
     The token is told this once. On the device it goes into a file that its user alone may read. A
     code is short enough to be told: the device gets its token for it by taskq sync --code.
     """
-    render.echo((devices.invite if code else devices.enrol)(directory, device))
+    registry = Registry(directory)
+    render.echo(registry.invite(device) if code else registry.enrol(device))
 
 
 @hub.command()
@@ -76,7 +77,7 @@ def move(directory: Path, device: str) -> None:
 
     A token that comes from another machine than before is refused: it may have been copied.
     """
-    devices.move(directory, device)
+    Registry(directory).move(device)
 
 
 @hub.command()
@@ -91,7 +92,7 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     """
     if other is not None:
         _hand_on(directory, device, other)
-    devices.retire(directory, device)
+    Registry(directory).retire(device)
     _cancel_open(directory, device)
 
 
@@ -134,7 +135,7 @@ def serve(
         if metrics_port is not None:
             metrics = _package("taskq_plugins.hub.gate.metrics", "metrics")
             site = metrics.Counting(site)
-            figures = metrics.told(directory.absolute(), site, place["host"], metrics_port)
+            figures = metrics.told(Registry(directory), site, place["host"], metrics_port)
         with figures:
             listening.Listener(server, (certfile, keyfile), site, **place).run()
 
@@ -149,14 +150,14 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 
     Exits with 1 if one of them is late.
     """
-    known, now_ns = devices.devices(directory), time.time_ns()
+    known, now_ns = Registry(directory).all_standing(), time.time_ns()
     if not known:
         raise Failure(f"{directory} has no device yet: taskq hub enrol {directory} NAME")
-    if missing := sorted(set(names) - set(known)):
+    if missing := sorted(set(names) - known.keys()):
         raise WrongUsage(f"{directory} has no device {missing[0]!r}")
     rows = []
     for name in names or known:
-        facts = devices.facts(directory, name)
+        facts = known[name]
         seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
         is_late = facts["state"] == "active" and (seconds is None or seconds > _seconds(late))
         behind = max(facts.get("end_lsn", 0) - facts.get("at_lsn", 0), 0)
@@ -188,7 +189,7 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
     from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
     from taskq_plugins.hub.aside import IDENTITY, noted  # noqa: PLC0415 - likewise
 
-    for name in names or devices.devices(directory):
+    for name in names or Registry(directory).names():
         for file in sorted((directory / "devices" / name).glob(f"*/{BREAKS}")):
             for line in noted(PatientDisk(), str(file.parent), BREAKS):
                 if line["step"] == "begun":
@@ -213,7 +214,7 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
 
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
     with contextlib.nullcontext() if dry_run else _alone(directory):
-        copies = Copies(PatientDisk, str(directory))
+        copies = Copies(PatientDisk, str(directory), None if dry_run else Registry(directory))
         for device, log_id in copies.logs():
             gone = copies.keep(device, log_id, before_ns, dry_run=dry_run)
             size = sum(old.size for old in gone)
@@ -237,7 +238,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
         for fault in checking.faults(directory, deep=deep or repair):
             is_wrong = True
             if repair:
-                checking.ask_again(fault)
+                checking.ask_again(Registry(directory), fault)
             asked = ": asked for again" if repair else ""
             render.echo(flat(f"{fault.path}: {fault.what}{asked}"))
     if is_wrong:
@@ -253,11 +254,12 @@ def erase(directory: Path, device: str, yes: bool) -> None:
 
     Jobs that wait for it are cancelled. What backups and lakes have of it stays there.
     """
-    devices.known(directory, device)
+    registry = Registry(directory)
+    registry.known(device)
     if not yes:
         raise WrongUsage(f"all that {directory} has of {device} goes for good: add --yes")
     with _alone(directory):
-        devices.erase(directory, device)
+        registry.erase(device)
         _cancel_open(directory, device)
 
 
@@ -270,11 +272,12 @@ def resend(directory: Path, device: str) -> None:
     What is here stays until what comes is whole: for copies that nobody believes any more.
     """
     checking, count = _package("taskq_plugins.hub.checking"), 0
-    devices.known(directory, device)
+    registry = Registry(directory)
+    registry.known(device)
     with _alone(directory):
         for identity in (directory / "devices" / device).glob("*-*/taskq.json"):
             for part in checking.everything(identity.parent):
-                checking.ask_again(part)
+                checking.ask_again(registry, part)
                 count += 1
     render.echo(f"{device}: {count} files are asked for again")
 
@@ -328,7 +331,7 @@ def group() -> None:
 def add(directory: Path, name: str, members: tuple[str, ...]) -> None:
     """Put devices into a group; a group is there as long as one is in it."""
     for device in members:
-        devices.set_member(directory, name, device, is_in=True)
+        Registry(directory).set_member(name, device, is_in=True)
 
 
 @group.command("rm")
@@ -338,7 +341,7 @@ def add(directory: Path, name: str, members: tuple[str, ...]) -> None:
 def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
     """Take devices out of a group; what was enqueued for them stays."""
     for device in members:
-        devices.set_member(directory, name, device, is_in=False)
+        Registry(directory).set_member(name, device, is_in=False)
 
 
 @group.command("ls")
@@ -346,7 +349,7 @@ def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
 @json_option
 def ls(directory: Path, as_json: bool) -> None:
     """Print each group and who is in it."""
-    members_of = devices.groups(directory)
+    members_of = Registry(directory).groups()
     if as_json:
         render.print_json(members_of)
         return

@@ -31,6 +31,7 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
+from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,7 @@ class Copies:
     Args:
         make_disk: makes this machine's disk, for each copy anew.
         path: of the hub's directory.
+        registry: notes how far copies are durable; None: that is forgotten.
         mark_bytes: as of ``Copy``.
         wall_ns: says what time it is.
         disk_of: makes the disk for what a device has written; None: as make_disk.
@@ -64,12 +66,14 @@ class Copies:
         self,
         make_disk: Callable[[], Disk],
         path: str,
+        registry: Registry | None = None,
         mark_bytes: int = MARK_BYTES,
         wall_ns: Callable[[], int] = time.time_ns,
         disk_of: Callable[[str], Disk] | None = None,
         may_fork: Callable[[str], bool] = lambda _device: True,
     ) -> None:
         self._wall_ns, self._may_fork = wall_ns, may_fork
+        self._registry = registry or Registry()
         self._disk_of = disk_of or (lambda _device: make_disk())
         self._make_disk = make_disk
         self._mark_bytes = mark_bytes
@@ -223,12 +227,14 @@ class Copies:
             disk = self._disk_of(device)
             if disk.status(f"{path}/{IDENTITY}") is None:
                 return None
-            copy = self._copies[key] = Copy(disk, path, log_id, self._mark_bytes)
+            copy = self._copies[key] = Copy(
+                disk, path, log_id, self._registry.durable(device, log_id), self._mark_bytes
+            )
         return copy
 
     def _make(self, device: str, asked: Sync) -> Copy:
         path, disk = self._path_of(device, asked.log_id), self._disk_of(device)
-        if len(disk.names(path.rpartition("/")[0])) > _LOGS_MAX:
+        if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
             raise OSError(errno.EDQUOT, "a device has only so many logs")
         disk.make_directory(f"{path}/log")
         above = path

@@ -7,7 +7,6 @@ only with its first whole frame, and only where the end before it is the one tha
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import re
@@ -15,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
-from taskq_plugins.hub.aside import IDENTITY, LOG, MARK, PART, SEALS, SPILL, Breaks, Notes, content
+from taskq_plugins.hub.aside import IDENTITY, LOG, PART, SEALS, SPILL, Breaks, Notes, content
 from taskq_plugins.hub.keeping import first_young
 from taskq_plugins.hub.messages import (
     FEATURES_MAX,
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from taskq.engine import Disk
     from taskq_plugins.hub.keeping import Old
     from taskq_plugins.hub.messages import Append, Seal, SpillPart
+    from taskq_plugins.hub.registry import Hint
 
-#: In one sector: of what a loss of power makes of it, all or nothing is there.
-_MARK_FILE_BYTES: Final = 512
 NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
 _START: Final = Replica.START
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
@@ -49,7 +47,7 @@ MARK_BYTES: Final = 4 * 1024 * 1024
 class Copy:
     """One copy, as its only writer has it. After an ``OSError`` it is to be opened anew.
 
-    ``mark_bytes`` as MARK_BYTES.
+    ``mark`` is where it notes how far it is durable; ``mark_bytes`` as MARK_BYTES.
 
     Attributes:
         at: behind its last durable frame. NOWHERE: nothing came yet; with offset 0: a break waits
@@ -63,14 +61,15 @@ class Copy:
         OSError: the disk refused.
     """
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID, mark_bytes: int = MARK_BYTES) -> None:
-        self._disk = disk
-        self._path = path
-        self._mark_bytes = mark_bytes
+    def __init__(
+        self, disk: Disk, path: str, log_id: UUID, mark: Hint, mark_bytes: int = MARK_BYTES
+    ) -> None:
+        self._disk, self._path = disk, path
+        self._mark, self._mark_bytes = mark, mark_bytes
         self._marked = NOWHERE
         self._incompat: frozenset[str] = frozenset()
         self.bodies = Bodies(disk, path)
-        self.breaks = Breaks(disk, path)
+        self.breaks = Breaks(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = Replica(disk, path, log_id, writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
@@ -85,8 +84,7 @@ class Copy:
     def rest(self) -> None:
         """Note what is durable, so that who opens the copy next need not look at it."""
         if self.at.frame and not self.is_sealed and self._marked != self.at:
-            with contextlib.suppress(OSError):  # a hint
-                self._mark(self.at)
+            self._note_durable(self.at)
         self.close()
 
     def _find_end(self) -> None:
@@ -152,9 +150,12 @@ class Copy:
 
     def _secured(self, segment: int) -> Border:
         """Return the end of a segment that is not sealed, once all else is cut off."""
-        files, mark = self._files, self._read_mark()
+        files, noted = self._files, self._mark.read()
+        mark = Border.from_list(noted) if noted else NOWHERE
         if mark.segment != segment or not files.stands(mark):
             mark = NOWHERE
+            if noted:  # the same frames may come again, and not be on disk yet
+                self._mark.remove()
         self._marked = mark
         if mark.frame and files.size(segment) == mark.offset:  # nothing came since it was on disk
             return mark
@@ -256,25 +257,11 @@ class Copy:
         self.high_lsn = max(self.high_lsn, at.next_lsn)
         marked = self._marked
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
-            self._mark(at)
+            self._note_durable(at)
 
-    def _mark(self, at: Border) -> None:
-        """Note what is durable; without a sync, since what a crash makes of it is found out."""
-        data = json.dumps({"durable": at.as_list()}).encode().ljust(_MARK_FILE_BYTES)
-        # Written over as it is: a file system makes sure that one which is renamed is on disk.
-        descriptor = self._disk.open(f"{self._path}/{MARK}", create=True)
-        try:
-            write_all(self._disk, descriptor, data, 0)
-        finally:
-            self._disk.close(descriptor)
+    def _note_durable(self, at: Border) -> None:
+        self._mark.write(at.as_list())
         self._marked = at
-
-    def _read_mark(self) -> Border:
-        try:
-            mark = json.loads(content(self._disk, f"{self._path}/{MARK}"))
-            return Border.from_list(mark["durable"])
-        except (ValueError, KeyError, TypeError):
-            return NOWHERE
 
     def seal(self, asked: Seal) -> Stored:
         """Let the segment end there: what is before is what the device has.
@@ -329,8 +316,7 @@ class Copy:
         torn = f"{self._path}/torn"
         self._disk.make_directory(torn)
         self._files.forget()
-        self._disk.remove(f"{self._path}/{MARK}")  # the file of that name is another from now on
-        self._disk.sync_directory(self._path)
+        self._mark.remove()  # the file of that name is another from now on
         name = segment_name(segment)
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")

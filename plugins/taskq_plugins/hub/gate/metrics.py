@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from taskq.errors import TaskqError
-from taskq_plugins.hub.devices import devices, facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from prometheus_client.metrics_core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from taskq_plugins.hub.registry import Registry
 
 _REFUSED: Final = 400
 
@@ -56,13 +56,13 @@ class Counting:
 class HubMetrics:
     """How a hub and its devices stand, at each scrape."""
 
-    def __init__(self, path: Path, counting: Counting) -> None:
-        self._path = path
+    def __init__(self, registry: Registry, counting: Counting) -> None:
+        self._registry = registry
         self._counting = counting
 
     def collect(self) -> Iterator[Metric]:
         """Yield all figures."""
-        known = [facts(self._path, device) for device in devices(self._path)]
+        known = list(self._registry.all_standing().values())
         states = GaugeMetricFamily("taskq_hub_devices", "Devices by state", labels=["state"])
         for state, count in sorted(Counter(str(each["state"]) for each in known).items()):
             states.add_metric([state], count)
@@ -92,16 +92,16 @@ class HubMetrics:
 
 
 @contextlib.contextmanager
-def told(path: Path, counting: Counting, host: str, port: int) -> Iterator[None]:
+def told(registry: Registry, counting: Counting, host: str, port: int) -> Iterator[None]:
     """Answer scrapes while the block runs.
 
     Raises:
         TaskqError: nobody may listen there, or somebody does.
     """
-    registry = CollectorRegistry()
-    registry.register(HubMetrics(path, counting))
+    collectors = CollectorRegistry()
+    collectors.register(HubMetrics(registry, counting))
     try:
-        server, thread = start_http_server(port, host, registry)
+        server, thread = start_http_server(port, host, collectors)
     except OSError as error:
         raise TaskqError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
     try:

@@ -36,7 +36,7 @@ class Account:
     """
 
     def __init__(self, folder: Path, most: int) -> None:
-        self._disk, self._path, self._most = PatientDisk(), str(folder), most
+        self._disk, self._path, self._most = PatientDisk(), str(folder.parent), most
         self.used = used_bytes(folder)
 
     def require(self, size: int) -> None:
@@ -75,9 +75,11 @@ class ChargedDisk(PatientDisk):
         return super().open(path, create=create, write=write)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory, which takes a block."""
-        if self.status(path) is None:
+        """Make a directory and those above it, each of which takes a block."""
+        above = path
+        while self.status(above) is None:
             self._account().charge(_BLOCK)
+            above = above.rpartition("/")[0]
         super().make_directory(path)
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:

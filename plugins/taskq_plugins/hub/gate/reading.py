@@ -49,7 +49,7 @@ class Reading:
 
 def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str]) -> Response:
     if log_id is None:
-        logs = sorted(folder for folder in place.iterdir() if _LOG.match(folder.name))
+        logs = sorted(folder for folder in place.glob("*-*") if _LOG.match(folder.name))
         return _json({"logs": [_about(folder) for folder in logs]})
     log, (kind, _, name) = place / log_id, what.partition("/")
     if kind == "identity":

@@ -29,7 +29,6 @@ from starlette.routing import Route
 from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import devices
 from taskq_plugins.hub.checking import ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.gate.openapi import document
@@ -50,6 +49,7 @@ from taskq_plugins.hub.messages import (
 )
 from taskq_plugins.hub.outbox.lines import encode_given
 from taskq_plugins.hub.outbox.serving import Serving
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import (
     FRAMES,
     JSON,
@@ -131,11 +131,13 @@ class Server:
     ) -> None:
         self._path = path
         self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
+        self._registry = Registry(path)
         self._copies = Copies(
-            PatientDisk, str(path), disk_of=self._disk_of, may_fork=partial(devices.may_fork, path)
-        )
+            PatientDisk, str(path), self._registry,
+            disk_of=self._disk_of, may_fork=self._registry.may_fork,
+        )  # fmt: skip
         self._reading = Reading(path)
-        self._outbox = Serving(path, self._spend)
+        self._outbox = Serving(path, self._registry, self._spend)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
@@ -185,7 +187,7 @@ class Server:
         self._copies.forget(device, log_id)
         for fault in faults_of(self._path / "devices" / device / str(log_id), log_id, deep=True):
             _log.warning("hub: %s: %s: asked for again", fault.path, fault.what)
-            ask_again(fault)
+            ask_again(self._registry, fault)
 
     async def _keep(self) -> None:
         while True:
@@ -214,7 +216,7 @@ class Server:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         device = None
         if scheme.lower() == "bearer":
-            device = await self._on_thread(devices.device_of, self._path, token)
+            device = await self._on_thread(self._registry.device_of, token)
         if device is None:
             raise await self._unknown(request, "the token is not known here")
         request.state.device = device
@@ -247,7 +249,7 @@ class Server:
         asked = await self._taken(request)
         assert isinstance(asked, Enrol)
         async with self._turn(""):  # of all who try one at a time
-            token = await self._on_thread(devices.redeem, self._path, asked.code, asked.machine)
+            token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
         if token is None:
             raise await self._unknown(request, "the code is not known here")
         return Response(as_json(Enrolled(token)), 201, media_type=JSON)
@@ -362,11 +364,11 @@ class Server:
 
     def _done(self, device: str, asked: Asked) -> Answer:
         """Carry a request out, on a thread."""
-        if isinstance(asked, Sync) and not devices.is_bound(self._path, device, asked.machine):
-            known = devices.facts(self._path, device)
-            devices.note(self._path, device, **known | {"refused_ns": time.time_ns()})
+        registry = self._registry
+        if isinstance(asked, Sync) and not registry.is_bound(device, asked.machine):
+            registry.note(device, refused_ns=time.time_ns())
             return Refused(Trouble.CLONED, NOWHERE)
-        if isinstance(asked, Sync) and devices.facts(self._path, device)["state"] == "held":
+        if isinstance(asked, Sync) and registry.standing(device)["state"] == "held":
             return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, Declare):  # what is about to be set aside may end jobs
             self._outbox.arrived(device)
@@ -390,11 +392,11 @@ class Server:
         self._noted[device] = now, end
         tells = isinstance(asked, Sync) and asked.clock_ns
         clock = {"clock_ns": tells - time.time_ns()} if tells else {}
-        known = devices.facts(self._path, device) | clock
         breaks, forks = self._copies.breaks(device, asked.log_id)
-        known |= {"heard_ns": time.time_ns(), "log_id": str(asked.log_id), "end_lsn": end}
-        known |= {"at_lsn": lsn, "breaks": breaks, "forks": forks}
-        devices.note(self._path, device, **known)
+        self._registry.note(
+            device, heard_ns=time.time_ns(), log_id=str(asked.log_id), end_lsn=end, at_lsn=lsn,
+            breaks=breaks, forks=forks, **clock,
+        )  # fmt: skip
 
     async def _on_thread(self, function: Any, *arguments: Any) -> Any:
         return await run_sync(function, *arguments, limiter=self._threads)

@@ -1,25 +1,25 @@
 """The hub's side of the outbox: what a device is given, and how that ended there.
 
 All state is in the log of the outbox and in the copies; what is kept in memory is found again from
-them. ``.down.json`` beside a device's copies is a hint: what the device has taken, and from where
-on its copies tell of what it was handed.
+them. A hint in the registry says what a device has taken, and from where on its copies tell of what
+it was handed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds, replace_file
+from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds
 from taskq.errors import JobNotFound, LogError
-from taskq_plugins.hub.aside import SPILL, content
+from taskq_plugins.hub.aside import SPILL
 from taskq_plugins.hub.messages import BYTES_MAX, JOBS_MAX
 from taskq_plugins.hub.outbox.lines import JOB, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
+from taskq_plugins.hub.registry import Hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from taskq.engine import Clock, Cursor, Disk, Sight
     from taskq_plugins.hub.messages import Question
     from taskq_plugins.hub.outbox.reading import Reading, There
+    from taskq_plugins.hub.registry import Registry
 
 OUTBOX: Final = "outbox"
 #: Begins the name of the queue of a device.
 TO: Final = "to:"
 #: Headers of a job in the outbox: a random word, the queue on the device, when it expires.
 NONCE, QUEUE, EXPIRES = "hub-nonce", "hub-queue", "hub-expires"
-_NOTE: Final = ".down.json"
+_GIVEN: Final = "given"
 #: Answers of so many parts are remembered, with when they were taken.
 _PARTS_MAX: Final = 32
 _ENDS_BYTES_MAX: Final = 1024 * 1024
@@ -75,15 +76,11 @@ class Note(NamedTuple):
         return self.parts[-1][0] if self.parts else 0
 
 
-def read_note(disk: Disk, folder: str) -> Note:
-    """Return what is noted of the device with that directory; nothing if that does not read."""
-    try:
-        values = json.loads(content(disk, f"{folder}/{_NOTE}"))
-        parts = [(int(number), int(when)) for number, when in values["parts"]]
-        begin = {name: Border.from_list(at) for name, at in values["begin"].items()}
-    except (ValueError, KeyError, TypeError):
-        return Note([], {})
-    return Note(parts, begin)
+def read_note(registry: Registry, device: str) -> Note:
+    """Return what is noted of a device."""
+    values = registry.hinted(device, _GIVEN) or {"parts": [], "begin": {}}
+    parts = [(number, when) for number, when in values["parts"]]
+    return Note(parts, {name: Border.from_list(at) for name, at in values["begin"].items()})
 
 
 class Handing:
@@ -93,6 +90,7 @@ class Handing:
         make_disk: makes the machine's disk.
         path: of the hub's directory.
         clock: of the machine.
+        registry: of the devices.
         ask: sends something by a port of the outbox's log, and waits for the answer.
         spend: told which device ends jobs, and how many bytes its words for it have.
     """
@@ -102,13 +100,14 @@ class Handing:
         make_disk: Callable[[], Disk],
         path: str,
         clock: Clock,
+        registry: Registry,
         ask: Callable[[Callable[[Any], Any]], Any],
         spend: Callable[[str, int], None] = lambda _device, _size: None,
     ) -> None:
         self._spend = spend
         self._disk = make_disk()
         self._path = path
-        self._clock = clock
+        self._clock, self._registry = clock, registry
         self._ask = ask
         #: by device and number of the job: what was seen to wait, and may have ended since
         self._waiting: dict[str, dict[int, Waiting]] = {}
@@ -388,8 +387,8 @@ class Handing:
     # -- what is noted ----------------------------------------------------------------------------
 
     def note(self, device: str) -> Note:
-        """Return what is noted of a device; nothing if that does not read."""
-        return read_note(self._disk, f"{self._path}/devices/{device}")
+        """Return what is noted of a device."""
+        return read_note(self._registry, device)
 
     def _note_taken(self, device: str, after: int) -> None:
         note = self.note(device)
@@ -409,9 +408,7 @@ class Handing:
 
     def _write(self, device: str, note: Note) -> None:
         begin = {name: at.as_list() for name, at in note.begin.items()}
-        path = f"{self._path}/devices/{device}/{_NOTE}"
-        data = json.dumps({"parts": note.parts, "begin": begin}).encode()
-        replace_file(self._disk, path, data)
+        Hint(self._registry, device, _GIVEN).write({"parts": note.parts, "begin": begin})
 
 
 def _missing(readings: Readings, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:

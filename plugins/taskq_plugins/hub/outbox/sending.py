@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -15,9 +15,9 @@ from taskq.errors import NotWaiting, UsageError
 from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
-from taskq_plugins.hub.devices import checked, groups, is_enrolled
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, OUTBOX, QUEUE, TO, read_note
 from taskq_plugins.hub.outbox.reading import Identified, Readings
+from taskq_plugins.hub.registry import Registry, checked
 
 if TYPE_CHECKING:
     import os
@@ -49,13 +49,24 @@ class Hub:
         self._app = Outbox(self.path)
         self._paused: set[str] = set()
 
+    @cached_property
+    def registry(self) -> Registry:
+        """Return what is known of the hub's devices.
+
+        Raises:
+            UsageError: there is no hub.
+        """
+        if not (self.path / "devices").is_dir():
+            raise UsageError(f"{self.path} is no hub: look at the path, or: taskq hub init")
+        return Registry(self.path)
+
     def device(self, name: str) -> Device:
         """Return a device that was enrolled.
 
         Raises:
             UsageError: none of that name was.
         """
-        if not is_enrolled(self.path, name):
+        if not self.registry.is_enrolled(name):
             raise UsageError(f"{name!r:.80} is not enrolled here: taskq hub enrol {self.path} NAME")
         return Device(self, name)
 
@@ -173,7 +184,7 @@ class Group:
     @property
     def devices(self) -> list[str]:
         """Return the names of its members now."""
-        return groups(self._hub.path).get(self.name, [])
+        return self._hub.registry.groups().get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
         """Enqueue a call once for each member of now: for all of them or for none.
@@ -214,16 +225,14 @@ class Outbox(TaskQ):
 def why(hub: Path, view: JobView) -> Reason:
     """Return where a job is that waits for its device."""
     device = view.queue.removeprefix(TO)
-    folder = hub / "devices" / device
-    there = find_there(hub, view)
+    registry, there = Registry(hub), find_there(hub, view)
+    heard = _heard(registry, device)
     if there is not None and there[1].state is State.RUNNING:
         attempts = there[1].attempts
         since = f" since {moment(attempts[-1].started_ns)}" if attempts else ""
         text = f"it has been running on {device}{since}, as job {there[1].job_id}"
-        return Reason(code=Why.RUNNING, text=f"{text}; {_heard(folder, device)}")
-    taken = [
-        when for number, when in read_note(LocalDisk(), str(folder)).parts if number >= view.lsn
-    ]
+        return Reason(code=Why.RUNNING, text=f"{text}; {heard}")
+    taken = [when for number, when in read_note(registry, device).parts if number >= view.lsn]
     if there is not None:
         state = there[1].state.name.lower()
         text = f"it was handed over, and is {state} on {device} as job {there[1].job_id}"
@@ -231,7 +240,7 @@ def why(hub: Path, view: JobView) -> Reason:
         text = f"it was handed over to {device} at {moment(taken[0])}, which told no more of it yet"
     else:
         text = f"{device} has not taken it yet"
-    return Reason(code=Why.NO_WORKER, text=f"{text}; {_heard(folder, device)}")
+    return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
 
 
 def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
@@ -272,9 +281,8 @@ def _waiting_for(hub: Path, device: str) -> list[str]:
         return [view.job_id for view in reversed(views)]
 
 
-def _heard(folder: Path, device: str) -> str:
-    files = [folder / ".heard.json", *folder.glob("*-*/log/*.log")]
-    seen = max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
+def _heard(registry: Registry, device: str) -> str:
+    seen = registry.standing(device).get("heard_ns", 0)
     if not seen:
         return f"{device} was never heard of"
     return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"

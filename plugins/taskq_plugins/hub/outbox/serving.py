@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.engine import LoopPort
+    from taskq_plugins.hub.registry import Registry
 
 _log: Final = logging.getLogger("taskq")
 _EXPIRE_SECONDS: Final = 30.0
@@ -27,16 +28,17 @@ class Serving:
 
     Args:
         path: of the hub.
+        registry: of its devices.
         spend: told which device makes the outbox grow, and by how many bytes.
 
     Attributes:
         handing: decides what a device is given.
     """
 
-    def __init__(self, path: Path, spend: Callable[[str, int], None]) -> None:
+    def __init__(self, path: Path, registry: Registry, spend: Callable[[str, int], None]) -> None:
         self._identity: Path = path / OUTBOX / IDENTITY
         self._connection = Connection(str(path / OUTBOX), LogConfig())
-        self.handing = Handing(PatientDisk, str(path), SystemClock(), self._ask, spend)
+        self.handing = Handing(PatientDisk, str(path), SystemClock(), registry, self._ask, spend)
 
     def _ask(self, what: Callable[[Any], Any]) -> Any:
         return what(self._connection.thread_port()).result()

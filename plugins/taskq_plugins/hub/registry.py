@@ -1,0 +1,355 @@
+"""What a hub knows of its devices beside their logs: ``HUB/registry.db``, SQLite with a WAL.
+
+A token names its device, and the hub keeps its hash alone: two at most, the old one goes when
+another is made. A device is bound to the first machine that tells which it is: a copied token is
+noticed by that. What is in table ``devices`` is durable when a call returns. Table ``hints`` has
+what is found again without it (when a device was heard of, what it took, how far a copy is known to
+be durable) and is not synced.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import threading
+import time
+import weakref
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.engine import PatientDisk
+from taskq.errors import UsageError
+from taskq.values import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_NAME: Final = r"([a-z0-9][a-z0-9-]{0,62})"
+_DEVICE: Final = re.compile(_NAME + r"\Z")
+_TOKEN: Final = re.compile(rf"tq1\.{_NAME}\.[A-Za-z0-9_-]{{43}}\Z")
+_CODE: Final = re.compile(rf"{_NAME}\.[A-Z2-7]{{16}}\Z")
+_SECRET_BYTES: Final = 32
+_CODE_BYTES: Final = 10
+#: So many tokens of a device hold at a time: the one in use, and the next.
+_TOKENS_MAX: Final = 2
+_DAY_NS: Final = 86_400 * SECOND_NS
+#: So often a device's log may be set back within a day.
+_FORKS_MAX: Final = 3
+_FILE: Final = "registry.db"
+_WAIT_SECONDS: Final = 30.0
+_TABLES: Final = """
+    CREATE TABLE IF NOT EXISTS devices (name TEXT PRIMARY KEY, facts TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS hints (
+        device TEXT, name TEXT, value TEXT, PRIMARY KEY (device, name)) WITHOUT ROWID;
+"""
+_PUT: Final = "INSERT OR REPLACE INTO devices VALUES (?, ?)"
+_HINT: Final = "INSERT OR REPLACE INTO hints VALUES (?, ?, ?)"
+#: Names of hints: how a device stood when it was heard of; how far a copy is durable.
+_HEARD, _DURABLE = "heard", "durable/"
+
+
+class Hint(NamedTuple):
+    """Something that is noted and not synced: after a crash it may be what it was before."""
+
+    registry: Registry
+    device: str
+    name: str
+
+    def read(self) -> Any:
+        """Return what was noted; None: nothing."""
+        return self.registry.hinted(self.device, self.name)
+
+    def write(self, value: Any) -> None:
+        """Note something; a full disk is no reason to refuse anything."""
+        with contextlib.suppress(OSError):
+            self.registry.run(_HINT, self.device, self.name, json.dumps(value), syncs=False)
+
+    def remove(self) -> None:
+        """Have nothing be noted, for good."""
+        self.registry.run("DELETE FROM hints WHERE device = ? AND name = ?", self.device, self.name)
+
+
+class Registry:
+    """The devices of a hub, for any thread, and for several processes at a time.
+
+    It makes the hub, if there is none: who may have mistyped a path looks before.
+
+    Args:
+        hub: its directory; None: there is none, and all is forgotten with this object.
+
+    Raises (any method):
+        OSError: the disk refused, or the file is damaged.
+    """
+
+    def __init__(self, hub: Path | None = None) -> None:
+        self._hub = hub
+        self._turn = threading.RLock()
+
+    # -- tokens, codes, machines ------------------------------------------------------------------
+
+    def enrol(self, device: str, machine: str = "") -> str:
+        """Give a device a token, which is told this once; of those it had the latest holds on.
+
+        Raises:
+            UsageError: that is no name of a device.
+        """
+        token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+        with self._changed(device) as facts:
+            hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
+            facts.update(tokens=hashes, machine=machine, code=None, state="active", forks=[])
+        return token
+
+    def invite(self, device: str) -> str:
+        """Give a device a code for which it gets a token: once, within a day.
+
+        Raises:
+            UsageError: that is no name of a device.
+        """
+        secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
+        code = f"{checked(device)}.{secret}"
+        with self._changed(device) as facts:
+            facts["code"] = [_hash(code), time.time_ns() + _DAY_NS]
+        return code
+
+    def redeem(self, code: str, machine: str) -> str | None:
+        """Return the token for a code; None if it holds no more, or never did."""
+        match = _CODE.match(code)
+        kept = self._facts(match[1]).get("code") if match else None
+        if match is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
+            return None
+        return self.enrol(match[1], machine) if time.time_ns() < kept[1] else None
+
+    def device_of(self, token: str) -> str | None:
+        """Return the device that a token names; None if it holds no more, or never did."""
+        match = _TOKEN.match(token)
+        if match is None:
+            return None
+        given, is_known = _hash(token), False
+        for known in self._facts(match[1]).get("tokens", []):
+            is_known |= hmac.compare_digest(given, str(known))
+        return match[1] if is_known else None
+
+    def is_bound(self, device: str, machine: str) -> bool:
+        """Return whether the device is that machine; the first to say which it is decides."""
+        bound = self._facts(device).get("machine", "")
+        if machine and not bound:
+            with self._changed(device) as facts:
+                facts["machine"] = machine
+        return not (machine and bound) or hmac.compare_digest(machine, str(bound))
+
+    def move(self, device: str) -> None:
+        """Let the next machine that comes with the device's token be the device, held or not."""
+        with self._changed(self.known(device)) as facts:
+            facts.update(machine="", forks=[])
+            if facts.get("state") == "held":
+                facts["state"] = "active"
+
+    def retire(self, device: str) -> None:
+        """Let no token of the device hold any more; what it sent stays."""
+        with self._changed(self.known(device)) as facts:
+            facts.update(tokens=[], code=None, state="retired")
+
+    def erase(self, device: str) -> None:
+        """Remove all that a hub has of a device, which nobody may serve meanwhile."""
+        assert self._hub is not None
+        self.retire(device)  # a token that was used once more would bring some of it back
+        folder, going, disk = self._hub / "devices" / device, self._hub / ".gone", PatientDisk()
+        shutil.rmtree(going, ignore_errors=True)  # of a try that was cut short
+        with contextlib.suppress(FileNotFoundError):  # it never sent anything, or this is that try
+            folder.rename(going)
+            disk.sync_directory(str(folder.parent))
+            shutil.rmtree(going)
+        for table, column in (("hints", "device"), ("devices", "name")):
+            self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - of ours
+
+    def may_fork(self, device: str) -> bool:
+        """Note that a device's log was set back; one that is so too often is held from then on."""
+        now_ns = time.time_ns()
+        with self._changed(device) as facts:
+            forks = [at for at in facts.get("forks", []) if abs(now_ns - at) < _DAY_NS]
+            is_held = len(forks) >= _FORKS_MAX
+            facts.update({"state": "held"} if is_held else {"forks": [*forks, now_ns]})
+        return not is_held
+
+    # -- who they are, and how they stand ---------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the names of all, sorted."""
+        return [name for (name,) in self.run("SELECT name FROM devices ORDER BY name")]
+
+    def known(self, device: str) -> str:
+        """Return the name, if a device was ever enrolled under it.
+
+        Raises:
+            UsageError: none was.
+        """
+        if not self._facts(checked(device)):
+            raise UsageError(
+                f"{self._hub} has no device {device!r}: see taskq hub status {self._hub}"
+            )
+        return device
+
+    def is_enrolled(self, device: str) -> bool:
+        """Return whether a device of that name was given a token or code, and is not retired."""
+        facts = self._facts(device)
+        return bool(facts.get("tokens") or facts.get("code"))
+
+    def standing(self, device: str) -> dict[str, Any]:
+        """Return what was last noted of a device, with its ``state``."""
+        state = self._facts(device).get("state", "active")
+        return (self.hinted(device, _HEARD) or {}) | {"state": state}
+
+    def all_standing(self) -> dict[str, dict[str, Any]]:
+        """Return the standing of each device, by name."""
+        rows = self.run(
+            "SELECT d.name, d.facts, h.value FROM devices d LEFT JOIN hints h "
+            "ON h.device = d.name AND h.name = ? ORDER BY d.name", _HEARD,
+        )  # fmt: skip
+        return {
+            name: json.loads(heard or "{}") | {"state": json.loads(facts).get("state", "active")}
+            for name, facts, heard in rows
+        }
+
+    def note(self, device: str, **values: Any) -> None:
+        """Note something of how a device stands, for people: a hint."""
+        hint = Hint(self, device, _HEARD)
+        with self._turn:
+            hint.write((hint.read() or {}) | values)
+
+    def groups(self) -> dict[str, list[str]]:
+        """Return the members of each group, by name."""
+        members: dict[str, list[str]] = {}
+        for device, facts in self.run("SELECT name, facts FROM devices ORDER BY name"):
+            for group in json.loads(facts).get("groups", ()):
+                members.setdefault(str(group), []).append(device)
+        return members
+
+    def set_member(self, group: str, device: str, *, is_in: bool) -> None:
+        """Put a device into a group, or take it out.
+
+        Raises:
+            UsageError: the device is not enrolled, or that is no name of a group.
+        """
+        checked(group, "group")
+        with self._changed(self.known(device)) as facts:
+            others = set(map(str, facts.get("groups", ()))) - {group}
+            facts["groups"] = sorted(others | {group} if is_in else others)
+
+    # -- hints ------------------------------------------------------------------------------------
+
+    def durable(self, device: str, log_id: object) -> Hint:
+        """Return what is noted of how far a copy is durable."""
+        return Hint(self, device, f"{_DURABLE}{log_id}")
+
+    def hinted(self, device: str, name: str) -> Any:
+        """Return what was noted; None: nothing."""
+        rows = self.run("SELECT value FROM hints WHERE device = ? AND name = ?", device, name)
+        return json.loads(rows[0][0]) if rows else None
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def back_up(self, hub: Path) -> None:
+        """Write all of it into another hub's directory; of copies there nothing is known yet."""
+        other = Registry(hub)
+        with other._turn, _as_os_error():
+            self._files[0].backup(other._files[0])
+        other.run("DELETE FROM hints WHERE name LIKE ?", f"{_DURABLE}%")
+
+    def run(self, statement: str, *values: Any, syncs: bool = True) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement, which is a transaction by itself."""
+        with self._turn, _as_os_error():
+            return self._files[not syncs].execute(statement, values).fetchall()
+
+    def _facts(self, device: str) -> dict[str, Any]:
+        rows = self.run("SELECT facts FROM devices WHERE name = ?", device)
+        facts: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
+        return facts
+
+    @contextlib.contextmanager
+    def _changed(self, device: str) -> Iterator[dict[str, Any]]:
+        """Have the block change what is known of a device; servers and commands do so in turn."""
+        with self._turn:
+            self.run("BEGIN IMMEDIATE")
+            try:
+                facts = self._facts(device)
+                yield facts
+                self.run(_PUT, device, json.dumps(facts))
+                self.run("COMMIT")
+            except BaseException:
+                self.run("ROLLBACK")
+                raise
+
+    @cached_property
+    def _files(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+        """Open it: once so that changes are synced, and once for hints."""
+        if self._hub is None:
+            only = self._opened(":memory:")
+            return only, only
+        (self._hub / "devices").mkdir(parents=True, exist_ok=True)
+        path, disk = str(self._hub / _FILE), PatientDisk()
+        if is_new := disk.status(path) is None:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        synced, hints = self._opened(path), self._opened(path)
+        hints.execute("PRAGMA synchronous = NORMAL")
+        if is_new:
+            _take_over(self._hub, synced)
+            for directory in (self._hub, self._hub.parent):
+                disk.sync_directory(str(directory))
+        return synced, hints
+
+    def _opened(self, path: str) -> sqlite3.Connection:
+        file = sqlite3.connect(path, _WAIT_SECONDS, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, file.close)
+        file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
+        return file
+
+
+def checked(name: str, what: str = "device") -> str:
+    """Return the name, if a device, or a group, can be called so.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _DEVICE.match(name):
+        raise UsageError(
+            f"{name!r:.80} is no name of a {what}: it has up to 63 small letters, digits and '-'"
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Let what SQLite says be what any other file would."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
+        raise OSError(code, f"{_FILE}: {error}") from error
+
+
+def _take_over(hub: Path, file: sqlite3.Connection) -> None:
+    """Take in what an older version had in files of their own, then remove those."""
+    names = {".device.json": "", ".heard.json": _HEARD, ".down.json": "given"}
+    older = [path for path in (hub / "devices").glob("*/.*.json") if path.name in names]
+    file.execute("BEGIN IMMEDIATE")
+    for path in older:
+        device, text = path.parent.name, json.dumps(json.loads(path.read_text("utf-8")))
+        name = names[path.name]
+        file.execute(_HINT if name else _PUT, (device, *([name] if name else []), text))
+    file.execute("COMMIT")
+    for path in [*older, *(hub / "devices").glob("*/*/replica.json")]:
+        path.unlink()
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
