@@ -24,7 +24,6 @@ from taskq_plugins.spark.lake.errors import (
     LakeDamaged,
     LakeDiskError,
     LakeError,
-    LakeFormatError,
     NotALake,
 )
 from taskq_plugins.spark.parts import OPEN, OVER
@@ -304,16 +303,6 @@ def test_no_lake_is_no_lake(tmp_path: Path) -> None:
     for odd in ("a%20b", "la[k]e", "{a,b}*"):
         with pytest.raises(UsageError, match="takes a path with"):
             Lake.open(tmp_path / odd, create=True)
-
-
-@pytest.mark.parametrize("create", [True, False])
-def test_a_lake_of_the_old_format_is_refused_with_how_to_begin_anew(
-    tmp_path: Path, *, create: bool
-) -> None:
-    (tmp_path / "taskq-lake.json").write_text('{"format": 1}')
-    (tmp_path / "_manifests").mkdir()
-    with pytest.raises(LakeFormatError, match=r"read no more.*Begin anew: run with --lake and"):
-        Lake.open(tmp_path, create=create)
 
 
 def test_damage_is_told_with_the_file(lake: Lake) -> None:

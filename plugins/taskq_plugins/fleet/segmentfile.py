@@ -22,13 +22,16 @@ START: Final = Replica.START
 
 
 class SegmentFile:
-    """An open segment. Close it, or use ``with``.
+    """An open segment. Use ``with``.
 
     Attributes:
         scanner: reads its frames, and their headers.
         size_bytes: of the file when it was opened.
         inode: of the file: a recovery may put another in its place.
         header: returns what its header says, or its name and first frame; None if neither reads.
+        frame_at: returns the header of the frame that starts at an offset, None if none does.
+        first_from: returns (offset, header) of the first frame from an offset to before another.
+        last_before: likewise of the last one before an offset, from ``start`` on.
     """
 
     def __init__(self, path: str, log_id: str, first_lsn: int) -> None:
@@ -48,15 +51,13 @@ class SegmentFile:
             self.read, own, first_lsn, self.size_bytes, name=shown(path)
         )
         self.header = partial(self.scanner.segment_header, own, first_lsn)
+        self.frame_at, self.first_from = self.scanner.header_at, self.scanner.first_from
+        self.last_before = partial(self.scanner.last_before, start=START)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the file back."""
         os.close(self._descriptor)
 
     def read(self, count: int, offset: int) -> bytes:
@@ -77,18 +78,6 @@ class SegmentFile:
             return True
         return False
 
-    def frame_at(self, offset: int) -> FrameHeader | None:
-        """Return the header that stands there; None if there is none."""
-        return self.scanner.header_at(offset)
-
     def hop(self, offset: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
         """Yield (offset, header) of each frame that ends by ``end``, up to what is no header."""
         return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))
-
-    def last_before(self, offset: int, start: int = START) -> tuple[int, FrameHeader] | None:
-        """Return (offset, header) of the last frame that starts in ``start`` to before there."""
-        return self.scanner.last_before(offset, start)
-
-    def first_from(self, offset: int, end: int) -> tuple[int, FrameHeader] | None:
-        """Return (offset, header) of the first frame that starts from there to before ``end``."""
-        return self.scanner.first_from(offset, end)

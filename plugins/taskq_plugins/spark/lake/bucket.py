@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import platformdirs
 
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LAST_BATCH, OLD
+from taskq_plugins.spark.lake.durable import LAST_BATCH
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ _LOCK: Final = "_lock"
 LEASE_SECONDS: Final = 60.0
 #: What of the store the copy has: the e-tag, size and change of each file as they were then.
 _KNOWN: Final = "_copy.json"
-#: What a lake has beside its tables.
-_BESIDE: Final = frozenset({LAST_BATCH, OLD})
 _IN_LOG: Final = f"/{DELTA_LOG}/"
 #: How often a lake is listed that somebody writes to meanwhile.
 _TRIES: Final = 5
@@ -111,7 +109,7 @@ class Bucket:
         return {
             entry["path"]: entry["e_tag"]
             for entry in sorted(entries, key=_rank)
-            if entry["path"].partition("/")[0] in tables | _BESIDE
+            if entry["path"].partition("/")[0] in tables | {LAST_BATCH}
         }
 
     def push(self, tables: Iterable[str]) -> None:
@@ -178,7 +176,7 @@ class Bucket:
         return [
             path.relative_to(self.copy).as_posix()
             for entry in self.copy.iterdir()
-            if entry.name in _BESIDE or (entry / DELTA_LOG).is_dir()
+            if entry.name == LAST_BATCH or (entry / DELTA_LOG).is_dir()
             for path in ([entry] if entry.is_file() else entry.rglob("*"))
             if path.is_file()
         ]

@@ -62,8 +62,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 LOCK: Final = "_lock"
 #: The tables as of the last batch that all have, a line of JSON each: they are held against it.
 LAST_BATCH: Final = "last_batch.json"
-#: What a lake has that is of a format that is read no more.
-OLD: Final = "taskq-lake.json"
 _PID_SIZE_MAX: Final = 20
 
 

@@ -5,7 +5,6 @@
     TaskqError
     └── LakeError               the lake cannot be used as asked
         ├── NotALake            the directory holds no lake
-        ├── LakeFormatError     its tables are of a format that is read no more
         ├── LakeDamaged         a table's log, or a file that it names, is missing or not as written
         ├── TableLost           a table is gone, or an older copy than the lake had
         ├── LakeBusy            another process writes to it
@@ -35,17 +34,6 @@ class NotALake(LakeError):
         super().__init__(
             f"{path}: is not a lake (no directory in it is a Delta table of the pipeline); "
             f"make one with taskq pipeline run --journals DIR --lake {path}"
-        )
-
-
-class LakeFormatError(LakeError):
-    """Tables of the format from before they were Delta tables."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path}: its tables are of a format that is read no more (there is a "
-            f"taskq-lake.json). Begin anew: run with --lake and another directory, which reads "
-            f"the logs from their beginnings, then remove this one"
         )
 
 

@@ -28,13 +28,12 @@ from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import deltalog, files
 from taskq_plugins.spark.lake.bucket import Bucket, is_address
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LAST_BATCH, LOCK, OLD, publish, writer_lock
+from taskq_plugins.spark.lake.durable import LAST_BATCH, LOCK, publish, writer_lock
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
     LakeDamaged,
     LakeDiskError,
     LakeError,
-    LakeFormatError,
     NotALake,
     TableLost,
 )
@@ -138,7 +137,6 @@ class Lake:
 
         Raises:
             NotALake: there is none.
-            LakeFormatError: there is one of a format that is read no more.
             LakeError: the directory holds something else.
         """
         bucket = Bucket(str(path)) if is_address(path) else None
@@ -149,8 +147,6 @@ class Lake:
             where.mkdir(parents=True, exist_ok=True)
             with suppress(LakeBusy), writer_lock(where):  # who writes here has the newest
                 bucket.pull()
-        if (where / OLD).exists():
-            raise LakeFormatError(where)
         if create:
             if odd := _UNREADABLE & set(str(where)):
                 raise UsageError(

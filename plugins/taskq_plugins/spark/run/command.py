@@ -119,12 +119,6 @@ class Keep(click.ParamType[dict[str, int]]):
     help="Go on where segments are gone that were not read yet, which else hold back their log.",
 )
 @click.option(
-    "--restore-checkpoint",
-    is_flag=True,
-    expose_value=False,
-    help="Does nothing any more: how far logs were read stands in the tables.",
-)
-@click.option(
     "--payloads",
     type=click.Choice(["keep", "drop", "full"]),
     default="keep",

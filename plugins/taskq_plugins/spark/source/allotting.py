@@ -187,13 +187,13 @@ def _cut(
 ) -> Position:
     """Return the last border of frames within the room, or else the first one beyond it."""
     with standing.open(place) as file:
-        border = file.last_before(min(here.offset + room + 1, limit), here.offset + 8)
+        border = file.last_before(min(here.offset + room + 1, limit), start=here.offset + 8)
         if border is None:
             border = file.first_from(here.offset + 8, limit)
             if border is None:
                 return _at(here, limit)
         offset, header = border
-        before = file.last_before(offset, max(here.offset, START))
+        before = file.last_before(offset, start=max(here.offset, START))
     if before is not None and before[0] + before[1].size == offset:
         frame, was = before
         return here._replace(

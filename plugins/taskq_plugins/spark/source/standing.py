@@ -53,7 +53,7 @@ class Standing(NamedTuple):
         return next((place for place in self.places if place.first_lsn == first_lsn), None)
 
     def open(self, place: SegmentPlace) -> SegmentFile:
-        """Return the segment's file; close it, or use ``with``."""
+        """Return the segment's file; use ``with``."""
         return SegmentFile(place.path, self.log.log_id, place.first_lsn)
 
     def size(self, place: SegmentPlace) -> int:
