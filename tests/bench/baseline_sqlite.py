@@ -19,24 +19,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import fcntl
-import os
 import sqlite3
-import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import from_json, to_json
 
-from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Enqueue, Tally, spin
+from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Enqueue, Tally
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-#: How often a process with nothing to do looks for what another process committed.
-POLL_SECONDS: Final = 0.001
 #: Below so many rows ``json_each`` costs more than it saves.
 FEW: Final = 8
 READY, RUNNING, SUCCEEDED = 0, 1, 2
@@ -133,18 +128,12 @@ def connect(path: Path, statements: type[Plain], *, full: bool) -> sqlite3.Conne
 
 
 class SqliteQueue:
-    """The storage thread and its mailbox. ``shared`` means that other processes write too.
+    """The storage thread and its mailbox; no other process writes."""
 
-    Sharing costs a file lock around each transaction (SQLite's own busy handler sleeps whole
-    milliseconds) and a look at ``data_version`` every ``POLL_SECONDS`` while a claim waits.
-    """
-
-    def __init__(self, path: Path, statements: type[Plain], *, full: bool, shared: bool) -> None:
+    def __init__(self, path: Path, statements: type[Plain], *, full: bool) -> None:
         self.path = path
         self.statements = statements
         self.full = full
-        self.shared = shared
-        self.batches = 0
         self.loop = asyncio.get_running_loop()
         self.mailbox: deque[Request] = deque()
         self.claims: deque[tuple[int, asyncio.Future[Any]]] = deque()
@@ -167,27 +156,16 @@ class SqliteQueue:
             self.awake.set()
 
     def _run(self) -> None:
-        lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
         connection = connect(self.path, self.statements, full=self.full)
-        version = 0
-        open_ = True
-        while open_:
-            self.awake.wait(POLL_SECONDS if self.shared and self.claims else None)
+        is_open = True
+        while is_open:
+            self.awake.wait()
             self.awake.clear()
-            if not self.mailbox:
-                (now,) = connection.execute("PRAGMA data_version").fetchone()
-                if now == version or not self.claims:
-                    continue
-                version = now
-            if self.shared:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            replies, open_ = self._batch(connection)
-            if self.shared:
-                fcntl.flock(lock, fcntl.LOCK_UN)
-            if replies:
-                self.loop.call_soon_threadsafe(_reply, replies)
+            if self.mailbox:
+                replies, is_open = self._batch(connection)
+                if replies:
+                    self.loop.call_soon_threadsafe(_reply, replies)
         connection.close()
-        os.close(lock)
 
     def _batch(
         self, connection: sqlite3.Connection
@@ -213,7 +191,6 @@ class SqliteQueue:
                 settled.extend(operand)
                 open_ = open_ and op is not Op.CLOSE
                 replies.append((future, None))
-        self.batches += 1
         connection.execute("BEGIN IMMEDIATE")
         if bodies:
             self.statements.insert(connection, bodies)
@@ -252,19 +229,17 @@ def _reply(replies: list[tuple[asyncio.Future[Any] | None, object]]) -> None:
 class SqliteContender:
     """The SQLite queue as the benchmarks drive it: calls of the no-op by name and arguments."""
 
-    def __init__(self, directory: Path, *, full: bool, tuned: bool, shared: bool) -> None:
+    def __init__(self, directory: Path, *, full: bool, tuned: bool) -> None:
         self.tally = Tally()
         self.tasks = {"noop": self.tally.noop}
-        self.directory = directory
         self.path = directory / "queue.db"
         self.statements = Tuned if tuned else Plain
         self.full = full
-        self.shared = shared
         self.enqueue: Enqueue = self._enqueue
 
     async def open(self) -> None:
         """Start the storage thread, and wait until it has opened the file."""
-        self.queue = SqliteQueue(self.path, self.statements, full=self.full, shared=self.shared)
+        self.queue = SqliteQueue(self.path, self.statements, full=self.full)
         await self.queue.send(Op.SETTLE, [])
 
     async def close(self) -> None:
@@ -312,28 +287,9 @@ class SqliteContender:
                     raise AssertionError("the no-op waited")
             queue.send_soon(Op.SETTLE, done)
 
-    @contextlib.asynccontextmanager
-    async def busy_thread(self) -> AsyncIterator[None]:
-        """A thread that counts, with the switch interval that suits it best."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(0.0005)
-        stop = threading.Event()
-        thread = threading.Thread(target=spin, args=(stop.is_set,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            sys.setswitchinterval(before)
-
     async def counts(self) -> tuple[int, int]:
         """Return rows in the states succeeded and ready; none may be left running."""
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             states = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
         assert not states.get(RUNNING), states
         return states.get(SUCCEEDED, 0), states.get(READY, 0)
-
-    def batches(self) -> int:
-        """Transactions so far."""
-        return self.queue.batches

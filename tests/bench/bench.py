@@ -1,53 +1,162 @@
-"""taskq beside a hand-written SQLite queue and the bare disk, in turn, in one run.
+"""taskq beside a hand-written SQLite queue, in turn, in one run: jobs a second.
 
 Run: ``python -m tests.bench.bench [--quick]``. Each contender has a process of its own for each
-scenario (``one.py``), which is warm before the clock runs and checks by the store's own counts that
-each job succeeded. See README.md for the columns.
+scenario, so that none inherits another's heap or settings, and has run a tenth of the jobs before
+the clock runs. Each sample checks by the store's own counts that every job ended well. See
+README.md for the columns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
+import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from tests.bench.harness import (
-    Others,
-    Table,
-    median,
-    microseconds,
-    options,
-    percentile,
-    say,
-    scratch,
-    start,
-)  # fmt: skip
+from tests.bench.baseline_sqlite import SqliteContender
+from tests.bench.harness import Others, Table, median, microseconds, options, say, scratch, start
+from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Clock, Tally, fill, produce
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
-#: Scenario -> jobs of a sample in fsync mode and in os mode.
+    from tests.bench.load import Contender, Enqueue
+
+#: Scenario -> jobs of a sample.
 JOBS: Final = {
-    "one_by_one": (2_000, 10_000),
-    "enqueue_64": (50_000, 50_000),
-    "enqueue_1000": (50_000, 50_000),
-    "enqueue_many": (100_000, 100_000),
-    "drain": (100_000, 100_000),
-    "cycle_64": (50_000, 50_000),
-    "cycle_1000": (100_000, 100_000),
-    "two_processes_64": (50_000, 50_000),
-    "two_processes_1000": (100_000, 100_000),
-    "cycle_cpu_64": (20_000, 20_000),
+    "enqueue_64": 50_000,
+    "enqueue_many": 100_000,
+    "drain": 100_000,
+    "cycle_64": 50_000,
+    "cycle_1000": 100_000,
 }
 #: A sample takes a few seconds; one that takes so long hangs.
 SAMPLE_SECONDS_MAX: Final = 120
-CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned", "disk")
-Samples = dict[str, list[dict[str, Any]]]
+CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned")
+Sample = dict[str, float]
 
 
-def take(process: subprocess.Popen[str], jobs: int) -> dict[str, Any]:
+# -- a contender's process -------------------------------------------------------------------------
+
+
+class TaskqContender:
+    """The full public API, validation included: an app with the no-op."""
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        # Imported here so that the baselines can be measured alone.
+        from taskq import TaskQ  # noqa: PLC0415
+
+        self.tally = Tally()
+        self.app = TaskQ(directory / "data", durability=durability)
+        self.task = self.app.task(name="noop")(self.tally.noop)
+        #: the task's own method: nothing of the benchmark lies between
+        self.enqueue: Enqueue = self.task.enqueue
+
+    async def open(self) -> None:
+        """Open the log."""
+        await self.app.open()
+
+    async def close(self) -> None:
+        """Close it."""
+        await self.app.close()
+
+    async def enqueue_many(self, numbers: range) -> None:
+        """One transaction."""
+        await self.task.enqueue_many([(i, SUBJECT) for i in numbers])
+
+    def worker(self) -> AbstractAsyncContextManager[object]:
+        """Return a worker of this process."""
+        return self.app.worker(concurrency=WORKER_CONCURRENCY)
+
+    async def counts(self) -> tuple[int, int]:
+        """From the log's statistics."""
+        (queue,) = (await self.app.stats()).queues
+        assert queue.running + queue.dead + queue.cancelled + queue.expired == 0, queue
+        return queue.succeeded, queue.ready + queue.scheduled
+
+
+async def enqueue_64(contender: Contender, jobs: int) -> Sample:
+    """Measure 64 callers, no worker."""
+    clock = Clock()
+    await produce(contender.enqueue, jobs, 64)
+    return await taken(contender, clock, (0, jobs))
+
+
+async def enqueue_many(contender: Contender, jobs: int) -> Sample:
+    """Measure one caller, transactions of 1 000."""
+    clock = Clock()
+    await fill(contender, jobs)
+    return await taken(contender, clock, (0, jobs))
+
+
+async def drain(contender: Contender, jobs: int) -> Sample:
+    """Claim, run and settle a backlog: from the start of its first job, with the worker's end."""
+    await fill(contender, jobs)
+    contender.tally.expect(jobs)
+    async with contender.worker():
+        await contender.tally.reached.wait()
+    assert contender.tally.clock is not None
+    return await taken(contender, contender.tally.clock, (jobs, 0))
+
+
+async def cycle(contender: Contender, jobs: int, producers: int) -> Sample:
+    """Enqueue, claim, run and settle, all at the same time in this process."""
+    contender.tally.expect(jobs)
+    async with contender.worker():
+        clock = Clock()
+        await produce(contender.enqueue, jobs, producers)
+        await contender.tally.reached.wait()
+    return await taken(contender, clock, (jobs, 0))
+
+
+async def taken(contender: Contender, clock: Clock, counts: tuple[int, int]) -> Sample:
+    """Stop the clock; so many jobs must have succeeded, and so many wait."""
+    seconds, cpu_seconds = clock.taken()
+    assert await contender.counts() == counts
+    return {"jobs": sum(counts), "seconds": seconds, "cpu_seconds": cpu_seconds}
+
+
+SCENARIOS: Final[dict[str, Callable[[Contender, int], Awaitable[Sample]]]] = {
+    "enqueue_64": enqueue_64,
+    "enqueue_many": enqueue_many,
+    "drain": drain,
+    "cycle_64": lambda contender, jobs: cycle(contender, jobs, 64),
+    "cycle_1000": lambda contender, jobs: cycle(contender, jobs, 1_000),
+}
+
+
+async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -> Sample:
+    """Take one sample in an empty directory; fails loudly if the end state is wrong."""
+    contender: Contender = (
+        TaskqContender(directory, mode)
+        if name == "taskq"
+        else SqliteContender(directory, full=mode == "fsync", tuned=name == "sqlite-tuned")
+    )
+    await contender.open()
+    sample = await SCENARIOS[scenario](contender, jobs)
+    await contender.close()
+    return sample
+
+
+def serve(scenario: str, name: str, mode: str, place: str) -> None:
+    """Take a sample of so many jobs for each number that is read, and tell it on a line."""
+    for line in sys.stdin:
+        with scratch(Path(place)) as directory:
+            gc.collect()
+            sample = asyncio.run(run(scenario, name, mode, int(line), directory))
+        print(json.dumps(sample), flush=True)
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def take(process: subprocess.Popen[str], jobs: int) -> Sample:
     """Let a warm process take one sample."""
     assert process.stdout is not None
     late = threading.Timer(SAMPLE_SECONDS_MAX, process.kill)
@@ -56,108 +165,85 @@ def take(process: subprocess.Popen[str], jobs: int) -> dict[str, Any]:
     line = process.stdout.readline()
     late.cancel()
     assert line, f"{process.args!r} ended with {process.wait()}"
-    sample: dict[str, Any] = json.loads(line)
+    sample: Sample = json.loads(line)
     return sample
 
 
 def samples_of(
     scenario: str, names: list[str], mode: str, jobs: int, rounds: int, place: Path
-) -> Samples:
+) -> dict[str, list[Sample]]:
     """Take so many samples of each, in turn (A B C A B C …), after one to warm up."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch(place))
         contenders = {}
         for name in names:
-            process = start("tests.bench.one", scenario, name, mode, directory)
+            process = start("tests.bench.bench", "sample", scenario, name, mode, directory)
             stack.callback(process.communicate)
             contenders[name] = process
             take(process, max(jobs // 10, 1))
-        samples: Samples = {name: [] for name in names}
+        samples: dict[str, list[Sample]] = {name: [] for name in names}
         for _ in range(rounds):
             for name, process in contenders.items():
                 samples[name].append(take(process, jobs))
     return samples
 
 
-def rate(run: dict[str, Any]) -> float:
-    """Return jobs per second."""
-    jobs: float = run["jobs"] / run["seconds"]
-    return jobs
+def rates_of(samples: list[Sample]) -> list[float]:
+    """Return jobs per second of each."""
+    return [sample["jobs"] / sample["seconds"] for sample in samples]
 
 
-def latency(samples: list[dict[str, Any]], percent: float) -> float | None:
-    """Return the median over the samples of that percentile; None when none was taken."""
-    if not samples or not samples[0]["latencies"]:
-        return None
-    return median([percentile(run["latencies"], percent) for run in samples])
-
-
-def beside(taken: list[dict[str, Any]], base: list[dict[str, Any]] | None) -> str:
+def beside(samples: list[Sample], base: list[Sample] | None) -> str:
     """Return the median over the rounds of how many times as fast it is, "-" without a base."""
     if not base:
         return "-"
-    return f"{median([rate(a) / rate(b) for a, b in zip(taken, base, strict=True)]):.2f}"
+    pairs = zip(rates_of(samples), rates_of(base), strict=True)
+    return f"{median([mine / theirs for mine, theirs in pairs]):.2f}"
 
 
-def summary(samples: Samples) -> dict[str, dict[str, Any]]:
+def summary(samples: dict[str, list[Sample]]) -> dict[str, dict[str, str]]:
     """Return medians, spread and ratios of each contender."""
-    disk = latency(samples.get("disk", []), 50)
-    rows: dict[str, dict[str, Any]] = {}
-    for name, taken in samples.items():
-        p50, p99, rates = latency(taken, 50), latency(taken, 99), list(map(rate, taken))
+    rows: dict[str, dict[str, str]] = {}
+    for name, taken_ in samples.items():
+        rates = rates_of(taken_)
+        cpu = median([sample["cpu_seconds"] / sample["jobs"] for sample in taken_])
         rows[name] = {
             "jobs/s": f"{median(rates):,.0f}",
             "min": f"{min(rates):,.0f}",
             "max": f"{max(rates):,.0f}",
-            "CPU µs/job": microseconds(median([run["cpu_seconds"] / run["jobs"] for run in taken])),
-            "batches/s": f"{median([run['batches'] / run['seconds'] for run in taken]):,.0f}",
-            "p50 µs": microseconds(p50) if p50 else "-",
-            "p99 µs": microseconds(p99) if p99 else "-",
-            "/ sqlite": beside(taken, samples.get("sqlite")),
-            "/ tuned": beside(taken, samples.get("sqlite-tuned")),
-            "/ disk p50": f"{p50 / disk:.2f}" if p50 and disk else "-",
+            "CPU µs/job": microseconds(cpu),
+            "/ sqlite": beside(taken_, samples.get("sqlite")),
+            "/ tuned": beside(taken_, samples.get("sqlite-tuned")),
         }
     return rows
 
 
 def main() -> None:
-    """Print a table a scenario, and at the end one of all ratios."""
+    """Print a row for each contender of each scenario, or be one of them."""
+    if sys.argv[1:2] == ["sample"]:
+        serve(*sys.argv[2:])
+        return
     given = options(
-        __doc__,
-        quick=False,
-        jobs=int,
-        scale=1.0,
-        rounds=5,
-        mode=("fsync", "os"),
-        only=tuple(JOBS),
-        contender=CONTENDERS,
-        json=False,
-    )
+        __doc__, quick=False, jobs=int, scale=1.0, rounds=5, mode=("fsync", "os"),
+        only=tuple(JOBS), contender=CONTENDERS, json=False,
+    )  # fmt: skip
     rounds, scale = (1, 0.1) if given.quick else (given.rounds, given.scale)
-    modes = given.mode or ("fsync", "os")
-    heads = (f"{mode}, {base}" for mode in modes for base in ("/ sqlite", "/ tuned"))
-    whole = Table("taskq beside SQLite", "", *heads)
+    names = list(given.contender or CONTENDERS)
+    table: Table | None = None
     for scenario in given.only or JOBS:
-        cells = []
-        for mode in modes:
-            jobs = given.jobs or int(JOBS[scenario][mode == "os"] * scale)
-            chosen = given.contender or CONTENDERS
-            names = [name for name in chosen if name != "disk" or scenario == "one_by_one"]
+        for mode in given.mode or ("fsync", "os"):
+            jobs = given.jobs or int(JOBS[scenario] * scale)
             others = Others()
             rows = summary(samples_of(scenario, names, mode, jobs, rounds, given.dir))
             if given.json:
                 head = {"scenario": scenario, "mode": mode, "jobs": jobs, "others": str(others)}
                 print(json.dumps(head | {"rows": rows}), flush=True)
                 continue
-            table = Table(f"{scenario}, {mode}, {jobs:,} jobs; {others}", "", *rows[names[0]])
+            table = table or Table("", "", "", "", "jobs", *rows[names[0]])
             for name, row in rows.items():
-                table.row(name, *row.values())
-            table.print()
-            cells += [rows.get("taskq", {}).get(key, "-") for key in ("/ sqlite", "/ tuned")]
-        if not given.json:
-            whole.row(scenario, *cells)
-    if not given.json:
-        whole.print()
+                table.row(scenario, mode, name, f"{jobs:,}", *row.values())
+    if table is not None:
+        table.print()
 
 
 if __name__ == "__main__":

@@ -67,6 +67,9 @@ def _go_on(python: str) -> None:
     program = sys.modules["__main__"].__spec__
     assert program is not None
     module = program.name.removesuffix(".__main__")
+    # Whichever tree the environment was made for: this one is measured.
+    places = (ROOT, ROOT / "workers", ROOT / "plugins")
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, places))
     os.execv(python, (python, "-m", module, *words))  # noqa: S606 - no shell is wanted
 
 
@@ -329,7 +332,7 @@ class Table:
     def print(self) -> None:
         """Print the whole as Markdown; the first column left, the figures right."""
         widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        print(f"\n{self.title}\n")
+        print(f"\n{self.title}\n" if self.title else "")
         for index, cells in enumerate(self.rows):
             first = cells[0].ljust(widths[0])
             rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))

@@ -14,28 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from taskq import TaskQ
 from tests.bench.harness import MIB, ROOT, Table, cpu_seconds, options, rss_bytes, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: The worker's app; its directory comes from the command line.
-app = TaskQ()
-
-
-@app.task(name="idle.async")
-async def nothing() -> None:
-    """Wait to be called, in vain."""
-
-
-@app.task(name="idle.sync")
-def nothing_sync() -> None:
-    """Likewise, in a thread."""
+LOOK_SECONDS: Final = 0.1
+#: One that imports next to nothing.
+APP: Final = "tests.bench.contenders.taskq_app:app"
 
 
 @contextlib.contextmanager
@@ -70,7 +61,7 @@ def shares(seconds: float, *children: subprocess.Popen[str]) -> list[float]:
 
 def idle_worker(table: Table, directory: Path, seconds: float) -> None:
     """Measure a worker with an empty log, alone."""
-    with program("worker", "tests.bench.idle:app", "-d", directory) as worker:
+    with program("worker", APP, "-d", directory) as worker:
         (share,) = shares(seconds, worker)
         rss = rss_bytes(worker.pid) / MIB
     assert worker.returncode == 0, f"the worker ended with {worker.returncode}"
@@ -80,7 +71,7 @@ def idle_worker(table: Table, directory: Path, seconds: float) -> None:
 
 def watched_worker(table: Table, directory: Path, seconds: float) -> None:
     """Measure it while somebody looks: at a page, at a terminal, by scrapes."""
-    words = "worker", "tests.bench.idle:app", "-d", directory
+    words = "worker", APP, "-d", directory
     with program(*words) as worker, program("web", directory, output=subprocess.PIPE) as web:
         assert web.stdout is not None
         match = next(filter(None, (re.search(r"http://\S+", line) for line in web.stdout)))
@@ -93,10 +84,9 @@ def watched_worker(table: Table, directory: Path, seconds: float) -> None:
         share, own = shares(seconds, worker, top)
     table.figure("beside taskq top", share, "% of a core", 1)
     table.figure("taskq top itself", own, "% of a core")
-    with program(*words, "--metrics-port", "19751") as worker:
-        time.sleep(2)
-        with looking("http://127.0.0.1:19751/metrics", "http://127.0.0.1:19751/metrics", 5):
-            (share,) = shares(seconds, worker)
+    address = "http://127.0.0.1:19751/metrics"
+    with program(*words, "--metrics-port", "19751") as worker, looking(f"{address}?", address, 5):
+        (share,) = shares(seconds, worker)
     table.figure("with --metrics-port", share, "% of a core", 1)
 
 
@@ -107,9 +97,11 @@ def looking(first: str, then: str, seconds: float) -> Iterator[None]:
     enough = threading.Event()
 
     def look() -> None:
-        opener.open(first).read()
-        while not enough.wait(seconds):
-            opener.open(then).read()
+        address = first
+        while not enough.wait(LOOK_SECONDS if address == first else seconds):
+            with contextlib.suppress(urllib.error.URLError):  # it does not listen yet
+                opener.open(address).read()
+                address = then
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
 #: With the number beside it, the arguments of a call are about 100 bytes of JSON.
 SUBJECT: Final = "x" * 84
@@ -70,7 +69,6 @@ class Contender(Protocol):
     """One queue under test, in a directory of its own. ``enqueue`` returns once durable."""
 
     tally: Tally
-    directory: Path
     enqueue: Enqueue
 
     async def open(self) -> None:
@@ -89,16 +87,8 @@ class Contender(Protocol):
         """Runs jobs inside; its end drains and settles what was claimed."""
         ...
 
-    def busy_thread(self) -> AbstractAsyncContextManager[object]:
-        """Inside, one CPU-bound sync task runs in a thread of this process. Needs a worker."""
-        ...
-
     async def counts(self) -> tuple[int, int]:
         """Jobs (succeeded, waiting) as the store itself says; fails if one ended otherwise."""
-        ...
-
-    def batches(self) -> int:
-        """Transactions (SQLite) or frames (taskq) that this process wrote so far."""
         ...
 
 
@@ -122,12 +112,3 @@ async def fill(contender: Contender, count: int) -> None:
     """Enqueue ``count`` jobs in transactions of ``MANY_COUNT``."""
     for start in range(0, count, MANY_COUNT):
         await contender.enqueue_many(range(start, min(start + MANY_COUNT, count)))
-
-
-def spin(stop: Callable[[], bool]) -> int:
-    """Pure Python work, as a CPU-bound sync task does it, until ``stop()``."""
-    rounds = 0
-    while not stop():
-        for _ in range(1_000):
-            rounds += 1
-    return rounds

@@ -1,6 +1,6 @@
 """Logs with a past: a million waiting jobs, millions of finished ones, and who opens them.
 
-Run: ``python -m tests.bench.memory [--only waiting|first|many|past|lookup]``. Each figure is taken
+Run: ``python -m tests.bench.memory [--only waiting|first|past|lookup]``. Each figure is taken
 in processes of its own. See README.md.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -24,19 +23,14 @@ from taskq.log.store.store import Store, open_store
 from tests.bench.harness import (
     MIB,
     Table,
-    answer,
     ask,
-    hear,
     median,
     options,
     percentile,
     rss_bytes,
-    say,
     scratch,
     serve,
-    start,
 )  # fmt: skip
-from tests.bench.load import produce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,26 +187,6 @@ def first_call(directory: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "growth": rss_bytes() - before}
 
 
-def enqueuer(directory: str, count: str) -> dict[str, Any]:
-    """Be one of many processes that only enqueue, with 64 callers in an event loop."""
-
-    async def run() -> None:
-        store = open_store(directory, LogConfig())
-        port = store.port()
-        await port.enqueue(SPEC, PAYLOAD)
-        print("ready", flush=True)
-        sys.stdin.readline()
-
-        async def enqueue(i: int, subject: str) -> None:
-            await port.enqueue(SPEC, PAYLOAD)
-
-        await produce(enqueue, int(count) - 1, 64)
-        store.close()
-
-    asyncio.run(run())
-    return {}
-
-
 def compact(directory: str) -> dict[str, Any]:
     """Let every finished job go."""
     store = open_store(directory, LogConfig())
@@ -271,7 +245,7 @@ async def _look_up(directory: str) -> dict[str, Any]:
 PARTS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     part.__name__: part
     for part in (
-        fill, reopen, live, first_bytes, first_call, enqueuer, compact, index, look_up,
+        fill, reopen, live, first_bytes, first_call, compact, index, look_up,
     )
 }  # fmt: skip
 
@@ -310,30 +284,6 @@ def measure_first(table: Table, place: Path, jobs: int) -> None:
         table.figure(f"first enqueue, {what}", growth / MIB, "MiB", 5)
 
 
-def measure_many(table: Table, place: Path, jobs: int) -> None:
-    """Measure 4 enqueuing processes against 16, in turn, median of three."""
-    rates: dict[int, list[float]] = {4: [], 16: []}
-    share = jobs // 16
-    for turn in range(3):
-        for processes, taken in rates.items():
-            directory = place / f"enqueuers-{processes}-{turn}"
-            children = [start(MODULE, "enqueuer", directory, share) for _ in range(processes)]
-            for child in children:
-                hear(child, "ready")
-            begin = time.perf_counter()
-            for child in children:
-                say(child, "go")
-            for child in children:
-                answer(child)
-            taken.append(share * processes / (time.perf_counter() - begin))
-            store = open_store(str(directory), LogConfig())
-            assert counts(store) == (0, share * processes)
-            store.close()
-    for processes, taken in rates.items():
-        table.figure(f"{processes} enqueuing processes", median(taken), "jobs/s")
-    table.figure("4 against 16 processes", median(rates[4]) / median(rates[16]), "times", 1)
-
-
 def measure_past(table: Table, place: Path, jobs: int) -> None:
     """Open a log with five times as many finished jobs, with and without a snapshot."""
     directory, small, finished = place / "large", place / "small", 5 * jobs
@@ -364,13 +314,11 @@ def measure_lookup(table: Table, place: Path, jobs: int) -> None:
     table.figure("index beside its segment", indexed["percent"], "%")
 
 
-#: What is measured, and by how many jobs less than those of the command line.
 MEASURES: Final = {
-    "waiting": (measure_waiting, 1),
-    "first": (measure_first, 1),
-    "many": (measure_many, 16),
-    "past": (measure_past, 1),
-    "lookup": (measure_lookup, 1),
+    "waiting": measure_waiting,
+    "first": measure_first,
+    "past": measure_past,
+    "lookup": measure_lookup,
 }
 
 
@@ -380,9 +328,8 @@ def main() -> None:
     given = options(__doc__, jobs=1_000_000, only=tuple(MEASURES))
     table = Table(f"{given.jobs:,} jobs", "what", "value", "unit", "target")
     for name in given.only or MEASURES:
-        measure, less = MEASURES[name]
         with scratch(given.dir) as place:
-            measure(table, place, given.jobs // less)
+            MEASURES[name](table, place, given.jobs)
     table.print()
 
 

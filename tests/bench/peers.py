@@ -43,7 +43,7 @@ class Metric(NamedTuple):
     """One row: its name, its value of a sample of so many jobs, and how that is written."""
 
     name: str
-    of: Callable[[Sample, int], float]
+    of: Callable[[Sample, int], float | None]
     shape: str
 
 
@@ -72,6 +72,8 @@ CONTENDERS: Final = {
     "flexiq": Contender("flexiq_app", "flexiq", "from flexiq import Queue", 400, 10_000, 30),
     "dbos": Contender("dbos_app", "dbos", "from dbos import DBOS, DBOSClient", 300, 300, 10),
 }
+#: What is told as ratios, too: those that promise the same of an enqueued job.
+PAIRS: Final = (("taskq fsync", "huey"), ("taskq os", "flexiq"))
 WAITING: Final = 200_000
 #: Enqueues whose syncs are counted, beyond those of opening, a first few and closing.
 SYNCED: Final = 100
@@ -85,6 +87,7 @@ SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("lone enqueue, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),
         Metric("- p50, µs", lambda s, _: percentile(s["latencies"], 50) * 1e6, ",.0f"),
         Metric("- p99, µs", lambda s, _: percentile(s["latencies"], 99) * 1e6, ",.0f"),
+        Metric("- awaited, jobs/s", lambda s, _: s.get("awaited"), ",.0f"),
     ),
     "syncs": (Metric("- syncs each", lambda s, _: s["syncs"], ".2f"),),
     "latency": (
@@ -155,7 +158,7 @@ class Bench(NamedTuple):
         answer = self.place / "syncs"
         calls = "fsync,fdatasync,sync_file_range,msync,sync,syncfs"
         self._run(
-            name, "lone", jobs, strace, "-f", "-qq", "-e", f"trace={calls}", "-o", str(answer)
+            name, "calls", jobs, strace, "-f", "-qq", "-e", f"trace={calls}", "-o", str(answer)
         )
         return sum("sync" in line and "resumed" not in line for line in answer.open())
 
@@ -214,52 +217,51 @@ def measure(bench: Bench, scenario: str) -> tuple[dict[str, list[Sample]], dict[
     return samples, failed
 
 
-Row = dict[str, dict[str, float] | str]
+Row = dict[str, dict[str, Any] | str]
 
 
 def rows(bench: Bench, scenario: str) -> dict[str, Row]:
-    """Measure a scenario: metric -> contender -> median and spread, or what went wrong."""
+    """Measure a scenario: metric -> contender -> median and all values, or what went wrong."""
     samples, failed = measure(bench, scenario)
     result: dict[str, Row] = {}
     for metric in SCENARIOS[scenario]:
         row: Row = {}
         for name, taken in samples.items():
             jobs = bench.jobs(scenario, name)
-            values = [metric.of(delivery, jobs) for delivery in taken]
-            row[name] = failed.get(name) or {
-                "median": median(values), "lowest": min(values), "highest": max(values),
-                "rounds": len(values), "jobs": jobs,
-            }  # fmt: skip
+            values = [value for sample in taken if (value := metric.of(sample, jobs)) is not None]
+            has_all = name not in failed and len(values) == len(taken)
+            row[name] = (
+                {"median": median(values), "values": values, "jobs": jobs}
+                if has_all
+                else failed.get(name, "-")
+            )
         result[metric.name] = row
     return result
 
 
-def show(scenario: str, values: dict[str, Row]) -> None:
-    """Print the spread of a scenario's figures."""
-    table = Table(scenario, "", "", "median", "lowest", "highest", "jobs", "rounds")
-    for metric in SCENARIOS[scenario]:
-        for name, row in values[metric.name].items():
-            if isinstance(row, str):
-                table.row(metric.name, name, row, *("-",) * 4)
-                continue
-            figures = (f"{row[key]:{metric.shape}}" for key in ("median", "lowest", "highest"))
-            table.row(metric.name, name, *figures, f"{row['jobs']:,}", f"{row['rounds']}")
-    table.print()
+def beside(row: Row, name: str, base: str) -> str:
+    """Return the median over the rounds of how many times as much it is as the other's."""
+    mine, theirs = row.get(name), row.get(base)
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return "-"
+    pairs = zip(mine["values"], theirs["values"], strict=True)
+    return f"{median([value / other for value, other in pairs]):.2f}"
 
 
 def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
     """Print the medians of all, and below them what went wrong."""
-    table = Table("medians", "", *columns)
+    pairs = [pair for pair in PAIRS if {*pair} <= {*columns}]
+    table = Table("", "", *columns, *(" / ".join(pair) for pair in pairs))
     notes: list[str] = []
-    for metric in (metric for metrics in SCENARIOS.values() for metric in metrics):
+    shapes = {metric.name: metric.shape for metrics in SCENARIOS.values() for metric in metrics}
+    for name, row in everything.items():
         cells = []
-        for text in everything.get(metric.name, {}).values():
+        for text in row.values():
             if isinstance(text, str) and len(text) > len("never: lost"):
                 notes.append(text)
                 text = f"({len(notes)})"  # noqa: PLW2901 - the note stands below
-            cells.append(text if isinstance(text, str) else f"{text['median']:{metric.shape}}")
-        if cells:
-            table.row(metric.name, *cells)
+            cells.append(text if isinstance(text, str) else f"{text['median']:{shapes[name]}}")
+        table.row(name, *cells, *(beside(row, *pair) for pair in pairs))
     table.print()
     for number, note in enumerate(notes, start=1):
         print(f"({number}) {note}")
@@ -289,7 +291,7 @@ def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
 
 
 def main() -> None:
-    """Measure in turn (A B C A B C …), print a table a scenario, and one of all medians."""
+    """Measure in turn (A B C A B C …), and print the medians."""
     given = options(
         __doc__, jobs=int, rounds=5, takeover=90.0, venvs=kept_for(sys.executable), json=False,
         only=tuple(SCENARIOS), contender=tuple(CONTENDERS),
@@ -300,14 +302,12 @@ def main() -> None:
         if given.json:
             print(json.dumps({"machine": machine(given.dir), "versions": versions}))
         else:
-            print(versions)
+            print(", ".join(f"{name} {version}" for name, version in versions.items()))
         for scenario in given.only or SCENARIOS:
             result = rows(bench, scenario)
             everything |= result
             if given.json:
                 print(json.dumps({"scenario": scenario, "rows": result}), flush=True)
-            else:
-                show(scenario, result)
     if not given.json:
         summary(tuple(bench.pythons), everything)
 

@@ -1,11 +1,13 @@
-"""Take the short tables of README.md in one go, by this interpreter and by Debian's: 12 minutes.
+"""Take the figures of README.md anew in one go, by this interpreter and by Debian's: 11 minutes.
 
-Run: ``python -m tests.bench.tables > tables.md``, on a machine that has nothing else to do. Above
-each table stands the command that made it. ``--quick`` rehearses it, and installs what is missing.
+Run: ``python -m tests.bench.tables --write``, on a machine that has nothing else to do. Above each
+table stands the command that made it. ``--write`` puts all into README.md, between its two marks.
+``--quick`` rehearses it, and installs what is missing.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -14,37 +16,45 @@ from typing import Final
 
 from tests.bench.harness import ROOT, options
 
+README: Final = Path(__file__).with_name("README.md")
+_MARKED: Final = re.compile(
+    r"(<!-- made by python -m tests\.bench\.tables -->\n).*(<!-- end -->)", re.DOTALL
+)
 #: Debian's is optimized by a profile; pyenv's are not.
 PYTHONS: Final = (sys.executable, "/usr/bin/python3.11")
-_BESIDE: Final = "--contender taskq --contender sqlite --contender disk"
-_PEERS: Final = (
-    "--contender 'taskq fsync' --contender 'taskq os' --contender huey --contender flexiq"
+_PEERS: Final = " ".join(
+    f"--contender {shlex.quote(name)}" for name in ("taskq fsync", "taskq os", "huey", "flexiq")
 )
-_ROWS: Final = "--only cycle --only drain --only lone --only latency --only start --only import"
 #: For each interpreter, and once.
 EACH: Final = (
-    f"bench --scale 0.3 {_BESIDE}",
-    f"peers --rounds 3 --jobs 10000 {_PEERS} {_ROWS}",
+    "bench --scale 0.3 --contender taskq --contender sqlite",
+    "lone --count 500",
+    f"peers --rounds 5 --jobs 1000 {_PEERS} --only lone --only start",
 )
-ONCE: Final = ("disk", "idle")
+ONCE: Final = (f"peers --rounds 3 {_PEERS} --only cycle --only drain --only latency", "idle")
 QUICK: Final = {
-    "bench": "--quick --jobs 200", "peers": "--rounds 1 --jobs 5", "disk": "--count 100 --jobs 20",
+    "bench": "--quick --jobs 200", "lone": "--count 20", "peers": "--rounds 1 --jobs 5",
     "idle": "--seconds 0.5",
 }  # fmt: skip
 
 
 def main() -> None:
     """Run each command, and print it above what it prints."""
-    given = options(__doc__, quick=False)
+    given = options(__doc__, quick=False, write=False)
+    parts = []
     for python in filter(lambda path: Path(path).exists(), PYTHONS):
-        commands = EACH if python != PYTHONS[0] else (*ONCE, *EACH)
-        for command in commands:
+        for command in EACH if python != PYTHONS[0] else (*EACH, *ONCE):
             words = f"{command} {QUICK[command.split()[0]]}" if given.quick else command
             words += "" if python == PYTHONS[0] else f" --python {python}"
-            print(f"\n`python -m tests.bench.{words}`\n", flush=True)
             # One that fails says so; the others are taken all the same.
             program = (sys.executable, "-m", *shlex.split(f"tests.bench.{words}"))
-            subprocess.run(program, check=False, cwd=ROOT)
+            done = subprocess.run(program, check=False, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+            parts.append(f"`python -m tests.bench.{words}`\n\n{done.stdout.strip()}\n")
+            print(f"\n{parts[-1]}", flush=True)
+    if given.write:
+        text = README.read_text(encoding="utf-8")
+        figures = "\n".join(parts).replace("\\", r"\\")
+        README.write_text(_MARKED.sub(rf"\1\n{figures}\n\2", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Settlement
 from tests.effort import grows, some
-from tests.processes.harness import MODES, Child, log_records, of_kind, open_here, put
+from tests.processes.harness import Child, log_records, of_kind, open_here, put
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.model import Durability
-
-#: (processes, how each runs its producers, producers in each): 8 concurrent ones in all.
-ONE_PROCESS_THREADS = (1, "threads", 8)
-ONE_PROCESS_COROUTINES = (1, "coroutines", 8)
-FOUR_PROCESSES = (4, "threads", 2)
-SHAPES = [
-    pytest.param(ONE_PROCESS_THREADS, id="threads"),
-    pytest.param(ONE_PROCESS_COROUTINES, id="coroutines"),
-    pytest.param(FOUR_PROCESSES, id="processes"),
+#: (processes, how each runs its producers, producers in each)
+SHAPES = {
+    "threads": (1, "threads", 8),
+    "coroutines": (1, "coroutines", 8),
+    "processes": (4, "threads", 2),
+}
+#: Where no answer waits for the disk, each commits on its own loop's thread if it gets the lock.
+LONE_LOOPS = (4, "coroutines", 1)
+CASES = [
+    *(pytest.param(Durability.FSYNC, shape, id=f"fsync-{name}") for name, shape in SHAPES.items()),
+    pytest.param(Durability.OS, LONE_LOOPS, id="os-lone loops"),
+    *(
+        pytest.param(Durability.OS, shape, id=f"os-{name}", marks=pytest.mark.slow)
+        for name, shape in SHAPES.items()
+    ),
 ]
 
 
@@ -101,12 +107,11 @@ class Torture:
 
 
 @grows
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("durability", MODES)
+@pytest.mark.parametrize(("durability", "shape"), CASES)
 def test_what_was_acknowledged_survives_a_kill(
     tmp_path: Path, durability: Durability, shape: tuple[int, str, int]
 ) -> None:
-    """Eight producers, killed: the first open serves, nothing is lost, nothing is there twice."""
+    """Producers, killed: the first open serves, nothing is lost, nothing is there twice."""
     test = Torture(tmp_path, durability, shape)
     rounds = some(1, 40)
     for number in range(rounds):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from dbos import DBOS, DBOSClient
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import Caller
+from tests.bench.contenders.told import Caller
 from tests.bench.load import SUBJECT
 
 DATABASE: Final = told.DIRECTORY / "dbos.db"

@@ -12,7 +12,7 @@ from typing import Final
 from flexiq import Queue
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import Caller
+from tests.bench.contenders.told import Caller
 from tests.bench.load import MANY_COUNT, SUBJECT
 
 queue: Final = Queue(db_path=str(told.DIRECTORY / "flexiq.db"))

@@ -13,7 +13,7 @@ from typing import Final
 from huey import SqliteHuey
 
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import Caller
+from tests.bench.contenders.told import Caller
 from tests.bench.load import SUBJECT
 
 huey: Final = SqliteHuey("bench", filename=str(told.DIRECTORY / "huey.db"))

@@ -23,7 +23,7 @@ from tests.bench.harness import ROOT, rss_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.bench.contenders.calling import Caller
+    from tests.bench.contenders.told import Caller
 
 #: A worker that has not begun its first job after so long hangs.
 START_SECONDS: Final = 60
@@ -102,14 +102,25 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
         return {"seconds": stage.settled(jobs) - begin}
 
 
-def lone(stage: Stage, jobs: int) -> dict[str, Any]:
-    """Return one caller, each enqueue after the answer to the last; nobody works."""
+def calls(stage: Stage, jobs: int) -> dict[str, Any]:
+    """Enqueue by one caller, each after the answer to the last; nobody works."""
     begin = time.monotonic()
     latencies = stage.caller.enqueue_each(jobs)
     seconds = time.monotonic() - begin
     ended, left = stage.caller.counts()
     assert (ended or 0, left) == (0, jobs), (ended, left)
     return {"seconds": seconds, "latencies": latencies}
+
+
+def lone(stage: Stage, jobs: int) -> dict[str, Any]:
+    """Do so, and await as many if there is that."""
+    taken = calls(stage, jobs)
+    if await_each := getattr(stage.caller, "await_each", None):
+        begin = time.monotonic()
+        await_each(jobs)
+        taken["awaited"] = jobs / (time.monotonic() - begin)
+        assert stage.caller.counts()[1] == 2 * jobs
+    return taken
 
 
 def latency(stage: Stage, jobs: int) -> dict[str, Any]:
@@ -176,7 +187,7 @@ def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 SCENARIOS: Final[dict[str, Callable[[Stage, int], dict[str, Any]]]] = {
-    item.__name__: item for item in (cycle, drain, lone, latency, start, memory, takeover)
+    item.__name__: item for item in (cycle, drain, calls, lone, latency, start, memory, takeover)
 }
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from typing import Final
 
 from taskq import TaskQ
 from tests.bench.contenders import told
-from tests.bench.contenders.calling import CALLERS, Caller
+from tests.bench.contenders.told import CALLERS, Caller
 from tests.bench.load import MANY_COUNT, SUBJECT, produce
 
 app: Final = TaskQ(told.DIRECTORY / "data", durability=os.environ.get("PEERS_MODE", "fsync"))
@@ -48,24 +47,13 @@ class TaskqCaller(Caller):
         self.runner = asyncio.Runner()
         self.runner.run(app.open())
 
-    def enqueue(self, task: str) -> None:
-        """Await one."""
-        self.runner.run(self._enqueue(task))
+    def call(self, task: str, number: int) -> object:
+        """Enqueue one as a thread does that has no loop."""
+        return self.tasks[task].enqueue_sync(number, SUBJECT)
 
-    async def _enqueue(self, task: str) -> None:
-        await self.tasks[task].enqueue(0, SUBJECT)
-
-    def enqueue_each(self, jobs: int) -> list[float]:
+    def await_each(self, jobs: int) -> None:
         """Await each in turn."""
-        return self.runner.run(self._enqueue_each(jobs))
-
-    async def _enqueue_each(self, jobs: int) -> list[float]:
-        taken = []
-        for number in range(jobs):
-            start = time.perf_counter()
-            await noop.enqueue(number, SUBJECT)
-            taken.append(time.perf_counter() - start)
-        return taken
+        self.runner.run(produce(noop.enqueue, jobs, 1))
 
     def enqueue_at_once(self, jobs: int) -> None:
         """From asyncio tasks."""
