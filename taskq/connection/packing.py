@@ -34,11 +34,7 @@ _PLAIN: Final = Options()
 
 
 class Packer:
-    """The bodies of one log.
-
-    Attributes:
-        bodies: does the work.
-    """
+    """The bodies of one log."""
 
     def __init__(self, path: str, config: LogConfig) -> None:
         self.config = config
@@ -146,11 +142,7 @@ class Packer:
 
 
 class PackedDelivery(Delivery):
-    """A delivery whose payload is compressed, or in a file beside the log.
-
-    Attributes:
-        bodies: where it is read from.
-    """
+    """A delivery whose payload is compressed, or in a file beside the log."""
 
     bodies: BodyStore
 

@@ -418,12 +418,7 @@ def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]
 
 
 def silent_settings(data_dir: Path, given: Mapping[str, Any]) -> Settings:
-    """Return the settings where code alone said something, whatever others say by now.
-
-    Args:
-        data_dir: the log's directory.
-        given: options that were understood.
-    """
+    """Return the settings where code alone said something, whatever others say by now."""
     read = {name: _read(name, value) for name, value in given.items()}
     return Settings.model_construct(data_dir=data_dir, **read)
 

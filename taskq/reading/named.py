@@ -96,15 +96,7 @@ def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
 def seek_reader(
     store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: Extent
 ) -> int:
-    """Save another position for a reader; returns the lsn that it goes on at.
-
-    Args:
-        store: of the log.
-        reader: its name.
-        place: an lsn, "start" or "end"; None for the time.
-        time_ns: of the log.
-        extent: where the log ends.
-    """
+    """Save another position for a reader; returns the lsn that it goes on at."""
     named = NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
     files = open_files(store.path, store.log_id)
     try:

@@ -279,12 +279,7 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
 
 
 def arguments_of(command: click.Command, given: Mapping[str, Any]) -> list[str]:
-    """Return the words that give these parameters again, but for the guard's own.
-
-    Args:
-        command: whose parameters.
-        given: values by parameter name.
-    """
+    """Return the words that give these parameters again, but for the guard's own."""
     words: list[str] = []
     for parameter in command.params:
         value = given.get(parameter.name or "")

@@ -78,12 +78,7 @@ class Waiting(NamedTuple):
 
 
 class Inbox:
-    """The directory as one process sees it.
-
-    Args:
-        disk, clock: of that process.
-        path: of the task log.
-    """
+    """The directory as one process sees it."""
 
     def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
         self.disk = disk

@@ -327,13 +327,7 @@ class _ChunkPlace(NamedTuple):
 
 
 class UploadReader:
-    """The jobs of an upload from any place on.
-
-    Args:
-        disk: of this process.
-        path: of the inbox.
-        upload: whose parts were checked.
-    """
+    """The jobs of an upload from any place on."""
 
     def __init__(self, disk: Disk, path: str, upload: Upload) -> None:
         self._disk = disk

@@ -37,11 +37,7 @@ class LogTime:
         self.base_ns = self._seen_ns
 
     def read(self, last_ns: int) -> tuple[int, int]:
-        """(time of the next frame, step to record before anything else in it, or 0).
-
-        Args:
-            last_ns: time of the last frame.
-        """
+        """(time of the next frame, step to record before anything else in it, or 0)."""
         wall, steady = self._clock.wall_ns(), self._clock.steady_ns()
         expected = steady + self.base_ns
         step = wall - expected

@@ -136,12 +136,7 @@ def _names(value: object) -> frozenset[str] | None:
 
 
 def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
-    """Return every owner with a file here or a job in hand, the oldest first.
-
-    Args:
-        directory: where the owners' files are.
-        running: how many jobs each owner holds.
-    """
+    """Return every owner with a file here or a job in hand, the oldest first."""
     owners = {*known_owners(directory), *running}
     views = [owner_view(directory, owner, running.get(owner, 0)) for owner in owners]
     return sorted(views, key=lambda view: (view.started_ns, view.owner))

@@ -70,11 +70,6 @@ class LocalPeers:
 
     Once made, it raises nothing: what the disk refuses costs a wake-up, or a dead owner's file
     stays until the next one comes.
-
-    Args:
-        path: of the log.
-        name: shown by ``taskq workers``.
-        pace: of the log's disk.
     """
 
     def __init__(self, path: str, name: str, pace: syscalls.Pace | None = None) -> None:

@@ -38,10 +38,6 @@ class ProgressBoard:
     """What the jobs of one process tell, and the thread that writes it down.
 
     The first word is written at once, the last one at most ``PAUSE_SECONDS`` after it was said.
-
-    Args:
-        directory: where the owners' files are.
-        owner: number of this process.
     """
 
     def __init__(self, directory: Path, owner: int) -> None:

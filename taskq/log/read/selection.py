@@ -107,14 +107,7 @@ class Page(NamedTuple, Generic[Item]):
 def newest_dead(
     sight: Sight, wanted: DeadFilter, limit: int, below: PageEnd | None
 ) -> tuple[list[JobView], PageEnd | None]:
-    """Dead letters that fit, the latest death first, and where to go on; None at the end.
-
-    Args:
-        sight: of the log.
-        wanted: which ones.
-        limit: at most so many.
-        below: only those behind this place in the order.
-    """
+    """Dead letters that fit, the latest death first, and where to go on; None at the end."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     places = (

@@ -83,12 +83,7 @@ class Moment:
 
 
 class Still:
-    """A clock that shows one wall time, and goes on for those who measure.
-
-    Args:
-        clock: measures.
-        now_ns: the wall time.
-    """
+    """A clock that shows one wall time, and goes on for those who measure."""
 
     def __init__(self, clock: Clock, now_ns: int) -> None:
         self._now_ns = now_ns

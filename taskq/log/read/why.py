@@ -44,15 +44,7 @@ def facts_of(
     workers: tuple[OwnerView, ...],
     story: Story | None = None,
 ) -> Facts | None:
-    """Return all facts of a job but those about the writer lock; None if there is no such job.
-
-    Args:
-        journal: of the log.
-        agenda: folded up to the journal's end.
-        lsn: the job.
-        workers: as ``live_workers`` told before.
-        story: of the job, where it was read.
-    """
+    """Return all facts of a job but those about the writer lock; None if there is no such job."""
     now_ns = journal.clock.wall_ns()
     story = story or read_story(journal, lsn)
     if story is None or story.state is State.ABSENT:

@@ -86,10 +86,6 @@ class IndexBuilder:
     def feed(self, frame: Frame, records: int = sys.maxsize) -> bool:
         """Index the next whole frame, or go on with it; one that was fed before is passed over.
 
-        Args:
-            frame: the bytes.
-            records: about how many to look at in this step.
-
         Returns:
             Whether all of the frame is indexed; else it is to be fed again.
 

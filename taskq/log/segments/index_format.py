@@ -126,11 +126,7 @@ def page_holds(page: bytes, word: int) -> bool:
 
 
 class BloomBuilder:
-    """A filter being filled. Takes 11 bytes a key until it is packed.
-
-    Args:
-        keys: how many there will be.
-    """
+    """A filter being filled. Takes 11 bytes a key until it is packed."""
 
     def __init__(self, keys: int) -> None:
         self.pages = pages_for(keys)

@@ -20,12 +20,7 @@ _ALARM_AGE_SECONDS: Final = 0.25
 
 
 class ConditionGate(Gate):
-    """Lets the jobs of some tasks run while all their conditions hold.
-
-    Attributes:
-        tasks: their names.
-        conditions: what they need.
-    """
+    """Lets the jobs of some tasks run while all their conditions hold."""
 
     def __init__(self, host: GateHost, conditions: tuple[Condition, ...]) -> None:
         super().__init__(host)

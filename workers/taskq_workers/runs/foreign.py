@@ -22,11 +22,6 @@ def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 
 
 async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
-    """Wait so long for the tasks to end; whether all did. Ends none, whatever happens to the wait.
-
-    Args:
-        tasks: one at least.
-        seconds: at most.
-    """
+    """Wait so long for the tasks to end; whether all did. None is ended, whatever comes of it."""
     _, late = await asyncio.wait(tasks, timeout=seconds)
     return not late

@@ -48,12 +48,7 @@ class _Attempt:
 
 
 class TracedRuns:
-    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own.
-
-    Args:
-        tracer: makes the spans.
-        hook: the user's.
-    """
+    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own."""
 
     def __init__(self, tracer: Tracer, hook: Hook | None) -> None:
         self._tracer = tracer

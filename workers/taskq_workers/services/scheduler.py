@@ -32,12 +32,7 @@ LOOK_SECONDS: Final = 30.0
 
 
 class Scheduler:
-    """Ticks the schedules of an app; a ``Service`` of its worker.
-
-    Args:
-        app: whose schedules.
-        look_seconds: the longest sleep, of real time.
-    """
+    """Ticks the schedules of an app; a ``Service`` of its worker."""
 
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app = app

@@ -18,8 +18,4 @@ class Service(Protocol):
 
         What it raises before it called ``task_status.started()`` keeps the worker from starting;
         what it raises later stops the worker, after its drain. It may end by itself.
-
-        Args:
-            store: the open one.
-            task_status: to tell that it works now.
         """

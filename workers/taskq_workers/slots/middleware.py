@@ -35,10 +35,6 @@ TIDY_SECONDS: Final = 0.5
 class Surrounded:
     """Puts middleware around calls.
 
-    Args:
-        middleware: the first is the outermost.
-        entered: what it may take of the lifespans.
-
     Raises:
         UsageError: it takes what no lifespan yields.
     """
