@@ -16,10 +16,9 @@ import click
 
 from taskq import views as documents
 from taskq.cli import render
-from taskq.cli.commands.parquet import learn
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
-from taskq.values import parse_json
+from taskq.values import NamedTuple, parse_json
 from taskq.views import STATES
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from taskq import Record
-    from taskq.engine import LogReader
+    from taskq.engine import LogReader, LogRecord
     from taskq.views import JobView
 
 #: Mode of what is written: a log is its user's, and so is what is taken out of it.
@@ -139,12 +138,13 @@ def export(
     since_ns, until_ns = _time(since, "--since", now_ns), _time(before, "--before", now_ns)
     with open_reader(data_dir) as reader:
         if not is_jobs:
-            count = _write_records(reader, kind, path, (queue, task, since_ns, until_ns))
+            wanted = Wanted(queue, task, since_ns, until_ns)
+            count = _write_records(reader, kind, path, wanted)
         else:
-            wanted = [STATES[name] for name in states]
+            of_states = [STATES[name] for name in states]
             count = 0
             with _sink(kind, path) as sink:
-                for view in reader.each_job(wanted, queue, task, since_ns, until_ns):
+                for view in reader.each_job(of_states, queue, task, since_ns, until_ns):
                     sink.job(view)
                     count += 1
     if path is not None:
@@ -207,45 +207,58 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _write_records(
-    reader: LogReader,
-    kind: str,
-    path: Path | None,
-    wanted: tuple[str | None, str | None, int | None, int | None],
-) -> int:
-    """Write records, as (queue, task, since, until) say; returns how many."""
+class Wanted(NamedTuple):
+    """Which records are written; None stands for all."""
+
+    queue: str | None = None
+    task: str | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+class Chooser:
+    """Chooses records, asked for each in the order of the log."""
+
+    def __init__(self, reader: LogReader, wanted: Wanted) -> None:
+        from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import it
+
+        self._reader = reader
+        self._wanted = wanted
+        queues, tasks = (name and [name] for name in wanted[:2])
+        self._choice = Choice(queues=queues, tasks=tasks)
+
+    def names(self, record: LogRecord) -> tuple[str, str] | None:
+        """Return queue and task of a record that is wanted, which others may tell; else None."""
+        wanted, choice = self._wanted, self._choice
+        if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
+            return None
+        choice.note(record)
+        if wanted.since_ns is not None and record.time_ns < wanted.since_ns:
+            return None
+        if choice.lacks(record):
+            view = self._reader.job(record.job, body_bytes_max=0)
+            if view is not None:
+                choice.learn(record.job, view.queue, view.task)
+        return choice.fits(record)
+
+
+def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
+    """Write records; returns how many."""
     if kind == _PARQUET and path is not None:
-        from taskq.cli.commands.parquet import Wanted, write_records  # noqa: PLC0415 - pyarrow
+        from taskq.cli.commands.parquet import write_records  # noqa: PLC0415 - pyarrow
 
         with _whole(path) as temporary:
-            return write_records(reader, temporary, Wanted(*wanted))
-    count = 0
+            return write_records(reader, temporary, wanted)
+    from taskq.reading.record import make_record  # noqa: PLC0415 - help must not import it
+
+    count, chooser = 0, Chooser(reader, wanted)
     with _lines(path) as lines:
-        for record in _records(reader, *wanted):
-            lines.record(record)
-            count += 1
+        for entry in reader.records():
+            if wanted.until_ns is not None and entry.time_ns >= wanted.until_ns:
+                continue  # not even decoded
+            record = entry.decode()
+            names = chooser.names(record)
+            if names is not None:
+                lines.record(make_record(record, reader.tag, names, reader.bodies))
+                count += 1
     return count
-
-
-def _records(
-    reader: LogReader,
-    queue: str | None,
-    task: str | None,
-    since_ns: int | None,
-    until_ns: int | None,
-) -> Iterator[Record]:
-    from taskq.reading.record import Choice, make_record  # noqa: PLC0415 - help must not import it
-
-    choice = Choice(queues=queue and [queue], tasks=task and [task])
-    for entry in reader.records():
-        if until_ns is not None and entry.time_ns >= until_ns:
-            continue
-        record = entry.decode()
-        choice.note(record)
-        if since_ns is not None and entry.time_ns < since_ns:
-            continue
-        if choice.lacks(record):
-            learn(reader, choice, record.job)
-        names = choice.fits(record)
-        if names is not None:
-            yield make_record(record, reader.tag, names, reader.bodies)

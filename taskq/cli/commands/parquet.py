@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskq.cli.commands.export import Chooser, Wanted
 from taskq.cli.errors import Failure
 from taskq.engine import LogRecord, kinds
 from taskq.extras import missing
-from taskq.reading.record import Choice
-from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,15 +152,6 @@ _GROUP_ROWS: Final = 131_072
 _KINDS: Final = {row.name: kind for kind, row in kinds.ROWS.items()}
 
 
-class Wanted(NamedTuple):
-    """Which records are written; None stands for all."""
-
-    queue: str | None = None
-    task: str | None = None
-    since_ns: int | None = None
-    until_ns: int | None = None
-
-
 def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
     """Write the log's records to a file; returns how many.
 
@@ -201,10 +191,10 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
 def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
     """Yield what is wanted of each batch."""
     by_name = wanted.queue is not None or wanted.task is not None
-    choice = Choice(queues=wanted.queue and [wanted.queue], tasks=wanted.task and [wanted.task])
+    chooser = Chooser(reader, wanted)
     for batch in batches:
         if by_name:
-            mask = [_fits(reader, choice, record, wanted) for record in _records_of(batch)]
+            mask = [chooser.names(record) is not None for record in _records_of(batch)]
             chosen = batch.filter(pa.array(mask, pa.bool_()))
         else:
             chosen = batch.filter(_in_time(batch, wanted))
@@ -222,18 +212,6 @@ def _in_time(batch: Any, wanted: Wanted) -> Any:
     return pa.array(mask)
 
 
-def _fits(reader: LogReader, choice: Choice, record: LogRecord, wanted: Wanted) -> bool:
-    """Return whether a record is wanted by the names of its job, which other records may tell."""
-    if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
-        return False
-    choice.note(record)
-    if wanted.since_ns is not None and record.time_ns < wanted.since_ns:
-        return False
-    if choice.lacks(record):
-        learn(reader, choice, record.job)
-    return choice.fits(record) is not None
-
-
 def _records_of(batch: Any) -> Iterator[LogRecord]:
     """Yield what a choice asks of the records."""
     names = ("kind", "ts_ns", "job", "queue", "task")
@@ -244,10 +222,3 @@ def _records_of(batch: Any) -> Iterator[LogRecord]:
             _KINDS.get(kind, 0), 0, 0, time_ns, 0, job or 0, queue=(queue or "").encode(),
             task=(task or "").encode(),
         )  # fmt: skip
-
-
-def learn(reader: LogReader, choice: Choice, job: int) -> None:
-    """Find out a job's queue and task, which only its first record names."""
-    view = reader.job(job, body_bytes_max=0)
-    if view is not None:
-        choice.learn(job, view.queue, view.task)

@@ -183,9 +183,8 @@ def _fail(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device", "jobs.jsonl")
 
 
-def test_without_the_extra_parquet_names_it(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def forget_pyarrow(patch: pytest.MonkeyPatch) -> None:
+    """Let the command be imported anew, where pyarrow is not installed."""
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
@@ -193,8 +192,23 @@ def test_without_the_extra_parquet_names_it(
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.delitem(sys.modules, "taskq.cli.commands.parquet", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
+    for module in ("parquet", "export"):
+        patch.delitem(sys.modules, f"taskq.cli.commands.{module}", raising=False)
+    patch.setattr(builtins, "__import__", without)
+
+
+@pytest.mark.parametrize("lines", ["--jobs", "--records"])
+def test_lines_need_no_extra(sample: Sample, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    forget_pyarrow(monkeypatch)
+    result = taskq("export", "-d", sample.path, lines)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("{")
+
+
+def test_without_the_extra_parquet_names_it(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_pyarrow(monkeypatch)
     result = taskq("export", "-d", sample.path, "-o", tmp_path / "jobs.parquet")
     assert result.exit_code == 1
     assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr
