@@ -27,33 +27,19 @@ if TYPE_CHECKING:
 class WorkerOptions(TypedDict, total=False):
     """What ``app.worker`` takes besides concurrency and queues; see ``taskq.Worker``."""
 
-    #: directories to claim from in place of the app's own, or the weight of each
     logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None
-    #: stop by itself once no job is ready and none runs
     burst: bool
-    #: stop by itself after so many attempts of jobs
     max_jobs: int | None
-    #: what running jobs get to finish at a stop
     drain_timeout: Duration
-    #: how many sync jobs run at a time; None: as ``concurrency``
     thread_limit: int | None
-    #: how many jobs run in child processes at a time; None: as ``concurrency``
     process_limit: int | None
-    #: replace a child process after so many jobs
     max_jobs_per_child: int | None
-    #: replace one that takes more memory after a job: bytes, or "500MB"
     max_rss_per_child: int | str | None
-    #: ``module:app`` that children import; by default each task's own module
     target: str
-    #: whether it ticks the app's schedules
     schedules: bool
-    #: whether it looks each minute for jobs that no worker would take, and logs what it finds
     warns: bool
-    #: whether it sends the log to the hub of the settings
     sync: bool
-    #: called with a ``taskq_workers.JobFinished`` for each job that ended
     on_event: Callable[[Any], object] | None
-    #: called with each ``DeadLetter`` that this process makes, besides the app's own hooks
     on_dead: DeathCall | None
 
 

@@ -180,7 +180,7 @@ class Adopter(Chore):
             seen.look_from(upload.from_lsn)
             for _ in seen.steps():
                 yield None
-            if self._done(upload) < upload.jobs:
+            if self._progress(upload).done < upload.jobs:
                 yield from self._check(upload)
                 yield from self._adopt_slices(upload)
             self._make_durable(upload)
@@ -202,27 +202,23 @@ class Adopter(Chore):
 
     def _adopt_slices(self, upload: Upload) -> Steps:
         reader = UploadReader(self._inbox.disk, self._inbox.path, upload)
-        done = self._done(upload)
+        done = self._progress(upload).done
         while done < upload.jobs:
             piece = reader.slice(done, self._age_ns(upload))
             if piece.is_keyed:
                 for _ in self._committer.facets.dedup_steps():
                     yield None
-            before = self._done(upload), self._duplicates(upload)
+            before = self._progress(upload)
             inner = self._port.make(Op.ADOPT, piece)
             yield from inner.wait()
             adopted: UploadProgress = inner.value
             done = adopted.done
-            if before[0] == piece.start < done:
-                self._jobs += done - piece.start - (adopted.duplicates - before[1])
+            if before.done == piece.start < done:
+                self._jobs += done - piece.start - (adopted.duplicates - before.duplicates)
 
-    def _done(self, upload: Upload) -> int:
+    def _progress(self, upload: Upload) -> UploadProgress:
         latest = self._committer.facets.uploads.progress(upload.id)
-        return latest[1].done if latest is not None else 0
-
-    def _duplicates(self, upload: Upload) -> int:
-        latest = self._committer.facets.uploads.progress(upload.id)
-        return latest[1].duplicates if latest is not None else 0
+        return _nothing(upload) if latest is None else latest[1]
 
     def _make_durable(self, upload: Upload) -> None:
         """Sync what the files are about to be removed for, whoever wrote it."""

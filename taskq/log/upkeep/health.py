@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.durations import spoken
 from taskq.core.errors import LogError, worker_command
@@ -36,7 +36,11 @@ _STOPPED: Final = "stopped"
 _YEAR_2024_NS: Final = 1_704_067_200 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+#: Whether all is well, and what there is to say of it.
+Look: TypeAlias = tuple[bool, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at."""
 
@@ -65,87 +69,80 @@ def check_health(
     }
     # A worker that is stopped works on nothing, whoever else has the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
+    readable = _readable(path)
     checks = [
-        _readable(path),
-        _unfailed(disk, path),
-        _process(path, states, awake),
-        _worker(awake),
+        readable,
+        Check("writes", *_unfailed(disk, path), vital=True),
+        Check("process", *_process(path, states, awake), vital=True),
+        Check("worker", *_worker(awake)),
     ]
-    if with_jobs and checks[0].ok:
-        checks.append(_jobs(path))
-    return [*checks, _room(disk, path, config or LogConfig()), _access(path)]
+    if with_jobs and readable.ok:
+        checks.append(Check("jobs", *_jobs(path)))
+    room = Check("disk", *_room(disk, path, config or LogConfig()))
+    return [*checks, room, Check("access", True, _access(path))]
 
 
 def _readable(path: Path) -> Check:
     try:
         with LogReader.open(str(path)) as reader:
-            detail = f"log {reader.tag} reads up to lsn {reader.journal.next_lsn - 1}"
-            if reader.journal.lost:
+            journal, again = reader.journal, reader.resend_command
+            if journal.lost:
                 # No restart brings it back: whoever minds liveness only need not know.
-                detail = "; ".join(
-                    loss.explain(reader.journal.path, reader.resend_command)
-                    for loss in reader.journal.lost
-                )
-                return Check(name="log", ok=False, detail=detail)
+                losses = "; ".join(loss.explain(journal.path, again) for loss in journal.lost)
+                return Check("log", False, losses)
+            detail = f"log {reader.tag} reads up to lsn {journal.next_lsn - 1}"
     except LogError as error:
-        return Check(name="log", ok=False, vital=True, detail=str(error))
-    return Check(name="log", ok=True, vital=True, detail=detail)
+        return Check("log", False, str(error), vital=True)
+    return Check("log", True, detail, vital=True)
 
 
-def _jobs(path: Path) -> Check:
+def _jobs(path: Path) -> Look:
     try:
         with LogReader.open(str(path)) as reader:
             stands = reader.standing()
     except LogError as error:
-        return Check(name="jobs", ok=False, detail=str(error))
+        return False, str(error)
     bad = [text for level, text in stands.remarks if level == "bad"]
-    return Check(name="jobs", ok=not bad, detail=". ".join(bad) or stands.text)
+    return not bad, ". ".join(bad) or stands.text
 
 
-def _unfailed(disk: Disk, path: Path) -> Check:
-    if not is_marked_failed(disk, str(path)):
-        return Check(name="writes", ok=True, vital=True, detail="no failed write is marked")
-    return Check(name="writes", ok=False, vital=True, detail=FAILED)
+def _unfailed(disk: Disk, path: Path) -> Look:
+    is_failed = is_marked_failed(disk, str(path))
+    return not is_failed, FAILED if is_failed else "no failed write is marked"
 
 
-def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Check:
+def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Look:
     """Look for any process: a worker that drains claims nothing, and is well all the same."""
     if awake:
         pids = ", ".join(map(str, sorted({owner.pid for owner in awake})))
-        return Check(name="process", ok=True, vital=True, detail=f"the log is open in {pids}")
+        return True, f"the log is open in {pids}"
     stopped = {owner.pid for owner in owners}
     if stopped:
         pids = ", ".join(map(str, sorted(stopped)))
-        detail = f"stopped by a signal: {pids}. Let it go on with kill -CONT"
-        return Check(name="process", ok=False, vital=True, detail=detail)
+        return False, f"stopped by a signal: {pids}. Let it go on with kill -CONT"
     start = worker_command(str(path.absolute()))
-    detail = f"no process has the log open; start one with: {start}"
-    return Check(name="process", ok=False, vital=True, detail=detail)
+    return False, f"no process has the log open; start one with: {start}"
 
 
-def _worker(owners: Iterable[OwnerView]) -> Check:
+def _worker(owners: Iterable[OwnerView]) -> Look:
     serving = [owner for owner in owners if owner.serves]
     if not serving:
-        return Check(
-            name="worker",
-            ok=False,
-            detail="no worker claims jobs: none runs, or each is starting or draining",
-        )
+        return False, "no worker claims jobs: none runs, or each is starting or draining"
     slots = sum(serves.slots for owner in serving for serves in owner.serves)
     workers = f"{len(serving)} worker process{'' if len(serving) == 1 else 'es'}"
-    return Check(name="worker", ok=True, detail=f"{workers}, {slots} jobs at a time")
+    return True, f"{workers}, {slots} jobs at a time"
 
 
-def _access(path: Path) -> Check:
+def _access(path: Path) -> str:
     """Tell who may read the log; fails nothing, as in a container the others are nobody."""
     try:
         detail = f"nobody but {whose(str(path))} can use its files"
     except OSError as error:
         detail = f"not to be seen ({error.strerror})"
-    return Check(name="access", ok=True, detail="; ".join(exposures(str(path))) or detail)
+    return "; ".join(exposures(str(path))) or detail
 
 
-def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
+def _room(disk: Disk, path: Path, config: LogConfig) -> Look:
     try:
         free, limit = disk.free_bytes(str(path)), config.min_free_bytes
         if limit is None:
@@ -153,12 +150,13 @@ def _room(disk: Disk, path: Path, config: LogConfig) -> Check:
         files = files_left(disk, str(path)) if limit else ""
     except OSError as error:
         # Who cannot be asked refuses nothing.
-        return Check(name="disk", ok=True, detail=f"the disk does not tell ({error.strerror})")
+        return True, f"the disk does not tell ({error.strerror})"
     detail = f"{free:,} bytes are free, {limit:,} must stay so"
-    if free < limit or files:
-        detail = f"{files or detail}: enqueues are refused, make room"
-        return Check(name="disk", ok=False, detail=detail)
-    return Check(name="disk", ok=True, detail=detail)
+    is_short = free < limit or bool(files)
+    return (
+        not is_short,
+        f"{files or detail}: enqueues are refused, make room" if is_short else detail,
+    )
 
 
 # Before the start: ``taskq check``.
@@ -173,17 +171,22 @@ def check_start(path: Path, config: LogConfig) -> list[Check]:
     """
     disk = LocalDisk()
     if not (path / FILE).is_file():
-        return [_makeable(path), _clock(0)]
-    readable = _readable(path)
-    checks = [_writable(disk, path), readable, _unfailed(disk, path), _room(disk, path, config)]
-    last_ns = 0
+        return [Check("directory", *_makeable(path)), Check("clock", *_clock(0))]
+    readable, last_ns = _readable(path), 0
     if readable.vital and readable.ok:
         with LogReader.open(str(path)) as reader:
             last_ns = reader.journal.time_ns
-    return [*checks, _clock(last_ns), _access(path)]
+    return [
+        Check("directory", *_writable(disk, path)),
+        readable,
+        Check("writes", *_unfailed(disk, path), vital=True),
+        Check("disk", *_room(disk, path, config)),
+        Check("clock", *_clock(last_ns)),
+        Check("access", True, _access(path)),
+    ]
 
 
-def _makeable(path: Path) -> Check:
+def _makeable(path: Path) -> Look:
     """Look whether the first process could make a log there."""
     near = path.absolute()
     while not near.exists() and near != near.parent:
@@ -193,34 +196,31 @@ def _makeable(path: Path) -> Check:
         try:
             refuse_foreign(near)
         except (LogError, OSError) as error:
-            return Check(name="directory", ok=False, detail=str(error))
+            return False, str(error)
         detail = f"{path} holds no log yet: one is made at the start"
-    if not os.access(near, os.R_OK | os.W_OK | os.X_OK):
-        return Check(name="directory", ok=False, detail=denied(str(near)))
-    return Check(name="directory", ok=True, detail=detail)
+    is_open = os.access(near, os.R_OK | os.W_OK | os.X_OK)
+    return is_open, detail if is_open else denied(str(near))
 
 
-def _writable(disk: Disk, path: Path) -> Check:
+def _writable(disk: Disk, path: Path) -> Look:
     """Look whether this user may write where processes write, and the log is no hub's copy."""
     try:
         check_writable(disk, str(path))
     except LogError as error:
-        return Check(name="directory", ok=False, detail=str(error))
+        return False, str(error)
     for place in (path, path / "log", *sorted((path / "log").glob("*.log"))[-1:]):
         if not os.access(place, os.R_OK | os.W_OK):
-            return Check(name="directory", ok=False, detail=denied(str(place)))
-    return Check(name="directory", ok=True, detail=f"{path} can be read and written")
+            return False, denied(str(place))
+    return True, f"{path} can be read and written"
 
 
-def _clock(last_ns: int) -> Check:
+def _clock(last_ns: int) -> Look:
     """Look whether the machine knows the time; ``last_ns`` is that of the last frame, or 0."""
     now_ns = SystemClock().wall_ns()
-    now = f"{datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+    now = f"it is {datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     if now_ns < last_ns - STEP_NS:
         behind = spoken(last_ns - now_ns)
-        detail = f"it is {now}, {behind} before the log's last record: set the clock"
-        return Check(name="clock", ok=False, detail=detail)
+        return False, f"{now}, {behind} before the log's last record: set the clock"
     if now_ns < _YEAR_2024_NS:
-        detail = f"it is {now}: set the clock, or what is due at a time comes too late"
-        return Check(name="clock", ok=False, detail=detail)
-    return Check(name="clock", ok=True, detail=f"it is {now}")
+        return False, f"{now}: set the clock, or what is due at a time comes too late"
+    return True, now
