@@ -22,7 +22,7 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import State
 from taskq.core.records import PACKED, TABLE
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import Onlooker
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Frame
     from taskq.log.format.record import LogRecord
     from taskq.log.read.follow import FrameReader
+    from taskq.log.read.reader import LogReader
     from taskq.log.segments.bodystore import BodyStore
     from taskq.log.segments.segments import Extent
 
@@ -193,6 +194,39 @@ class Choice:
         if self._tasks is not None and task not in self._tasks:
             return None
         return names
+
+
+class Wanted(NamedTuple):
+    """Which records are written; None stands for all."""
+
+    queue: str | None = None
+    task: str | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+class Chooser:
+    """Chooses records, asked for each in the order of the log."""
+
+    def __init__(self, reader: LogReader, wanted: Wanted) -> None:
+        self._reader = reader
+        self._wanted = wanted
+        queues, tasks = (name and [name] for name in wanted[:2])
+        self._choice = Choice(queues=queues, tasks=tasks)
+
+    def names(self, record: LogRecord) -> tuple[str, str] | None:
+        """Return queue and task of a record that is wanted, which others may tell; else None."""
+        wanted, choice = self._wanted, self._choice
+        if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
+            return None
+        choice.note(record)
+        if wanted.since_ns is not None and record.time_ns < wanted.since_ns:
+            return None
+        if choice.lacks(record):
+            view = self._reader.job(record.job, body_bytes_max=0)
+            if view is not None:
+                choice.learn(record.job, view.queue, view.task)
+        return choice.fits(record)
 
 
 def make_record(

@@ -18,7 +18,7 @@ from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
-from taskq.values import NamedTuple, parse_json
+from taskq.values import parse_json
 from taskq.views import STATES
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from taskq import Record
-    from taskq.engine import LogReader, LogRecord
+    from taskq.engine import LogReader
+    from taskq.reading.record import Wanted
     from taskq.views import JobView
 
 #: Mode of what is written: a log is its user's, and so is what is taken out of it.
@@ -138,6 +139,8 @@ def export(
     since_ns, until_ns = _time(since, "--since", now_ns), _time(before, "--before", now_ns)
     with open_reader(data_dir) as reader:
         if not is_jobs:
+            from taskq.reading.record import Wanted  # noqa: PLC0415 - help must not import it
+
             wanted = Wanted(queue, task, since_ns, until_ns)
             count = _write_records(reader, kind, path, wanted)
         else:
@@ -207,41 +210,6 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-class Wanted(NamedTuple):
-    """Which records are written; None stands for all."""
-
-    queue: str | None = None
-    task: str | None = None
-    since_ns: int | None = None
-    until_ns: int | None = None
-
-
-class Chooser:
-    """Chooses records, asked for each in the order of the log."""
-
-    def __init__(self, reader: LogReader, wanted: Wanted) -> None:
-        from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import it
-
-        self._reader = reader
-        self._wanted = wanted
-        queues, tasks = (name and [name] for name in wanted[:2])
-        self._choice = Choice(queues=queues, tasks=tasks)
-
-    def names(self, record: LogRecord) -> tuple[str, str] | None:
-        """Return queue and task of a record that is wanted, which others may tell; else None."""
-        wanted, choice = self._wanted, self._choice
-        if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
-            return None
-        choice.note(record)
-        if wanted.since_ns is not None and record.time_ns < wanted.since_ns:
-            return None
-        if choice.lacks(record):
-            view = self._reader.job(record.job, body_bytes_max=0)
-            if view is not None:
-                choice.learn(record.job, view.queue, view.task)
-        return choice.fits(record)
-
-
 def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
     """Write records; returns how many."""
     if kind == _PARQUET and path is not None:
@@ -249,7 +217,7 @@ def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Want
 
         with _whole(path) as temporary:
             return write_records(reader, temporary, wanted)
-    from taskq.reading.record import make_record  # noqa: PLC0415 - help must not import it
+    from taskq.reading.record import Chooser, make_record  # noqa: PLC0415 - help must not import it
 
     count, chooser = 0, Chooser(reader, wanted)
     with _lines(path) as lines:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from taskq.cli.commands.export import Chooser, Wanted
 from taskq.cli.errors import Failure
 from taskq.engine import LogRecord, kinds
 from taskq.extras import missing
+from taskq.reading.record import Chooser, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
