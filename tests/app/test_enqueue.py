@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import JobHandle, State, TaskQ
+from taskq import State, TaskQ
 from taskq.core.records import Kind
-from taskq.core.views import JobView
 from taskq.errors import (
     JobCancelled,
     JobExpired,
@@ -20,7 +18,6 @@ from taskq.errors import (
     LogError,
     ResultGone,
     ResultTimeout,
-    UsageError,
     WrongLog,
 )
 from taskq.log.requests import ClaimRequest, Settlement
@@ -60,41 +57,6 @@ async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
 
 
-async def test_a_job_is_ready_then_running_then_succeeded(app: TaskQ) -> None:
-    add = add_task(app)
-    job = await add.enqueue(1, b=2)
-    assert await job.status() is State.READY
-    (delivery,) = await claim(app)
-    assert await job.status() is State.RUNNING
-    await settle(app, Settlement(Kind.SUCCEEDED, delivery, b"3"))
-    assert await job.status() is State.SUCCEEDED
-    assert await job.result() == 3
-
-
-async def test_a_view_tells_what_was_enqueued(app: TaskQ) -> None:
-    add = add_task(app, queue="math", priority=8, headers={"who": "me"}, retry=2)
-    view = await (await add.options(key="k").enqueue(1)).view()
-    assert isinstance(view, JobView)
-    assert (view.task, view.queue, view.priority, view.attempts_max) == ("add", "math", 8, 2)
-    assert (view.key, view.headers, view.payload) == (b"k", {"who": "me"}, b'{"a":1}')
-
-
-async def test_a_result_wakes_a_task_that_waits_for_it(app: TaskQ) -> None:
-    add = add_task(app)
-    job = await add.enqueue(2, 3)
-    waiters = [asyncio.ensure_future(job.result(timeout=30)) for _ in range(3)]
-    await run_one(app)
-    assert await asyncio.gather(*waiters) == [5, 5, 5]
-
-
-async def test_a_result_wakes_a_thread_that_waits_for_it(app: TaskQ) -> None:
-    add = add_task(app)
-    job = await add.enqueue(2, 3)
-    waiter = asyncio.ensure_future(asyncio.to_thread(job.result_sync, 30))
-    await run_one(app)
-    assert await waiter == 5
-
-
 async def test_a_result_that_takes_too_long_can_be_asked_for_again(app: TaskQ) -> None:
     job = await add_task(app).enqueue(2, 3)
     with pytest.raises(ResultTimeout, match=r"is still ready after 0\.01 s"):
@@ -115,14 +77,6 @@ async def test_a_waiting_job_is_cancelled_once(app: TaskQ) -> None:
     assert await claim(app) == []
 
 
-async def test_a_running_job_is_cancelled_once_whoever_runs_it_is_done(app: TaskQ) -> None:
-    job = await add_task(app).enqueue(1)
-    await claim(app)
-    assert await job.cancel() is True
-    assert await asyncio.to_thread(job.cancel_sync) is True
-    assert await job.status() is State.RUNNING
-
-
 async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
     add = add_task(app)
     job = await add.options(delay="1h", expires="1ms").enqueue(1)
@@ -135,18 +89,6 @@ async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
     claimer.cancel()
 
 
-async def test_a_key_gives_the_first_job_until_it_is_settled(app: TaskQ) -> None:
-    add = add_task(app, key=lambda a, b: f"{a}+{b}")
-    first = await add.enqueue(1)
-    second = await add.enqueue(1)
-    other = await add.enqueue(2)
-    assert (second.id, second.duplicate) == (first.id, True)
-    assert (other.duplicate, first.duplicate) == (False, False)
-    await run_one(app)
-    third = await add.enqueue(1)
-    assert (third.duplicate, third.id == first.id) == (False, False)
-
-
 async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Path) -> None:
     ids = []
     for _ in range(2):
@@ -157,13 +99,6 @@ async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Pa
             if not job.duplicate:
                 await run_one(app)
     assert ids[0] == ids[1]
-
-
-async def test_racing_enqueues_of_one_key_make_one_job(app: TaskQ) -> None:
-    add = add_task(app, key=lambda: "same")
-    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(50)))
-    assert len({job.id for job in jobs}) == 1
-    assert sum(not job.duplicate for job in jobs) == 1
 
 
 async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(app: TaskQ) -> None:
@@ -187,24 +122,6 @@ async def test_calls_of_several_tasks_are_one_transaction(app: TaskQ) -> None:
     await run_one(app)
     await run_one(app)
     assert (await first.result(), await second.result()) == (1, "x")
-
-
-def test_threads_without_a_loop_enqueue_and_look(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-    add = add_task(app)
-    jobs: list[JobHandle[Any]] = []
-    threads = [
-        threading.Thread(target=lambda n=n: jobs.append(add.enqueue_sync(n))) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({job.id for job in jobs}) == 8
-    assert {job.status_sync() for job in jobs} == {State.READY}
-    assert jobs[0].cancel_sync() is True
-    assert len(add.enqueue_many_sync([(1,), (2,)])) == 2
-    app.close_sync()
 
 
 def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
@@ -263,15 +180,6 @@ async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
         assert (await add_task(first, aliases=["again"]).enqueue(1)).duplicate is False
 
 
-async def test_two_apps_with_different_options_do_not_share(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os"):
-        other = TaskQ(tmp_path / "data", durability="fsync")
-        with pytest.raises(UsageError, match="open in this process with other options"):
-            await other.open()
-        with pytest.raises(UsageError, match="open in this process with other options"):
-            await add_task(other).enqueue(1)
-
-
 async def test_a_closed_app_says_so_until_it_is_opened_again(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
     add = add_task(app)
@@ -319,16 +227,6 @@ async def test_a_result_that_is_not_kept_is_gone_also_where_the_task_is_not_regi
         with pytest.raises(ResultGone, match="was not kept"):
             await asyncio.to_thread(app.job(dropped.id).result_sync)
         assert await app.job(says_none.id).result() is None
-
-
-async def test_a_job_of_a_sender_that_does_not_know_the_task_runs(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os") as sender:
-        job = await sender.enqueue_by_name("add", 40, b=2)
-        other = TaskQ(tmp_path / "data", durability="os")
-        add_task(other)
-        await run_one(other)
-        assert await job.result() == 42
-        await other.close()
 
 
 async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:

@@ -80,28 +80,6 @@ def test_what_tasks_have_elsewhere_is_told_with_its_name_here(
             _ = thing.nonsense
 
 
-def test_what_jobs_calls_steps_and_apps_have_elsewhere_is_told_with_its_name_here(
-    app: TaskQ, task: Any
-) -> None:
-    things: list[tuple[Any, str, str]] = [
-        (
-            app.job("a-1"),
-            "get",
-            "write await job, await job.result(timeout=10), or job.result_sync",
-        ),
-        (app.job("a-1"), "state", "write await job.status()"),
-        (app.job("a-1"), "revoke", "write await job.cancel()"),
-        (task.call("a"), "enqueue", "write await app.enqueue(call), or app.enqueue_sync(call)"),
-        (task.step(), "enqueue", "write await chain(first.call(...), step).enqueue()"),
-        (app, "send_task", 'write await app.enqueue_by_name("task", ...)'),
-        (app, "run", "write app.run_worker()"),
-    ]
-    for thing, name, line in things:
-        with pytest.raises(AttributeError) as refused:
-            getattr(thing, name)
-        assert line in str(refused.value)
-
-
 def test_what_is_not_there_is_the_same_error_in_another_process(task: Any) -> None:
     with pytest.raises(AttributeError) as refused:
         task.delay(1)

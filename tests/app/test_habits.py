@@ -93,42 +93,6 @@ def test_what_every_table_advises_exists_here() -> None:
         assert {*words} <= known | worker
 
 
-ATTRIBUTES: list[tuple[str, str, str]] = [
-    ("app", "conf", 'write TaskQ("./data", keep="7d")'),
-    ("app", "config_from_object", 'write TaskQ("./data", keep="7d")'),
-    ("app", "control", "write await app.stats(), app.pause(queue)"),
-    ("app", "autodiscover_tasks", 'write TaskQ("./data", include=["shop.tasks"])'),
-    ("app", "add_periodic_task", 'write @app.cron("0 3 * * *")'),
-    ("app", "periodic_task", 'write @app.cron("0 3 * * *")'),
-    ("app", "enqueue_job", 'write await app.enqueue_by_name("task", ...)'),
-    ("app", "add_middleware", "write @app.middleware"),
-    ("app", "on_startup", "write @app.lifespan"),
-    ("app", "lock_task", "write @app.task(concurrency=1)"),
-    ("app", "signature", 'write app.call_by_name("task", ...)'),
-    ("task", "request", "write current_job() within the task"),
-    ("task", "update_state", "write await progress(0.5"),
-    ("task", "starmap", "write send.map([(1, 2), (3, 4)]).enqueue()"),
-    ("task", "delay_on_commit", "write transaction.on_commit(lambda: send.enqueue_sync(...))"),
-    ("task", "kicker", 'write await send.options(delay="5m")'),
-    ("job", "wait_result", "write await job"),
-    ("job", "forget", "write nothing: results go"),
-    ("job", "retry", "write await job.requeue()"),
-    ("call", "link_error", "write @app.task(on_dead=...)"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "line"), ATTRIBUTES)
-def test_an_attribute_of_another_library_is_answered_with_what_to_write(
-    app: TaskQ, kind: str, name: str, line: str
-) -> None:
-    task = app.task(name="mail.send")(send)
-    things = {"app": app, "task": task, "job": app.job("a-1"), "call": task.call("a")}
-    with pytest.raises(AttributeError) as refused:
-        getattr(things[kind], name)
-    assert line in str(refused.value)
-    assert not hasattr(things[kind], name)
-
-
 def test_every_attribute_that_a_table_names_is_none_of_ours(app: TaskQ) -> None:
     task = app.task(name="mail.send")(send)
     tables = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq import Put, Retry, Snooze, State, TaskLog, TaskQ, retry
+from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import PayloadTooLarge, UsageError
 from taskq.log.read.reader import LogReader
@@ -113,24 +113,3 @@ async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
         shown = reader.job(listed.lsn)
     assert shown is not None
     assert listed.headers == shown.headers == HEADERS
-
-
-async def test_a_task_sees_its_headers_in_every_attempt(app: TaskQ) -> None:
-    seen = []
-
-    @app.task(retry=retry.fixed(3, delay=0), headers={"team": "a"})
-    async def work() -> str:
-        from taskq import current_job  # noqa: PLC0415
-
-        seen.append(current_job().headers)
-        if len(seen) == 1:
-            raise Retry(delay=0)
-        if len(seen) == 2:
-            raise Snooze(0)
-        return "done"
-
-    async with app, app.worker():
-        job = await work.options(headers=HEADERS).enqueue()
-        assert await job.result(20) == "done"
-        assert (await job.view()).headers == {"team": "a", **HEADERS}
-    assert seen == [{"team": "a", **HEADERS}] * 3

@@ -33,16 +33,6 @@ async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:
     assert [delivery.job_id for delivery in await log.claim(10)] == [job]
 
 
-async def test_a_resume_wakes_a_claim_that_waits(log: TaskLog) -> None:
-    await log.pause("mail")
-    job = await log.put(b"x", queue="mail")
-    claim = asyncio.ensure_future(log.claim(wait=30))
-    await log.stats()  # by now the claim waits
-    assert not claim.done()
-    await log.resume("mail")
-    assert [delivery.job_id for delivery in await claim] == [job]
-
-
 @pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256])
 async def test_what_is_no_name_of_a_queue_is_refused(log: TaskLog, name: str) -> None:
     for call in (log.pause, log.resume):
@@ -51,18 +41,6 @@ async def test_what_is_no_name_of_a_queue_is_refused(log: TaskLog, name: str) ->
     with pytest.raises(UsageError, match="queue name"):
         await log.cancel_many(queue=name)
     assert (await log.stats()).next_lsn == 1
-
-
-@pytest.mark.parametrize("name", ["a/b", "schlüssel", "🎉", "x" * 200, "-- all", ".."])
-async def test_strange_names_of_queues_are_names(log: TaskLog, name: str) -> None:
-    job = await log.put(b"x", queue=name)
-    await log.pause(name)
-    assert await log.claim() == []
-    await log.resume(name)
-    (delivery,) = await log.claim()
-    assert (delivery.job_id, delivery.queue) == (job, name)
-    await log.release(delivery)
-    assert (await log.cancel_many(queue=name)).count == 1
 
 
 async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log: TaskLog) -> None:

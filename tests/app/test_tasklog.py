@@ -152,25 +152,6 @@ async def test_without_a_delay_a_failed_job_waits_for_the_default_backoff(
     assert view.state is State.SCHEDULED
 
 
-async def test_without_a_limit_a_job_never_dies(log: TaskLog) -> None:
-    job_id = await log.put(b"x", attempts=0)
-    for attempt in range(1, 8):
-        (delivery,) = await log.claim(1)
-        assert delivery.attempt == attempt
-        await log.nack(delivery, delay=0)
-    assert (await log.get(job_id)).state is State.READY
-
-
-async def test_a_released_job_has_burnt_no_attempt(log: TaskLog) -> None:
-    job_id = await log.put(b"x", attempts=1)
-    (delivery,) = await log.claim(1)
-    await log.release(delivery)
-    (again,) = await log.claim(1)
-    assert (again.job_id, again.attempt) == (job_id, 1)
-    await log.release(again, delay="1h")
-    assert (await log.get(job_id)).state is State.SCHEDULED
-
-
 async def test_a_delivery_is_settled_once(log: TaskLog) -> None:
     await log.put(b"x")
     (delivery,) = await log.claim(1)
@@ -197,13 +178,6 @@ async def test_a_delayed_job_is_scheduled(log: TaskLog, due: Any) -> None:
     assert await log.claim(1) == []
 
 
-async def test_a_job_can_be_cancelled_while_it_waits(log: TaskLog) -> None:
-    job_id = await log.put(b"x")
-    assert await log.cancel(job_id) is True
-    assert await log.cancel(job_id) is False
-    assert (await log.get(job_id)).state is State.CANCELLED
-
-
 async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_since(
     tmp_path: Path,
 ) -> None:
@@ -216,13 +190,6 @@ async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_s
         assert [view.job_id for view in await log.peek()] == [due]
         (queue,) = (await log.stats()).queues
         assert queue.scheduled == 0
-
-
-async def test_peek_shows_the_next_jobs_and_takes_none(log: TaskLog) -> None:
-    ids = await log.put_many([Put(payload=b"%d" % n, priority=n) for n in range(3)])
-    await log.put(b"elsewhere", queue="other")
-    assert [view.job_id for view in await log.peek(2, queue="default")] == [ids[2], ids[1]]
-    assert len(await log.claim(10)) == 4
 
 
 async def test_stats_count_each_queue(log: TaskLog) -> None:

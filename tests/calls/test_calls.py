@@ -162,21 +162,6 @@ async def test_every_way_to_enqueue_writes_the_same(
     ]
 
 
-def test_every_way_to_enqueue_has_a_twin_for_threads(
-    app: TaskQ, send: Any, recorder: Recorder
-) -> None:
-    jobs = [
-        send.enqueue_sync("a"),
-        *send.enqueue_many_sync([("b",)]),
-        app.enqueue_sync(send.call("c")),
-        *app.enqueue_many_sync([send.call("d")]),
-        app.enqueue_by_name_sync("send", "e"),
-        send.options().enqueue_sync("f"),
-    ]
-    assert [job.id for job in jobs] == [f"0123abcd-{lsn}" for lsn in range(1, 7)]
-    assert recorder.bodies == [b'{"to":"%c"}' % name for name in b"abcdef"]
-
-
 async def test_a_task_without_rare_options_sends_none(app: TaskQ, recorder: Recorder) -> None:
     @app.task
     def task(n: int) -> None: ...

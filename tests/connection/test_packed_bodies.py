@@ -19,7 +19,6 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.errors import (
     CompressionUnavailable,
-    JobFailed,
     LogDamaged,
     PayloadTooLarge,
     SpillMissing,
@@ -358,18 +357,6 @@ def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
     assert again.job(jobs[0].id).view_sync().result == json.dumps(dense * 2).encode()
     again.close_sync()
     assert len(spilled(app)) == 2
-
-
-async def test_a_result_over_the_limit_kills_its_job_with_the_way_out(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-
-    @app.task
-    async def large() -> str:
-        return NOISE.hex()
-
-    async with app, app.worker():
-        with pytest.raises(JobFailed, match="the limit is 1048576: allow it with spill=True"):
-            await (await large.enqueue()).result(20)
 
 
 # -- what is larger than anybody has a use for -----------------------------------------------------

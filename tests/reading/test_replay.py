@@ -116,16 +116,6 @@ async def test_jobs_are_chosen_by_when_they_were_enqueued(log: TaskLog) -> None:
     assert [job.job_id for job in report.jobs] in (ids[30:60], ids[29:60], ids[30:59], ids[29:59])
 
 
-async def test_without_a_choice_nothing_is_replayed(log: TaskLog) -> None:
-    await one_of_each(log)
-    with pytest.raises(UsageError, match=r"choose some with since=.* or say everything=True"):
-        await log.replay()
-    with pytest.raises(UsageError, match="choose some with"):
-        await log.replay(limit=10)
-    assert (await log.replay(dry_run=True)).count == 4
-    assert await waiting(log) == []
-
-
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -140,15 +130,6 @@ async def test_without_a_choice_nothing_is_replayed(log: TaskLog) -> None:
 async def test_a_wrong_choice_is_named(log: TaskLog, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         await log.replay(**choice)
-
-
-async def test_a_dry_run_changes_nothing(log: TaskLog) -> None:
-    await one_of_each(log)
-    before = await log.stats()
-    report = await log.replay(everything=True, dry_run=True)
-    assert report.dry_run
-    assert {job.new_id for job in report.jobs} == {""}
-    assert (await log.stats()).next_lsn == before.next_lsn
 
 
 async def test_many_jobs_are_replayed_in_bounded_transactions(log: TaskLog) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,25 +48,6 @@ async def follows(log: TaskLog) -> None:
     async with asyncio.timeout(10):
         while not storage.committer.waiters.growth:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
-
-
-async def test_a_stream_tells_what_happened_in_order(log: TaskLog) -> None:
-    ids = await some_of_each(log)
-    result = await read(log.stream(follow=False))
-    seen = [(item.kind, item.job_id) for item in result if item.kind != "owner"]
-    assert seen == [
-        ("enqueued", ids["won"]),
-        ("enqueued", ids["lost"]),
-        ("enqueued", ids["late"]),
-        ("claimed", ids["won"]),
-        ("claimed", ids["lost"]),
-        ("succeeded", ids["won"]),
-        ("retried", ids["lost"]),
-        ("claimed", ids["lost"]),
-        ("dead", ids["lost"]),
-        ("cancelled", ids["late"]),
-    ]
-    assert all(record.lsn < another.lsn for record, another in pairwise(result))
 
 
 async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
@@ -128,22 +108,6 @@ async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog
     await asyncio.wait_for(following, 20)
     assert bodies == expected
     assert (await log.stats()).segments > 3
-
-
-async def test_an_app_streams_with_the_names_of_its_tasks(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data") as app:
-        await app.enqueue_by_name("mail.send", "a@b.c")
-        (record,) = await read(app.stream(follow=False))
-        assert (record.task, record.queue, record.payload) == (
-            "mail.send",
-            "default",
-            b'{"*":["a@b.c"]}',
-        )
-
-
-async def test_an_empty_log_has_nothing_to_tell(log: TaskLog) -> None:
-    assert await read(log.stream(follow=False)) == []
-    assert await read(log.stream(follow=False, reader="billing")) == []
 
 
 # -- from where ------------------------------------------------------------------------------------

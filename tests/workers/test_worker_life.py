@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from taskq import current_job
+from taskq import TaskQ, current_job
 from taskq.core.records import Cause, Kind
-from taskq.errors import LogFailed, LogLocked, PayloadTooLarge, StaleDelivery, UsageError
+from taskq.errors import (
+    LogClosed,
+    LogFailed,
+    LogLocked,
+    PayloadTooLarge,
+    StaleDelivery,
+    UsageError,
+)
+from taskq.log.requests import Delivery
 from taskq_workers import Worker, pool
 from taskq_workers.runs.threads import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import pace
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Callable
 
     from taskq.errors import TaskqError
-    from taskq.log.requests import ClaimRequest, Delivery, Settlement
+    from taskq.log.requests import Answer, ClaimRequest, Settlement
     from tests.workers.fakes import FakeApp
 
 
@@ -215,11 +224,6 @@ async def test_a_burst_runs_what_is_ready_and_what_that_brings_then_ends(fake: F
         fake.put(grow, 5)
     await Worker(fake, burst=True, concurrency=3).run()
     assert len(fake.fake.settled) == 60
-
-
-async def test_a_burst_on_an_empty_log_ends_at_once(fake: FakeApp) -> None:
-    await Worker(fake, burst=True).run()
-    assert fake.fake.settled == []
 
 
 async def test_a_stale_outcome_is_logged_and_stops_nothing(
@@ -448,3 +452,108 @@ async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(
         await asyncio.to_thread(thread.join, 30)
     assert ran == [0]
     assert len(fake.fake.settled) == 2
+
+
+SECONDS = 20
+
+
+async def test_thousands_of_jobs_each_succeed_once_whatever_they_do(app: TaskQ) -> None:
+    counts: dict[int, int] = {}
+    lock = threading.Lock()
+
+    def count(n: int) -> None:
+        with lock:
+            counts[n] = counts.get(n, 0) + 1
+
+    @app.task
+    async def plain(n: int) -> None:
+        count(n)
+
+    @app.task
+    async def suspends(n: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, count, n)
+
+    @app.task
+    def threaded(n: int) -> None:
+        count(n)
+
+    tasks = [plain, plain, plain, suspends, threaded]
+    async with app:
+        calls = [tasks[n % 5].call(n) for n in range(2_000)]
+        await app.enqueue_many(calls)
+        await Worker(app, burst=True, concurrency=16).run()
+        stats = await app.store().port().stats()
+    assert counts == dict.fromkeys(range(2_000), 1)
+    (queue,) = stats.queues
+    assert (queue.succeeded, queue.ready, queue.running) == (2_000, 0, 0)
+
+
+async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was faster than the loop: the job goes back, and the burst ends behind it."""
+    ran = []
+    worker = Worker(app, burst=True)
+
+    @app.task
+    async def child() -> None:
+        ran.append("child")
+
+    @app.task
+    async def parent() -> None:
+        assert worker._runner is not None
+        port = app.store().port()
+        while not worker._runner.feed.stands:
+            await port.stats()
+        await port.stats()  # answered behind the claim, which waits in the log from now on
+        deliver, settle, claim = port.deliver, port.settle, port.claim
+        taken, empty = threading.Event(), threading.Event()
+
+        def deliver_and_tell(answers: list[Answer]) -> None:
+            deliver(answers)
+            for _, _, value in answers:
+                if value == []:
+                    empty.set()
+                elif isinstance(value, list) and isinstance(value[0], Delivery):
+                    taken.set()
+
+        def settle_and_see(items: list[Settlement]) -> Future[Any]:
+            settled: Future[Any] = settle(items)
+            assert taken.wait(SECONDS)
+            return settled
+
+        def claim_and_see(request: ClaimRequest) -> Future[list[Delivery]]:
+            claimed: Future[list[Delivery]] = claim(request)
+            assert taken.is_set()
+            assert ran or empty.wait(SECONDS)
+            return claimed
+
+        monkeypatch.setattr(port, "deliver", deliver_and_tell)
+        monkeypatch.setattr(port, "settle", settle_and_see)
+        monkeypatch.setattr(port, "claim", claim_and_see)
+        current_job().enqueue(child.call())
+
+    async with app:
+        await parent.enqueue()
+        await worker.run()
+    assert ran == ["child"]
+
+
+async def test_a_log_that_is_closed_under_a_worker_stops_it_with_that_error(app: TaskQ) -> None:
+    runs, end = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        runs.set()
+        await end.wait()
+
+    worker = Worker(app)
+    running = asyncio.create_task(worker.run())
+    await hold.enqueue()
+    await runs.wait()
+    await app.close()
+    end.set()
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(LogClosed):
+            await running
+    assert worker.stopped.is_set()

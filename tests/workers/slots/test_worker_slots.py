@@ -44,15 +44,6 @@ async def settle_one(fake: FakeApp, task: Any, *args: Any, attempt: int = 1) -> 
         return (await fake.fake.settlements(1))[0]
 
 
-async def test_a_result_is_stored_with_the_success(fake: FakeApp) -> None:
-    @fake.task
-    async def add(a: int, b: int) -> int:
-        return a + b
-
-    settled = await settle_one(fake, add, 1, 2)
-    assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b"3")
-
-
 async def test_jobs_that_wait_run_side_by_side_as_many_as_there_are_slots(fake: FakeApp) -> None:
     """16 jobs meet at a barrier of 8: they pass only if 8 run at the same time."""
     barrier = asyncio.Barrier(8)
