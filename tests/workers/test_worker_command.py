@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from taskq import State, TaskQ
+from taskq.cli.main import main
 from taskq.log.read.reader import LogReader
 
 if TYPE_CHECKING:
@@ -157,10 +159,12 @@ def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
 def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
     start: Any, tmp_path: Path
 ) -> None:
+    """An exit in a task that a job has started is told all the same, and ends no worker."""
     queue = TaskQ(tmp_path / "other")
     call = queue.call_by_name("jobs.add", a=1, b=2)
     taken = queue.enqueue_sync(call.options(queue="mail")).id
     left = queue.enqueue_sync(call.options(queue="else")).id
+    queue.enqueue_sync(queue.call_by_name("jobs.leaves").options(queue="mail"))
     worker = start("jobs", "-q", "--burst", "-Q", "mail,more", "-Q", "third", "-d", "other")
     assert worker.end() == 0
     assert any("mail, more, third" in line for line in worker.lines)
@@ -168,6 +172,7 @@ def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
     assert not any("✓" in line for line in worker.lines)
     assert look(queue, taken)[0] is State.SUCCEEDED
     assert look(queue, left)[0] is State.READY
+    assert "SystemExit raised in a task of a job: ignored" in worker.errors
     queue.close_sync()
 
 
@@ -175,9 +180,14 @@ def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
 def test_a_first_signal_lets_the_running_job_finish(
     start: Any, queue: TaskQ, tmp_path: Path, number: int
 ) -> None:
+    """Also of a worker that was stopped and continued."""
     job = put(queue, "gate")
-    worker = start("jobs:app")
+    worker = start("jobs:app", start_new_session=True)
     worker.until("HERE")
+    worker.signal(signal.SIGTSTP)
+    _, status = os.waitpid(worker.popen.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    worker.signal(signal.SIGCONT)
     worker.signal(number)
     worker.until("draining: 1 running job gets 10 s to finish; once more cancels")
     assert worker.until(f"  jobs.gate  {job}  running for ")
@@ -243,36 +253,22 @@ def test_a_killed_workers_job_is_recovered_by_the_next_and_the_banner_says_so(
     assert look(queue, job) == (State.SUCCEEDED, 2)
 
 
-def test_a_stopped_worker_goes_on_when_continued(start: Any, queue: TaskQ, tmp_path: Path) -> None:
-    job = put(queue, "gate")
-    worker = start("jobs:app", start_new_session=True)
-    worker.until("HERE")
-    worker.signal(signal.SIGTSTP)
-    _, status = os.waitpid(worker.popen.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    worker.signal(signal.SIGCONT)
-    worker.signal(signal.SIGTERM)
-    worker.until("draining")
-    (tmp_path / "gate").write_text("go on\n")
-    assert worker.end() == 0
-    assert look(queue, job)[0] is State.SUCCEEDED
-
-
-def test_an_exit_in_a_task_that_a_job_started_ends_no_worker(start: Any, queue: TaskQ) -> None:
-    left = put(queue, "leaves")
-    added = put(queue, "add", a=1, b=2)
-    worker = start("jobs:app", "--burst")
-    assert worker.end() == 0
-    assert "SystemExit raised in a task of a job: ignored" in worker.errors
-    assert look(queue, left)[0] is State.SUCCEEDED
-    assert look(queue, added)[0] is State.SUCCEEDED
-
-
-def test_a_wrong_app_is_one_line_on_stderr_and_exit_code_2(start: Any) -> None:
-    worker = start("jobs:ap")
-    assert worker.end() == 2
-    assert worker.lines == []
-    assert worker.errors == "taskq: module 'jobs' has no 'ap': did you mean jobs:app?\n"
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("mistyped:ap", "taskq: module 'mistyped' has no 'ap': did you mean mistyped:app?\n"),
+        ("mistyped:app --master mistyped.py", "add --executor spark"),
+        ("mistyped:app --py-files mistyped.py", "add --executor spark"),
+    ],
+)
+def test_what_is_wrong_is_a_line_on_stderr_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, error: str
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "mistyped.py").write_text(JOBS)
+    done = CliRunner().invoke(main, ["worker", *words.split()])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert error in done.stderr
 
 
 def test_a_directory_that_cannot_be_used_is_one_message_and_exit_code_1(
@@ -339,18 +335,12 @@ def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
     )
 
 
-def test_the_level_may_be_a_setting_and_is_a_warning_without_one(
-    start: Any, queue: TaskQ, tmp_path: Path
-) -> None:
+def test_the_level_may_be_a_setting(start: Any, queue: TaskQ, tmp_path: Path) -> None:
     (tmp_path / "logs.py").write_text(LOGS)
     job = queue.enqueue_by_name_sync("logs.thread").id
     worker = start("logs", "--burst", env=os.environ | {"TASKQ_LOG_LEVEL": "info"})
     assert worker.end() == 0
     assert worker.errors == f"taskq: INFO: job {job} (logs.thread, attempt 1): here\n"
-    queue.enqueue_by_name_sync("logs.thread")
-    worker = start("logs", "--burst")
-    assert worker.end() == 0
-    assert worker.errors == ""
 
 
 PRINTS = """
@@ -397,8 +387,9 @@ def test_lines_are_documents_and_prints_are_among_them_if_asked(
     ]
 
 
-def test_what_is_kept_does_not_wait_for_a_level(start: Any, queue: TaskQ, tmp_path: Path) -> None:
-    """Nor does stderr get more for it."""
+def test_without_a_level_warnings_are_told_and_all_is_kept(
+    start: Any, queue: TaskQ, tmp_path: Path
+) -> None:
     (tmp_path / "kept.py").write_text(
         LOGS.replace("@app.task\ndef thread", '@app.task(keep_log="1KB")\ndef thread')
     )
@@ -456,10 +447,3 @@ def test_the_banner_of_several_processes_says_what_that_of_one_says(
     assert len(stops) == 2
     assert sum(line.endswith(": 1 job succeeded") for line in stops) == 1
     assert guard.lines[-1].startswith("guard stopped after ")
-
-
-@pytest.mark.parametrize("option", ["--master", "--py-files"])
-def test_what_is_for_executors_elsewhere_is_refused_without_them(start: Any, option: str) -> None:
-    worker = start("jobs:app", option, "jobs.py")
-    assert worker.end() == 2
-    assert "add --executor spark" in worker.errors

@@ -30,7 +30,7 @@ def census() -> tuple[int, list[str], int, int]:
     return len(os.listdir("/dev/fd")), threads, len(children), len(asyncio.all_tasks())  # noqa: PTH208
 
 
-@pytest.mark.parametrize("cycles", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [3, pytest.param(50, marks=pytest.mark.slow)])
 async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
     tmp_path: Path, cycles: int
 ) -> None:

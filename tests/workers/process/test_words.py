@@ -73,7 +73,7 @@ def test_ctrl_c_is_an_interruption_whatever_python_makes_of_it(
     assert CliRunner().invoke(main, ["ls"]).exit_code == 130
 
 
-@pytest.mark.parametrize("broken", ["sys.stdout = None", "sys.stdout.close()", "sys.stderr = 3"])
+@pytest.mark.parametrize("broken", ["sys.stdout = None", "sys.stdout.close(); sys.stderr = 3"])
 def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, broken: str) -> None:
     (tmp_path / "shop.py").write_text(
         "import sys\nfrom taskq import TaskQ\napp = TaskQ('data')\n"

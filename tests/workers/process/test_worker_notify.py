@@ -47,11 +47,17 @@ def start_worker(path: Path, *options: object) -> Child:
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
 def test_a_worker_tells_that_it_is_ready_and_that_it_stops(
-    tmp_path: Path, manager: socket.socket, options: tuple[object, ...]
+    tmp_path: Path,
+    manager: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[object, ...],
 ) -> None:
-    """With several processes the guard tells it for all of them, and for itself alone."""
+    """And that it lives, as often as the watchdog wants; a guard for all its processes."""
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
     with start_worker(tmp_path, *options) as worker:
         assert told(manager, "READY=1")[1].startswith("STATUS=")
+        for _ in range(5):
+            told(manager, "WATCHDOG=1")
         worker.send(signal.SIGTERM)
         told(manager, "STOPPING=1")
         assert worker.wait() == 0
@@ -67,18 +73,6 @@ def test_a_replacement_is_told_as_reloading_and_ends_with_ready(
         told(manager, "READY=1")
         guard.send(signal.SIGTERM)
         assert guard.wait() == 0
-
-
-def test_signs_of_life_come_as_often_as_the_watchdog_wants(
-    tmp_path: Path, manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "100000")
-    with start_worker(tmp_path) as worker:
-        told(manager, "READY=1")
-        for _ in range(5):
-            told(manager, "WATCHDOG=1")
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
 
 
 def test_a_watchdog_that_is_for_another_process_gets_nothing(
