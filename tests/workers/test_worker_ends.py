@@ -105,10 +105,10 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
     async with app:
         await fail.enqueue()
         await last.enqueue()
-        async with Worker(app, drain_timeout=1):
+        async with Worker(app, drain_timeout=2):
             await asyncio.gather(hangs.wait(), runs.wait())
             began = time.monotonic()
-        assert time.monotonic() - began < 1.8
+        assert time.monotonic() - began < 3.8
 
 
 class Broken(Slow):
