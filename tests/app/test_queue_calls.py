@@ -138,11 +138,11 @@ async def test_a_job_that_waits_is_edited_and_its_worker_takes_it_as_it_is_now(
         assert await app.edit(low.id, priority=0) is False
         assert (await greet.options(queue="fast").enqueue("ada")).duplicate
         async with app.worker(queues=["fast"]):
-            assert await late.result(timeout=10) == "ada"
+            assert await late.result(timeout=30) == "ada"
         with pytest.raises(NotWaiting, match="it is succeeded"):
             await app.edit(late, priority=9)
         async with app.worker():
-            assert await low.result(timeout=10) == "bob"
+            assert await low.result(timeout=30) == "bob"
         assert ran == ["ada", "bob"]
 
 

@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_command_quietly_with_130(tmp_path: Path) -> None:
     # Opening a fifo for writing returns once its reader has opened it too.
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process, fifo.open("wb"):
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=10)
+        _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (130, b"")
 
 

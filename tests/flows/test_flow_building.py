@@ -114,7 +114,7 @@ def test_flows_are_enqueued_without_an_event_loop(parts: Parts) -> None:
     parts.app.close_sync()
 
 
-SECONDS = 20
+SECONDS = 30
 
 
 def tasks_of(app: TaskQ) -> tuple[Any, Any, Any]:
@@ -172,4 +172,4 @@ async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
         handle = await chain(part.call(1), part.step(), part.step(), part.step()).enqueue()
         await handle.jobs[-1].cancel()
         with pytest.raises(JobCancelled):
-            await handle.result(timeout=10)
+            await handle.result(timeout=30)

@@ -64,9 +64,9 @@ async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> No
         job = await flaky.enqueue()
         for requeue in (job.requeue, lambda: app.dead.requeue(job.id)):
             with pytest.raises(JobFailed, match="away"):
-                await job.result(timeout=10)
+                await job.result(timeout=30)
             await requeue()
-        assert await job.result(timeout=10) == "at last"
+        assert await job.result(timeout=30) == "at last"
         view = await job.view()
         assert [attempt.outcome for attempt in view.attempts] == ["dead", "dead", "succeeded"]
         assert view.attempt == 1
@@ -149,7 +149,7 @@ async def test_who_waits_for_a_purged_job_is_told_that_there_is_none(tmp_path: P
         await log.nack(delivery)
         await app.dead.purge(job.id)
         with pytest.raises(JobNotFound):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
         await log.close()
 
 

@@ -45,7 +45,7 @@ async def some_of_each(log: TaskLog) -> dict[str, str]:
 async def follows(log: TaskLog) -> None:
     """Wait until a stream waits at the end of the log."""
     storage = log._connection.store()._open
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not storage.committer.waiters.growth:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
@@ -149,7 +149,7 @@ async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: Task
     while datetime.now(UTC) < moment:
         await log.put(b"before")
     await log.put(b"after")
-    record = await asyncio.wait_for(first, 10)
+    record = await asyncio.wait_for(first, 30)
     assert record.time >= moment
     await stream.aclose()
 
@@ -283,7 +283,7 @@ async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(log: TaskLog) -
     await log.put(b"x")
     stream = log.stream(reader="billing")
     reading = asyncio.ensure_future(read(stream))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not (views := await log.readers()) or views[0].lsn < 2:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
         await stream.aclose()
@@ -311,7 +311,7 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
     await follows(log)
     await log.close()
     with pytest.raises(LogClosed):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 30)
     with pytest.raises(LogClosed):
         await anext(stream)
     await stream.aclose()
@@ -338,7 +338,7 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
         with pytest.raises(OutcomeUnknown):
             await log.put(b"2")
         with pytest.raises(LogFailed):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 30)
     await stream.aclose()
     await log.close()
     async with log:

@@ -129,7 +129,7 @@ async def test_a_position_is_saved_while_the_stream_waits(log: TaskLog) -> None:
     for _ in range(5):
         await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await log.readers())[0].lsn < 6:  # noqa: ASYNC110 - nobody tells of a save
             await asyncio.sleep(0.001)
     await put(log, 1)

@@ -135,7 +135,7 @@ async def test_a_worker_that_waits_sees_that_time_has_passed(shop: _Shop, box: S
     job = await shop.send.options(delay="1d").enqueue("a@b.c", "later")
     async with shop.app.worker():
         box.clock.advance("1d")
-        assert await job.result(timeout=10) == 1
+        assert await job.result(timeout=30) == 1
 
 
 async def test_a_sandbox_leaves_nothing_behind(shop: _Shop) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
 
-SECONDS = 10
+SECONDS = 30
 
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:

@@ -42,7 +42,7 @@ async def test_no_more_jobs_of_a_key_run_at_a_time_and_why_names_those_that_do(a
             assert jobs[0].id in reason.text
             enough.set()
             for job in jobs:
-                await job.result(timeout=10)
+                await job.result(timeout=30)
 
 
 async def test_a_burst_leaves_what_its_rate_does_not_let_through_and_why_says_when(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 async def told(job: JobHandle[Any], message: str) -> Progress:
     """Return what the job says, once that is this."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             result = await job.progress()
             if result is not None and result.message == message:
@@ -82,7 +82,7 @@ async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
         assert shown["progress"]["message"] == "all of it"
         assert await asyncio.to_thread(job.progress_sync) == result
         go_on.set()
-        await job.result(timeout=10)
+        await job.result(timeout=30)
         assert await job.progress() is None
         journal.close()
     await app.close()
@@ -98,7 +98,7 @@ async def test_a_job_that_tells_nothing_has_no_progress_and_costs_no_file(
 
     async with app.worker():
         job = await quiet.enqueue()
-        await job.result(timeout=10)
+        await job.result(timeout=30)
         assert await job.progress() is None
         assert not list((tmp_path / "data/owners").glob("*.progress*"))
         assert app.store()._progress is None
@@ -121,10 +121,10 @@ async def test_an_attempt_does_not_show_what_the_one_before_it_told(app: TaskQ) 
 
     async with app.worker():
         job = await work.enqueue()
-        await asyncio.wait_for(second.wait(), 10)
+        await asyncio.wait_for(second.wait(), 30)
         assert await job.progress() is None
         go_on.set()
-        await job.result(timeout=10)
+        await job.result(timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_a_fraction_beyond_its_range_is_the_nearest_in_it_and_fails_no_job
         job = await work.enqueue()
         assert (await told(job, "so far")).fraction == told_fraction
         go_on.set()
-        await job.result(timeout=10)
+        await job.result(timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_of_a_message_the_beginning_is_told_and_it_fails_no_job(
         job = await work.enqueue()
         assert (await told(job, shown)).message == shown
         go_on.set()
-        await job.result(timeout=10)
+        await job.result(timeout=30)
 
 
 @pytest.mark.parametrize("fraction", ["half", b"1", None, 1j])
@@ -186,7 +186,7 @@ async def test_what_is_no_number_is_a_mistake_of_the_code_and_refused(
         problems.append(str(caught.value))
 
     async with app.worker():
-        await (await work.enqueue()).result(timeout=10)
+        await (await work.enqueue()).result(timeout=30)
     assert "it must be a number from 0 to 1" in problems[0]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SECONDS = 20
+SECONDS = 30
 _NUMBERS = itertools.count()
 
 

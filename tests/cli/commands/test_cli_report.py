@@ -22,7 +22,7 @@ from taskq.log.upkeep.excerpt import excerpt
 if TYPE_CHECKING:
     from click.testing import Result
 
-SECONDS = 20
+SECONDS = 30
 PRIVATE = "the patient is well"
 
 

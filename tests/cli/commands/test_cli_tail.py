@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TASKQ = (sys.executable, "-m", "taskq")
 #: A busy machine's patience for a process to start and tell something.
-SECONDS = 20
+SECONDS = 30
 
 
 def tail_json(*arguments: object) -> list[dict[str, Any]]:

@@ -128,7 +128,7 @@ async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job(
     assert child.phase is Phase.BUSY
     assert child.got == [1, 2]
     child.rest()
-    await asyncio.wait({first, second}, timeout=10)
+    await asyncio.wait({first, second}, timeout=30)
     assert second.exception() is None
 
 
@@ -145,5 +145,5 @@ async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing
     children[1].rest()
     await turn()
     children[1].rest()
-    await asyncio.wait({job}, timeout=10)
+    await asyncio.wait({job}, timeout=30)
     assert job.exception() is None

@@ -33,7 +33,7 @@ async def _until(worker: Worker, mode: Mode) -> None:
 
 
 async def _results(jobs: list[JobHandle[Any]]) -> None:
-    await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+    await asyncio.gather(*(job.result(timeout=30) for job in jobs))
 
 
 class Network:
@@ -69,7 +69,7 @@ async def test_after_some_failures_in_a_row_no_job_burns_an_attempt_until_the_ne
         jobs = await send.enqueue_many([(number,) for number in range(200)])
         async with Worker(app, concurrency=8) as worker:
             await _until(worker, Mode.SHUT)
-            assert await (await plain.enqueue()).result(timeout=10) == 1
+            assert await (await plain.enqueue()).result(timeout=30) == 1
             while network.calls < 14:
                 await _until(worker, Mode.RAMPING)
                 await _until(worker, Mode.SHUT)
@@ -101,7 +101,7 @@ async def test_successes_and_other_failures_end_a_row(app: TaskQ) -> None:
 
     async with app, Worker(app, concurrency=1) as worker:
         jobs = await send.enqueue_many([()] * 25)
-        await asyncio.gather(*(job.result(timeout=10) for job in jobs), return_exceptions=True)
+        await asyncio.gather(*(job.result(timeout=30) for job in jobs), return_exceptions=True)
         assert _breaker(worker).mode is Mode.OPEN
         assert (await records(app))["released breaker"] == 0
 
@@ -159,7 +159,7 @@ async def test_other_queues_go_on_and_the_worker_stops_while_one_backs_off(app: 
         async with Worker(app, queues=["mail", "other"]) as worker:
             job = await send.enqueue()
             await _until(worker, Mode.SHUT)
-            assert await (await other.enqueue()).result(timeout=10) == 1
+            assert await (await other.enqueue()).result(timeout=30) == 1
         view = await job.view()
         assert (view.state.name, view.attempt) == ("READY", 0)
 
@@ -195,7 +195,7 @@ async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(
 
     async with app, Worker(app):
         jobs = await send.enqueue_many([()] * 5)
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 30)
         network.up = True
         await _results(jobs)
 
@@ -222,7 +222,7 @@ async def test_a_queue_comes_back_at_once_when_a_host_that_its_tasks_need_does(
 
     async with app, Worker(app):
         jobs = await send.enqueue_many([()] * 5)
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 30)
         network.up = True
         await _results(jobs)
 

@@ -67,7 +67,7 @@ async def _held(worker: Worker, job: JobHandle[Any]) -> None:
 
 
 async def _results(jobs: list[JobHandle[None]]) -> None:
-    await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+    await asyncio.gather(*(job.result(timeout=30) for job in jobs))
 
 
 def _host(port: int = 0) -> socket.socket:
@@ -194,7 +194,7 @@ async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
     async def send() -> None: ...
 
     async with app, Worker(app):
-        await (await send.enqueue()).result(timeout=10)
+        await (await send.enqueue()).result(timeout=30)
     assert asked.is_set()
     seen = [record.getMessage() for record in caplog.records if "modem" in record.getMessage()]
     [line] = seen
@@ -218,7 +218,7 @@ async def test_a_probe_that_hangs_blocks_no_other_job_and_ends_at_its_limit(app:
 
     async with app, Worker(app, concurrency=1) as worker:
         job = await stuck.enqueue()
-        assert await (await plain.enqueue()).result(timeout=10) == 1
+        assert await (await plain.enqueue()).result(timeout=30) == 1
         await _held(worker, job)
         assert "its probe took over 0.05 s" in (await app.why(job.id)).text
 
@@ -266,7 +266,7 @@ async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attemp
             await ended.wait()
             await switch.probed(2)
             switch.on = True
-            assert await job.result(timeout=10) == 2
+            assert await job.result(timeout=30) == 2
         assert (await records(app))["released condition"] in {1, 2}
         assert (await job.view()).attempt == 1
 
@@ -290,7 +290,7 @@ async def test_a_lost_condition_leaves_other_jobs_alone(
         switch.on = False
         await switch.probed(1)
         go_on.set()
-        assert await job.result(timeout=10) == 1
+        assert await job.result(timeout=30) == 1
 
 
 async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: TaskQ) -> None:
@@ -312,7 +312,7 @@ async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: Tas
             await failed.wait()
             await _held(worker, job)
             with _host(port):
-                assert await job.result(timeout=10) == 1
+                assert await job.result(timeout=30) == 1
         assert (await records(app))["released condition"] >= 1
         assert (await job.view()).attempt == 1
 
@@ -343,7 +343,7 @@ async def test_a_task_that_is_registered_later_has_its_conditions_kept(app: Task
     async def plain() -> None: ...
 
     async with app, Worker(app) as worker:
-        await (await plain.enqueue()).result(timeout=10)
+        await (await plain.enqueue()).result(timeout=30)
 
         @app.task(requires=[switch.condition()])
         async def late() -> int:
@@ -351,10 +351,10 @@ async def test_a_task_that_is_registered_later_has_its_conditions_kept(app: Task
 
         assert worker._task_names() >= {late.name}
         job = await late.enqueue()
-        await (await plain.enqueue()).result(timeout=10)
+        await (await plain.enqueue()).result(timeout=30)
         await switch.probed(1)
         switch.on = True
-        assert await job.result(timeout=10) == 1
+        assert await job.result(timeout=30) == 1
 
 
 async def test_a_worker_that_stops_gives_back_what_its_gates_hold(app: TaskQ) -> None:
@@ -384,7 +384,7 @@ async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers
     async def plain() -> None: ...
 
     async with app, Worker(app) as worker:
-        await (await plain.enqueue()).result(timeout=10)
+        await (await plain.enqueue()).result(timeout=30)
         hands = worker._runner
         assert isinstance(hands, Slots)
         assert (hands.feed.filter, hands.settler.observers, hands.gates) == (None, set(), None)
@@ -409,7 +409,7 @@ async def test_a_burst_ends_though_another_worker_took_the_job_that_a_gate_was_t
     async def work() -> None: ...
 
     async with app:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await Worker(app, burst=True).run()
     assert looks > 1
 
@@ -439,10 +439,10 @@ async def test_a_job_that_is_cancelled_while_its_condition_is_probed_never_runs(
         assert await first.status() is State.RUNNING
         assert await first.cancel()
         with pytest.raises(JobCancelled):
-            await first.result(timeout=20)
+            await first.result(timeout=30)
         go_on.set()
         second = await work.enqueue(2)
-        assert await second.result(timeout=10) == 2
+        assert await second.result(timeout=30) == 2
     assert ran == [2]
 
 
@@ -483,7 +483,7 @@ async def test_a_worker_stops_while_a_probe_ignores_its_cancellation(
         await worker.start()
         await deaf.begun.wait()
         stopping = asyncio.create_task(worker.stop())
-        done, _ = await asyncio.wait({stopping}, timeout=10)
+        done, _ = await asyncio.wait({stopping}, timeout=30)
         deaf.let_go()
         await stopping
         assert done
@@ -509,7 +509,7 @@ async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_b
     async with app:
         await work.enqueue()
         burst = asyncio.create_task(Worker(app, burst=True).run())
-        done, _ = await asyncio.wait({burst}, timeout=10)
+        done, _ = await asyncio.wait({burst}, timeout=30)
         deaf.let_go()
         await burst
         assert done

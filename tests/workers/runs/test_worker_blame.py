@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 2
 DELAY = 0
-SECONDS = 10
+SECONDS = 30
 
 
 async def _stops_the_loop() -> None:

@@ -70,9 +70,9 @@ async def test_a_task_takes_what_the_lifespan_yields_and_calls_leave_it_out(app:
     async with app:
         first = await store.enqueue(7)
         async with app.worker():
-            assert await first.result(timeout=10) == 1
+            assert await first.result(timeout=30) == 1
             second = await count.enqueue()
-            assert await second.result(timeout=10) == 1
+            assert await second.result(timeout=30) == 1
         view = await first.view()
         assert view.payload == b'{"row":7}'
     assert database.rows == [7]
@@ -146,7 +146,7 @@ async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ)
 
     async with app, app.worker():
         job = await look.enqueue()
-        assert await job.result(timeout=10) == "localhost 42"
+        assert await job.result(timeout=30) == "localhost 42"
     assert events == ["open", "more at sqlite://", "less", "close"]
 
 
@@ -190,10 +190,10 @@ async def test_a_task_that_comes_after_the_start_fails_by_itself(app: TaskQ) -> 
         @app.task(retry=1)
         async def late(*, mailer: Inject[Mailer] = injected()) -> None: ...
 
-        await (await known.enqueue()).result(timeout=10)  # the next claim knows both
+        await (await known.enqueue()).result(timeout=30)  # the next claim knows both
         job = await late.enqueue()
         with pytest.raises(TaskqError, match="'mailer' takes"):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
 
 
 async def refuse() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Settlement
     from tests.workers.fakes import FakeApp
 
-SECONDS = 20
+SECONDS = 30
 FAST = 0.02
 
 

@@ -39,7 +39,7 @@ async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
         await began.wait()
         assert await job.cancel() is True
         with pytest.raises(JobCancelled, match="was cancelled"):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
         assert cleaned.is_set()
         assert await job.status() is State.CANCELLED
         assert await job.cancel() is False
@@ -74,7 +74,7 @@ async def test_a_job_that_is_cancelled_in_another_process_is_stopped(
         output, _ = await process.communicate()
         assert output == b"cancelled 1 job\n"
         with pytest.raises(JobCancelled):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
 
 
 @pytest.mark.parametrize("stubborn", [ValueError("no"), Snooze(60)])
@@ -96,7 +96,7 @@ async def test_what_a_cancelled_task_raises_instead_matters_not(
         await began.wait()
         await job.cancel()
         with pytest.raises(JobCancelled):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
 
 
 async def test_a_success_stands_that_comes_in_spite_of_it(app: TaskQ) -> None:
@@ -115,7 +115,7 @@ async def test_a_success_stands_that_comes_in_spite_of_it(app: TaskQ) -> None:
         job = await wait.enqueue()
         await began.wait()
         assert await job.cancel()
-        assert await job.result(timeout=10) == 42
+        assert await job.result(timeout=30) == 42
         began.clear()
         again = await wait.enqueue()
         await began.wait()  # the slot's next job is not cancelled with it
@@ -143,8 +143,8 @@ async def test_a_thread_frees_its_slot_and_learns_of_it(app: TaskQ) -> None:
         await asyncio.to_thread(began.wait, 10)
         assert await job.cancel()
         with pytest.raises(JobCancelled):
-            await job.result(timeout=10)
-        assert await (await other.enqueue()).result(timeout=10) == 1
+            await job.result(timeout=30)
+        assert await (await other.enqueue()).result(timeout=30) == 1
         assert worker.running == 0
         go_on.set()
         assert await asyncio.to_thread(saw.wait, 10)
@@ -175,7 +175,7 @@ async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
         assert await job.status() is State.RUNNING
         assert await job.cancel()
         with pytest.raises(JobCancelled):
-            await job.result(timeout=10)
+            await job.result(timeout=30)
         go_on.set()
     assert ran == []
 

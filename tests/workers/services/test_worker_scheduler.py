@@ -300,9 +300,9 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
         async with app.worker():
             await scheduler.look(app.store())  # the log knows it from here on
             clock.advance(7_200)
-            handed = [await asyncio.wait_for(ran.get(), 10) for _ in range(2)]
+            handed = [await asyncio.wait_for(ran.get(), 30) for _ in range(2)]
             job = await report.enqueue()
-            await asyncio.wait_for(job.result(), 10)
+            await asyncio.wait_for(job.result(), 30)
         assert await ran.get() == (None, "")
     assert handed == [
         (datetime(2024, 3, 31, 1, tzinfo=UTC), "hourly"),

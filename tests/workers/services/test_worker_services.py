@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
 
 
-SECONDS = 10
+SECONDS = 30
 
 
 class Part:

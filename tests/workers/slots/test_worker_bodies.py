@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.log.store.port import LoopPort
     from tests.workers.fakes import FakeApp
 
-SECONDS: Final = 20
+SECONDS: Final = 30
 TEXT: Final = "the same words again and again, " * 200
 DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from tests.workers.fakes import FakeApp
 
-SECONDS = 10
+SECONDS = 30
 
 
 async def ended(worker: Worker) -> None:

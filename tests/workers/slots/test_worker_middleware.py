@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sentry_sdk.envelope import Envelope
 
-SECONDS = 20
+SECONDS = 30
 _who: ContextVar[str] = ContextVar("who", default="nobody")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-SECONDS = 20
+SECONDS = 30
 ONCE: dict[str, Any] = {"timeout": 0.3, "retry": 1}
 KINDS = ["on_loop", "in_thread", "on_own_loop", "in_process"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from tests.workers.fakes import FakeApp
 
-SECONDS = 20
+SECONDS = 30
 
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked")
 
