@@ -4,14 +4,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from taskq.core.durations import moment_ns, nanoseconds, seconds
-from taskq.core.model import TIME_NS_MAX
+from taskq.core.durations import moment_ns, nanoseconds
 from taskq.errors import UsageError
-
-MICROSECONDS_MAX = TIME_NS_MAX // 1_000
 
 
 @pytest.mark.parametrize(
@@ -55,23 +50,6 @@ def test_a_negative_duration_is_refused(value: Any) -> None:
 def test_a_duration_of_centuries_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="146 years"):
         nanoseconds(value)
-
-
-@given(st.integers(0, MICROSECONDS_MAX))
-def test_a_timedelta_keeps_every_microsecond(microseconds: int) -> None:
-    assert nanoseconds(timedelta(microseconds=microseconds)) == microseconds * 1_000
-
-
-@given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "m", "h"]))
-def test_text_and_number_agree(count: int, unit: str) -> None:
-    factor = {"ms": timedelta(milliseconds=1), "s": timedelta(seconds=1)}
-    span = factor.get(unit, timedelta(minutes=1) if unit == "m" else timedelta(hours=1))
-    if count * span <= timedelta(microseconds=MICROSECONDS_MAX):
-        assert nanoseconds(f"{count}{unit}") == nanoseconds(count * span)
-
-
-def test_seconds_are_a_float() -> None:
-    assert seconds("1500ms") == 1.5
 
 
 def test_a_moment_needs_a_time_zone() -> None:

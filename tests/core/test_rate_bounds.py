@@ -35,11 +35,6 @@ def test_the_largest_and_the_smallest_rate_are_rates_and_their_neighbours_are_no
             Rate(count, window_ns)
 
 
-def test_patience_is_a_part_of_the_window_and_never_long() -> None:
-    assert Rate(1, SECOND_NS).patience_ns == SECOND_NS // 200
-    assert Rate(1, 3_600 * SECOND_NS).patience_ns == SECOND_NS // 20
-
-
 def made(spans: list[tuple[int, int]], most: int) -> tuple[Times, list[int]]:
     times, claims, now = Times(), [], 0
     for span, count in spans:

@@ -39,11 +39,6 @@ def test_what_is_no_rate_is_refused_with_an_example(wrong: object) -> None:
         rate_of(wrong)
 
 
-def test_a_rate_has_bounds() -> None:
-    with pytest.raises(UsageError, match=str(RATE_COUNT_MAX)):
-        rate_of(f"{RATE_COUNT_MAX + 1}/s")
-
-
 _RATE = Rate(4, SECOND_NS)
 _STEPS = st.lists(st.tuples(st.integers(0, SECOND_NS), st.integers(0, 5)), max_size=60)
 

@@ -4,8 +4,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskq import Discard, Retry, Snooze, retry
 from taskq.core.retry import DEFAULT, policy_of
@@ -13,20 +11,6 @@ from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from taskq.retry import RetryPolicy
-
-DRAWS = st.floats(0, 1, exclude_max=True)
-POLICIES = st.one_of(
-    st.builds(retry.fixed, st.integers(1, 100), st.integers(0, 10**6)),
-    st.builds(retry.linear, st.integers(1, 100), st.integers(0, 10**6), st.integers(0, 10**6)),
-    st.builds(
-        retry.exponential,
-        st.integers(1, 100),
-        st.floats(0, 10**6),
-        st.floats(0, 10**6),
-        factor=st.floats(1, 100),
-        jitter=st.sampled_from(["none", "equal", "full"]),
-    ),
-)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +45,6 @@ def test_jitter_draws_none_half_or_all_of_a_delay(jitter: Any, draw: float, dela
     assert policy.delay_seconds(4, draw) == delay
 
 
-@given(POLICIES, st.integers(1, 10_000), DRAWS)
-def test_a_delay_is_never_negative_nor_over_its_cap(
-    policy: RetryPolicy, attempt: int, draw: float
-) -> None:
-    delay = policy.delay_seconds(attempt, draw)
-    assert 0 <= delay <= max(policy.cap_seconds, 0)
-
-
-@given(POLICIES, st.integers(1, 9_999))
-def test_a_full_delay_never_shrinks(policy: RetryPolicy, attempt: int) -> None:
-    draw = 0.999
-    now, later = (policy.delay_seconds(a, draw) for a in (attempt, attempt + 1))
-    assert later >= now * (1 - 1e-9)
-
-
 @pytest.mark.parametrize("shape", [retry.fixed, retry.linear, retry.exponential])
 def test_attempt_10_000_does_not_overflow(shape: Any) -> None:
     policy = shape(attempts=0)
@@ -84,32 +53,10 @@ def test_attempt_10_000_does_not_overflow(shape: Any) -> None:
     assert 0 <= decision.delay_seconds <= 300
 
 
-def test_a_tiny_base_reaches_its_cap_at_attempt_10_000() -> None:
-    policy = retry.exponential(attempts=0, base=1e-9, cap="1d", factor=1.01, jitter="none")
-    assert policy.delay_seconds(10_000, 0) == 86_400
-
-
-def test_the_last_attempt_is_followed_by_death() -> None:
-    policy = retry.fixed(attempts=3)
-    assert isinstance(policy.decide(2, OSError(), 0), retry.RetryAfter)
-    assert policy.decide(3, OSError(), 0) == retry.Die("attempt 3 of 3 failed")
-
-
 def test_a_jobs_own_number_of_attempts_goes_before_the_policys() -> None:
     policy = retry.fixed(attempts=3)
     assert isinstance(policy.decide(1, OSError(), 0, attempts_max=1), retry.Die)
     assert isinstance(policy.decide(99, OSError(), 0, attempts_max=0), retry.RetryAfter)
-
-
-def test_errors_that_are_not_worth_it_are_not_retried() -> None:
-    policy = retry.exponential(retry_on=OSError, give_up_on=FileNotFoundError)
-    assert isinstance(policy.decide(1, ConnectionError(), 0), retry.RetryAfter)
-    assert policy.decide(1, FileNotFoundError(), 0) == retry.Die(
-        "FileNotFoundError is not retried", exhausted=False
-    )
-    assert policy.decide(1, ValueError(), 0) == retry.Die(
-        "ValueError is not retried", exhausted=False
-    )
 
 
 def test_a_task_that_asks_for_a_retry_names_its_delay_and_spends_an_attempt() -> None:
@@ -117,10 +64,6 @@ def test_a_task_that_asks_for_a_retry_names_its_delay_and_spends_an_attempt() ->
     assert policy.decide(1, Retry(delay="2s"), 0) == retry.RetryAfter(2)
     assert policy.decide(1, Retry(), 0) == retry.RetryAfter(5)
     assert isinstance(policy.decide(2, Retry(delay=1), 0), retry.Die)
-
-
-def test_a_discarded_job_is_dead_at_once() -> None:
-    assert DEFAULT.decide(1, Discard("gone"), 0) == retry.Die("gone", exhausted=False)
 
 
 def test_never_means_one_attempt() -> None:
@@ -158,10 +101,6 @@ def test_a_wrong_policy_is_refused_by_the_name_of_its_argument(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         retry.exponential(**arguments)
-
-
-def test_a_delay_in_nanoseconds_is_whole() -> None:
-    assert retry.RetryAfter(0.1).delay_ns == 100_000_000
 
 
 def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:

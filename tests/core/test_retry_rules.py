@@ -12,7 +12,6 @@ from taskq import Discard, Retry, Snooze, retry
 from taskq.core.model import SECOND_NS
 from taskq.errors import UsageError
 
-DAY_SECONDS = 86_400
 ERRORS: list[Exception] = [
     OSError("down"),
     ConnectionError("reset"),
@@ -26,28 +25,6 @@ ERRORS: list[Exception] = [
 KINDS = [Exception, OSError, ConnectionError, TimeoutError, ValueError, LookupError]
 
 
-def test_each_error_has_the_delay_that_is_given_for_it() -> None:
-    policy = retry.fixed(
-        delay=1, per_error={TimeoutError: "5s", OSError: retry.linear(base=10, cap=25)}
-    )
-    table: list[tuple[Exception, int, float]] = [
-        (ValueError(), 1, 1),
-        (TimeoutError(), 1, 5),
-        (TimeoutError(), 4, 5),
-        (ConnectionError(), 1, 10),
-        (OSError(), 3, 25),
-    ]
-    for error, attempt, delay in table:
-        assert policy.decide(attempt, error, 0.5) == retry.RetryAfter(delay)
-
-
-def test_of_two_entries_that_fit_the_first_holds() -> None:
-    narrow_first = retry.fixed(per_error={ConnectionError: 2, OSError: 3})
-    wide_first = retry.fixed(per_error={OSError: 3, ConnectionError: 2})
-    assert narrow_first.decide(1, ConnectionError(), 0) == retry.RetryAfter(2)
-    assert wide_first.decide(1, ConnectionError(), 0) == retry.RetryAfter(3)
-
-
 def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
     policy = retry.fixed(attempts=10, per_error={OSError: retry.fixed(attempts=2), KeyError: 1})
     assert isinstance(policy.decide(1, OSError(), 0), retry.RetryAfter)
@@ -56,23 +33,6 @@ def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
     assert isinstance(policy.decide(10, KeyError(), 0), retry.Die)
     # The job's own number is the most there is.
     assert isinstance(policy.decide(1, OSError(), 0, attempts_max=1), retry.Die)
-
-
-def test_an_error_with_a_delay_of_its_own_is_retried_unless_it_is_given_up() -> None:
-    policy = retry.fixed(
-        retry_on=OSError, give_up_on=FileNotFoundError, per_error={LookupError: 2, OSError: 4}
-    )
-    assert policy.decide(1, KeyError(), 0) == retry.RetryAfter(2)
-    assert isinstance(policy.decide(1, FileNotFoundError(), 0), retry.Die)
-    assert isinstance(policy.decide(1, ValueError(), 0), retry.Die)
-
-
-def test_what_a_retry_asks_for_is_cut_to_delay_max() -> None:
-    policy = retry.fixed(delay_max="1h")
-    assert policy.decide(1, Retry(delay="10d"), 0) == retry.RetryAfter(3_600)
-    assert policy.decide(1, Retry(delay="59m"), 0) == retry.RetryAfter(59 * 60)
-    thirty_days = retry.RetryAfter(30 * DAY_SECONDS)
-    assert retry.fixed().decide(1, Retry(delay=100_000 * DAY_SECONDS // 10), 0) == thirty_days
 
 
 @pytest.mark.parametrize(

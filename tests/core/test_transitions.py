@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from taskq.core.kinds import BY_TIME, TRANSITIONS, after, diagram, legal
+from taskq.core.kinds import BY_TIME, TRANSITIONS, diagram, legal
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Kind
 
@@ -44,57 +43,6 @@ ORIGINS = {
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_is_legal_from_its_origins_alone(kind: Kind) -> None:
     assert {state for state in State if legal(state, kind)} == ORIGINS[kind]
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_what_a_record_says_happened_happened(kind: Kind) -> None:
-    """A fold meets records whose forerunner was damaged: the kind decides, from any state."""
-    origins = ORIGINS[kind]
-    for state, waits in product(State, (False, True)):
-        reached = after(state, kind, waits=waits)
-        if not origins:
-            assert reached is state
-        for origin in origins:
-            assert reached is TRANSITIONS[origin, kind][-1 if waits else 0]
-
-
-def test_a_kind_leads_to_the_same_states_from_every_origin() -> None:
-    """The agenda looks each kind's state up once, not for each job."""
-    for kind, origins in ORIGINS.items():
-        assert len({TRANSITIONS[origin, kind] for origin in origins}) <= 1
-
-
-def test_only_records_with_a_due_time_have_a_choice() -> None:
-    """ENQUEUED, RETRIED, RELEASED and EDITED lead to READY, or to SCHEDULED when they wait."""
-    for (_, kind), states in TRANSITIONS.items():
-        if kind in {Kind.ENQUEUED, Kind.RETRIED, Kind.RELEASED, Kind.EDITED}:
-            assert states == (State.READY, State.SCHEDULED)
-        else:
-            assert len(states) == 1
-
-
-def test_every_state_is_reached_and_every_live_job_can_end() -> None:
-    edges = {(before, state) for (before, _), states in TRANSITIONS.items() for state in states}
-    edges |= set(BY_TIME.items())
-    assert reach({State.ABSENT}, edges) == set(State)
-    for state in LIVE_STATES:
-        assert State.SUCCEEDED in reach({state}, edges)
-        assert State.DEAD in reach({state}, edges)
-
-
-def test_a_settled_job_stays_settled_but_for_dead_letters() -> None:
-    origins = {before for before, _ in TRANSITIONS} | set(BY_TIME)
-    assert origins == {State.ABSENT, *LIVE_STATES, State.DEAD}
-
-
-def test_only_a_scheduled_job_changes_by_time() -> None:
-    assert BY_TIME == {State.SCHEDULED: State.READY}
-
-
-def reach(states: set[State], edges: set[tuple[State, State]]) -> set[State]:
-    while more := {after for before, after in edges if before in states} - states:
-        states = states | more
-    return states
 
 
 # -- nothing else decides -------------------------------------------------------------------------

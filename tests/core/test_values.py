@@ -95,20 +95,6 @@ def test_whatever_is_done_first_with_a_class_comes_out_as_with_the_standard_libr
         assert told(use, ours) == told(use, theirs), name
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_class_that_builds_on_another_has_its_fields(options: dict[str, bool]) -> None:
-    def built(make: Callable[..., Any]) -> Any:
-        base = made(make, parcel(), options)
-        space = {"__annotations__": {"paid": "bool"}, "paid": False, "__doc__": "Postage is."}
-        space["__module__"] = __name__
-        return made(make, type("Paid", (base,), space), options)
-
-    ours, theirs = built(values.dataclass), built(dataclasses.dataclass)
-    for use in FIRST_USES.values():
-        assert told(use, ours) == told(use, theirs)
-    assert dataclasses.asdict(ours(to="Ada")) == dataclasses.asdict(theirs(to="Ada"))
-
-
 TUPLE_USES: dict[str, Callable[[Any], object]] = {
     "one is made": lambda kind: kind("Ada", 2),
     "one is made by names": lambda kind: kind(weight=2, to="Ada"),
@@ -154,18 +140,6 @@ def test_whatever_is_done_first_with_a_tuple_comes_out_as_with_the_standard_libr
     assert told(use, ours) == told(use, theirs)
 
 
-def test_a_tuple_that_builds_on_another_is_one_with_more_methods() -> None:
-    class Heavier(tuple_kind(values.NamedTuple)):  # type: ignore[misc]
-        __slots__ = ()
-
-        def heavier(self) -> Heavier:
-            made: Heavier = self._replace(weight=self.weight + 1)
-            return made
-
-    assert Heavier("Ada").heavier() == ("Ada", 2)
-    assert type(Heavier("Ada").heavier()) is Heavier
-
-
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """Found by its name, as a pickle needs it."""
@@ -185,23 +159,6 @@ def test_one_travels_in_a_pickle_to_a_process_that_has_used_none() -> None:
     assert pickle.loads(pickle.dumps(label)) == label  # noqa: S301 - our own
     pair = Pair(1, 2)
     assert pickle.loads(pickle.dumps(pair)) == pair  # noqa: S301 - our own
-
-
-def test_what_a_class_says_itself_of_its_face_and_its_equals_stays() -> None:
-    class Own:
-        number: int
-
-        def __repr__(self) -> str:
-            return "mine"
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, type(self))
-
-        def __hash__(self) -> int:
-            return 7
-
-    kind: Any = values.dataclass(slots=True, frozen=True)(Own)
-    assert (repr(kind(1)), kind(1) == kind(2), hash(kind(1))) == ("mine", True, 7)
 
 
 def test_threads_that_use_a_class_first_at_the_same_time_all_get_theirs() -> None:

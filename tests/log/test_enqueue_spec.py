@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.errors import UsageError
-from taskq.core.model import NAME_BYTES_MAX
-from taskq.core.records import Flag
 from taskq.log.requests import EnqueueSpec
 
 
@@ -30,21 +28,6 @@ def test_an_option_out_of_range_is_named_with_its_range(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         EnqueueSpec(**options)  # type: ignore[arg-type] # a table of several types
-
-
-def test_names_up_to_the_limit_are_kept() -> None:
-    longest = "é" * (NAME_BYTES_MAX // 2) + "e"
-    spec = EnqueueSpec(longest, longest)
-    assert (spec.queue, spec.task) == (longest, longest)
-    assert spec.lane_key == b"\xff\xff" + longest.encode() * 2
-
-
-def test_a_job_that_may_run_once_is_on_disk_as_claimed_before_it_runs() -> None:
-    """With more attempts a lost claim only means another run."""
-    assert EnqueueSpec(attempts=1).flags & Flag.DURABLE_CLAIM
-    assert not EnqueueSpec(attempts=2).flags & Flag.DURABLE_CLAIM
-    assert not EnqueueSpec(attempts=0).flags & Flag.DURABLE_CLAIM
-    assert EnqueueSpec(attempts=2, flags=Flag.DURABLE_CLAIM).flags & Flag.DURABLE_CLAIM
 
 
 def test_queues_and_tasks_that_read_alike_together_are_lanes_apart() -> None:

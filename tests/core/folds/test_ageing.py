@@ -9,8 +9,7 @@ import pytest
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.moments import STARVATION_NS, Ages
-from taskq.core.model import SECOND_NS
+from taskq.core.folds.moments import Ages
 from taskq.core.records import Kind
 
 ALL = 2**62
@@ -80,14 +79,6 @@ def test_a_job_rises_one_level_for_each_window(clocked: Clocked, level: int) -> 
     assert clocked.take(2) == [low, rival]
 
 
-def test_nobody_rises_above_nine(clocked: Clocked) -> None:
-    """There the oldest is first again, whatever its priority was."""
-    first, second = clocked.enqueue(9), clocked.enqueue(0)
-    clocked.wait(20 * WINDOW)
-    third = clocked.enqueue(9)
-    assert clocked.take(9) == [first, second, third]
-
-
 @pytest.mark.parametrize("priority", range(9))
 def test_a_low_job_waits_at_most_ten_windows_under_constant_high_load(priority: int) -> None:
     """One job of the highest priority comes for each that is done, and never is there none."""
@@ -123,68 +114,6 @@ def test_no_retried_job_starves_behind_others_that_come_back_before_it() -> None
         assert clocked.now - came <= 10 * WINDOW
 
 
-def test_waiting_counts_from_when_a_job_became_ready() -> None:
-    """A delay, a backoff and the time that it ran are no waiting."""
-    clocked = Clocked()
-    clocked.enqueue(1)
-    scheduled = clocked.schedule(0, START + 5 * WINDOW)
-    retried = clocked.enqueue(0)
-    (first,) = clocked.take()
-    clocked.agenda.apply_ended(Kind.SUCCEEDED, first)
-    assert clocked.take() == [retried]
-    clocked.wait(4 * WINDOW)
-    clocked.give_back(retried)
-    clocked.wait(WINDOW)
-    assert clocked.agenda.taking.level(retried) == 1
-    assert clocked.agenda.taking.level(scheduled) == 0
-    clocked.wait(WINDOW // 2)
-    late = clocked.enqueue(1)
-    assert clocked.agenda.taking.next_ready(9, None) == [retried, late, scheduled]
-    clocked.wait(WINDOW // 2)
-    assert clocked.agenda.taking.next_ready(9, None) == [retried, scheduled, late]
-    assert clocked.take(9) == [retried, scheduled, late]
-
-
-def test_a_job_that_is_given_back_keeps_its_place_among_those_of_its_level(
-    clocked: Clocked,
-) -> None:
-    first, second = clocked.enqueue(5), clocked.enqueue(5)
-    assert clocked.take() == [first]
-    clocked.wait(WINDOW // 2)
-    clocked.give_back(first)
-    assert clocked.agenda.taking.next_ready(9, None) == [first, second]
-    clocked.wait(WINDOW // 2)
-    # Now the second has waited for a window, and the first for half of one.
-    assert clocked.agenda.taking.next_ready(9, None) == [second, first]
-    clocked.wait(WINDOW // 2)
-    assert clocked.take(9) == [first, second]
-
-
-def test_a_step_of_the_clock_ages_nobody(clocked: Clocked) -> None:
-    """A box boots in 1970, and NTP corrects it: nobody has waited for 54 years."""
-    low = clocked.enqueue(0)
-    clocked.wait(WINDOW // 2)
-    step = 54 * 365 * 86_400 * SECOND_NS
-    clocked.agenda.apply_clock(step)
-    clocked.now += step
-    clocked.wait(0)
-    assert clocked.agenda.taking.level(low) == 0
-    high = clocked.enqueue(1)
-    assert clocked.agenda.taking.next_ready(2, None) == [high, low]
-    clocked.wait(WINDOW // 2)
-    assert clocked.agenda.taking.next_ready(2, None) == [low, high]
-
-
-def test_a_paused_queue_ages_and_comes_back_with_its_age(clocked: Clocked) -> None:
-    low = clocked.enqueue(0)
-    clocked.agenda.queues.apply_paused("q")
-    clocked.wait(3 * WINDOW)
-    assert clocked.take() == []
-    clocked.agenda.queues.apply_resumed("q")
-    high = clocked.enqueue(3)
-    assert clocked.take(2) == [low, high]
-
-
 def test_a_window_of_zero_turns_ageing_off() -> None:
     """For whoever claims, and for whoever only looks at what is next, and why."""
     clocked = Clocked(0)
@@ -195,20 +124,6 @@ def test_a_window_of_zero_turns_ageing_off() -> None:
     assert clocked.agenda.taking.ahead(late, clocked.agenda.lanes, 100) == (1, 1)
     assert clocked.take(3) == [high, low, late]
     assert len(clocked.agenda.ages) == 0
-
-
-def test_the_window_is_ten_minutes_unless_told_otherwise() -> None:
-    assert Agenda().ages.window_ns == STARVATION_NS == 600 * SECOND_NS
-
-
-def test_who_asks_for_some_queues_or_tasks_gets_the_aged_ones_of_those(clocked: Clocked) -> None:
-    mine, other = clocked.enqueue(0, task="mine"), clocked.enqueue(0, task="other")
-    clocked.wait(2 * WINDOW)
-    fresh = clocked.enqueue(1, task="mine")
-    taken = [claim[0] for claim in clocked.agenda.taking.take(9, None, frozenset({"mine"}))]
-    assert taken == [mine, fresh]
-    assert clocked.agenda.taking.next_ready(9, frozenset({"none"})) == []
-    assert [claim[0] for claim in clocked.agenda.taking.take(9, frozenset({"q"}), None)] == [other]
 
 
 def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
@@ -270,18 +185,3 @@ def test_while_nobody_is_old_a_claim_pays_one_comparison(looks: Counter[str]) ->
     assert claimed == 10_000
     assert looks["waits_since"] <= 2 * 1_000
     assert looks["bounds"] == looks["pop_within"] == 0
-
-
-def test_a_claim_looks_at_heads_however_many_wait(looks: Counter[str]) -> None:
-    """All of them are old: what one claim looks at depends on the lanes, not on the jobs."""
-
-    def cost(count: int) -> int:
-        clocked = Clocked()
-        clocked.enqueue(0, count=count)
-        clocked.enqueue(5, count=count)
-        clocked.wait(WINDOW * 3)
-        looks.clear()
-        assert len(clocked.agenda.taking.take(10, None, None)) == 10
-        return looks.total()
-
-    assert cost(100) == cost(10_000) < 60

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
-ALL = 2**62
 
 
 def lane_of(agenda: Agenda, priority: int = 5, queue: str = "default", task: str = "t") -> Lane:
@@ -64,62 +63,6 @@ def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
     assert order == sorted(order)
 
 
-def test_a_thousand_interleaved_tasks_are_merged_by_id() -> None:
-    agenda = Agenda()
-    lanes = [lane_of(agenda, task=f"task{number}") for number in range(1_000)]
-    for job in range(1, 5_001):
-        enqueue(agenda, lanes[job * 7 % 1_000], job)
-    assert claim(agenda, 2_500) == list(range(1, 2_501))
-    assert claim(agenda, 5_000) == list(range(2_501, 5_001))
-
-
-def test_a_claimer_gets_only_its_queues_and_tasks() -> None:
-    agenda = Agenda()
-    for job, (queue, task) in enumerate((("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")), 1):
-        enqueue(agenda, lane_of(agenda, queue=queue, task=task), job)
-    assert agenda.taking.next_ready(9, frozenset({"b"})) == [2, 4]
-    assert [entry[0] for entry in agenda.taking.take(9, frozenset({"b"}), frozenset({"y"}))] == [4]
-    assert [entry[0] for entry in agenda.taking.take(9, None, frozenset({"y", "z"}))] == [3]
-    assert not agenda.taking.take(9, frozenset(), None)
-    assert claim(agenda) == [1, 2]
-
-
-def test_a_run_of_no_jobs_leaves_nothing_to_claim() -> None:
-    """All of a run's callers may have withdrawn."""
-    agenda = Agenda()
-    agenda.apply_enqueued_run(7, [], lane_of(agenda), 0)
-    assert not agenda.queues.any_ready()
-    assert claim(agenda) == []
-
-
-def test_a_given_back_job_is_the_oldest_again() -> None:
-    """A retry that is due goes before all that were enqueued after it."""
-    agenda = Agenda()
-    enqueue(agenda, lane_of(agenda), 1, 2, 3, 4)
-    assert claim(agenda, 3) == [1, 2, 3]
-    for job in (3, 1):
-        agenda.apply_back(job, 0, 0, NOW)
-    assert claim(agenda) == [1, 3, 4]
-
-
-def test_a_blocked_lane_is_passed_over_until_it_is_unblocked() -> None:
-    """Jobs that come in, come due or come back while it is blocked wait with the others."""
-    agenda = Agenda()
-    limited, free = lane_of(agenda, task="limited"), lane_of(agenda, task="free")
-    enqueue(agenda, limited, 1, 2)
-    assert claim(agenda, 1) == [1]
-    agenda.queues.block(limited, 2)
-    assert not agenda.queues.any_ready()
-    agenda.apply_scheduled(3, 24, limited, 0, NOW, is_wall=False)
-    agenda.promote(NOW)
-    agenda.apply_back(1, 1, 0, NOW)
-    enqueue(agenda, limited, 4)
-    enqueue(agenda, free, 5)
-    assert claim(agenda) == [5]
-    agenda.queues.unblock(limited, 2)
-    assert claim(agenda) == [1, 2, 3, 4]
-
-
 def test_a_job_that_was_released_often_is_claimed_once() -> None:
     """Each release by another process leaves an entry behind; only one of them counts."""
     agenda = Agenda()
@@ -133,31 +76,6 @@ def test_a_job_that_was_released_often_is_claimed_once() -> None:
 
 
 # -- time -----------------------------------------------------------------------------------------
-
-
-def test_a_delay_moves_with_a_clock_step_and_an_eta_does_not() -> None:
-    """The clock is set an hour ahead: the delayed job still waits its minute, the eta has come."""
-    agenda, hour = Agenda(), 3_600 * SECOND
-    lane = lane_of(agenda)
-    agenda.apply_scheduled(1, 8, lane, 0, NOW + 60 * SECOND, is_wall=False)
-    agenda.apply_scheduled(2, 16, lane, 0, NOW + 60 * SECOND, is_wall=True)
-    agenda.apply_clock(hour)
-    agenda.promote(NOW + hour)
-    assert claim(agenda) == [2]
-    assert agenda.next_due_ns() == NOW + hour + 60 * SECOND
-    agenda.promote(NOW + hour + 60 * SECOND - 1)
-    assert claim(agenda) == []
-    agenda.promote(NOW + hour + 60 * SECOND)
-    assert claim(agenda) == [1]
-
-
-def test_a_delay_outlives_a_clock_that_is_set_back() -> None:
-    agenda, hour = Agenda(), 3_600 * SECOND
-    lane = lane_of(agenda)
-    agenda.apply_scheduled(1, 8, lane, 0, NOW + 60 * SECOND, is_wall=False)
-    agenda.apply_clock(-hour)
-    agenda.promote(NOW - hour + 60 * SECOND)
-    assert claim(agenda) == [1]
 
 
 def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
@@ -174,20 +92,6 @@ def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
     assert agenda.next_due_ns() is None
 
 
-def test_a_backoff_is_not_cut_short_by_the_moment_of_an_earlier_delay() -> None:
-    """Another process claimed a job that waits here (its clock was ahead), and retried it later."""
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    for job, is_wall in ((1, False), (2, True)):
-        agenda.apply_scheduled(job, 0, lane, 0, NOW + 10, is_wall=is_wall)
-        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
-        agenda.apply_back(job, 1, NOW + 500, NOW)
-    agenda.promote(NOW + 499)
-    assert claim(agenda) == []
-    agenda.promote(NOW + 500)
-    assert claim(agenda) == [1, 2]
-
-
 def test_a_backoff_counts_from_the_last_release() -> None:
     """Two releases without a claim between (its record is damaged): the later one stands."""
     agenda = Agenda()
@@ -200,62 +104,6 @@ def test_a_backoff_counts_from_the_last_release() -> None:
     agenda.promote(NOW + 500)
     assert agenda.table.state(1) is State.READY
     assert agenda.attempt(1) == 2
-
-
-def test_a_running_job_expires_only_when_it_is_given_back() -> None:
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    for job in (1, 2):
-        enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW, is_wall=job == 1)
-    assert claim(agenda) == [1, 2]
-    assert agenda.expired(NOW, 10) == []
-    assert agenda.next_expiry_ns() is None
-    agenda.apply_ended(Kind.SUCCEEDED, 1)
-    agenda.apply_back(2, 1, NOW + SECOND, NOW)
-    assert agenda.expired(NOW, 10) == [2]
-    assert agenda._overdue == {}
-
-
-@pytest.mark.parametrize("is_wall", [False, True])
-def test_expired_jobs_come_in_bounded_numbers_soonest_first(is_wall: bool) -> None:
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    for job, moment in ((1, 30), (2, 10), (3, 20), (4, 31)):
-        enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + moment, is_wall=is_wall)
-    assert agenda.next_expiry_ns() == NOW + 10
-    assert agenda.expired(NOW + 30, 2) == [2, 3]
-    assert agenda.expired(NOW + 30, 2) == [1]
-    assert agenda.next_expiry_ns() == NOW + 31
-
-
-def test_expired_jobs_of_both_kinds_come_in_bounded_numbers() -> None:
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    for job in range(1, 7):
-        enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + job, is_wall=job % 2 == 0)
-    assert agenda.next_expiry_ns() == NOW + 1
-    expired = [agenda.expired(NOW + 5, 2) for _ in range(4)]
-    assert [len(jobs) for jobs in expired] == [2, 2, 1, 0]
-    assert {job for jobs in expired for job in jobs} == {1, 2, 3, 4, 5}
-    assert agenda.next_expiry_ns() == NOW + 6
-
-
-def test_a_step_of_the_clock_moves_an_expiry_that_is_relative_and_no_date() -> None:
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    for job, is_wall in ((1, False), (2, True)):
-        enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + 60 * SECOND, is_wall)
-    agenda.apply_clock(600 * SECOND)
-    assert agenda.expired(NOW + 600 * SECOND, 9) == [2]
-    assert agenda.next_expiry_ns() == NOW + 660 * SECOND
-    agenda.apply_clock(-3_600 * SECOND)
-    assert agenda.next_expiry_ns() == NOW - 2_940 * SECOND
-    assert agenda.expired(NOW - 2_941 * SECOND, 9) == []
-    assert agenda.expired(NOW - 2_940 * SECOND, 9) == [1]
 
 
 def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
@@ -407,17 +255,3 @@ def test_a_place_counts_as_freed_only_where_all_were_taken() -> None:
     agenda.apply_ended(Kind.SUCCEEDED, 2)
     assert agenda.groups.is_freed()
     assert not agenda.groups.is_freed()
-
-
-@pytest.mark.parametrize("kind", [Kind.RETRIED, Kind.RELEASED])
-def test_a_job_that_is_given_back_for_this_very_moment_is_ready(kind: Kind) -> None:
-    agenda = Agenda()
-    enqueue(agenda, lane_of(agenda), 1, 2)
-    claim(agenda)
-    agenda.apply_back(1, 1, NOW, NOW)
-    agenda.apply_back(2, 1, NOW + 1, NOW)
-    assert [agenda.table.state(job) for job in (1, 2)] == [State.READY, State.SCHEDULED]
-    agenda.promote(NOW)
-    assert claim(agenda) == [1]
-    agenda.promote(NOW + 1)
-    assert claim(agenda) == [2]

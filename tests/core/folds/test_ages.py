@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,32 +26,6 @@ def noted(frames: list[tuple[int, int]], window: int = WINDOW) -> tuple[Ages, li
 
 
 @given(frames=FRAMES)
-def test_a_job_is_taken_for_at_most_a_step_older_than_it_is(frames: list[tuple[int, int]]) -> None:
-    """As long as its age counts at all; those that are older still are old enough."""
-    ages, lsns, moments = noted(frames)
-    assert ages.step_ns == STEP
-    now = moments[-1]
-    for lsn in lsns:
-        for job in (lsn, lsn + 1):
-            true = moments[bisect_right(lsns, job) - 1]
-            answer = ages.since(job)
-            if now - true <= 9 * WINDOW:
-                assert true - STEP < answer <= true
-            else:
-                assert now - answer >= 9 * WINDOW
-
-
-@given(frames=FRAMES, back=st.integers(-50, 9 * WINDOW))
-def test_a_bound_parts_those_that_waited_so_long_from_the_others(
-    frames: list[tuple[int, int]], back: int
-) -> None:
-    ages, lsns, moments = noted(frames)
-    bound = ages.before(moments[-1] - back)
-    for job in range(1, lsns[-1] + 5):
-        assert (job < bound) == (ages.since(job) <= moments[-1] - back)
-
-
-@given(frames=FRAMES)
 def test_windows_are_counted_from_none_to_nine(frames: list[tuple[int, int]]) -> None:
     ages, lsns, moments = noted(frames)
     now = moments[-1]
@@ -72,14 +44,6 @@ def test_the_list_stays_short_however_long_the_log() -> None:
         ages.note(lsn, lsn)
     assert len(ages) < 11 * 64
     assert 0 < ages.before(99_999 - WINDOW) - (99_999 - WINDOW) <= STEP
-
-
-def test_a_frame_may_be_noted_twice() -> None:
-    """While it is made, and when it is appended."""
-    ages, _, _ = noted([(5, 100)])
-    for _ in range(3):
-        ages.note(6, 1_100)
-    assert len(ages) == 2
 
 
 def test_without_a_window_nothing_is_kept_and_nobody_is_old() -> None:

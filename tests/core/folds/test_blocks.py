@@ -101,14 +101,6 @@ def test_no_block_is_empty_or_over_twice_its_size(steps: list[tuple[str, int, in
         assert checked.held._firsts == [keys[0] for keys in checked.held._keys]
 
 
-def test_pairs_that_come_below_the_others_part_their_block_in_time() -> None:
-    held = SortedBlocks()
-    for key in range(60, 0, -1):
-        held.add(key, key)
-        assert max(map(len, held._keys)) <= 8
-    assert list(held) == list(range(1, 61))
-
-
 def test_a_sweep_looks_at_one_block_and_joins_what_is_left_of_several() -> None:
     """100 blocks with one pair left in each become 25: a pair never keeps a block for itself."""
     held = SortedBlocks()
@@ -140,12 +132,6 @@ def test_what_is_left_of_a_block_is_joined_to_the_one_before_only_if_both_fit_in
     assert held.remove(6)
     assert [len(keys) for keys in held._keys] == [3]
     assert list(held) == [3, 4, 5]
-
-
-def test_pop_until_on_nothing_returns_nothing() -> None:
-    held = SortedBlocks()
-    assert held.pop_until(LARGEST, 10) == []
-    assert held.first_key() is None
 
 
 def test_a_key_below_zero_or_above_64_bits_is_looked_up_without_an_error() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.carried import apply_carried, apply_requeued, apply_tallied, forget_dead
+from taskq.core.folds.carried import apply_carried, apply_tallied, forget_dead
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
-from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
@@ -25,39 +24,6 @@ def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
     assert agenda.taking.take(1, None, None).jobs == [job]
     agenda.running[job] = (1, 1, 1)
     agenda.apply_ended(Kind.DEAD, job, NOW)
-
-
-def test_a_requeued_job_is_ready_in_its_old_place_with_no_attempt_counted() -> None:
-    agenda = Agenda()
-    dead_letter(agenda, 1)
-    lane = agenda.queues.lane(5, KEY)
-    agenda.apply_enqueued(2, 16, lane, 0)
-    apply_requeued(agenda, 1, 800, lane, 0)
-    assert (agenda.table.state(1), agenda.attempt(1), agenda.location(1)) == (State.READY, 0, 800)
-    assert agenda.taking.next_ready(9, None) == [1, 2]
-    assert agenda.queues.stats() == (QueueStats(queue="mail", ready=2),)
-    assert [taken[:3] for taken in agenda.taking.take(9, None, None)] == [(1, 800, 1), (2, 16, 1)]
-
-
-def test_a_requeued_job_does_not_expire_by_the_moment_of_its_first_life() -> None:
-    """A requeue drops the expiry; the entry of the timetable may still be there."""
-    agenda = Agenda()
-    agenda.apply_enqueued(1, 8, agenda.queues.lane(5, KEY), META_EXPIRES)
-    agenda.apply_expiry(1, NOW + SECOND, is_wall=False)
-    assert agenda.taking.take(1, None, None)
-    agenda.apply_ended(Kind.DEAD, 1, NOW)
-    apply_requeued(agenda, 1, 800, agenda.queues.lane(5, KEY), 0)
-    assert agenda.expired(NOW + 2 * SECOND, 9) == []
-    assert agenda.table.state(1) is State.READY
-
-
-def test_a_purged_letter_is_in_no_count() -> None:
-    agenda = Agenda()
-    dead_letter(agenda, 1)
-    assert agenda.queues.stats() == (QueueStats(queue="mail", dead=1),)
-    assert forget_dead(agenda, 1)
-    assert not forget_dead(agenda, 1)
-    assert agenda.queues.stats() == (QueueStats(queue="mail"),)
 
 
 @pytest.mark.parametrize("tallied_at", range(4))
@@ -91,20 +57,6 @@ def test_a_snapshot_that_counted_too_many_dead_letters_is_put_right_when_it_is_r
     agenda.queues.lane(5, KEY).dead = 9
     thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
     assert thawed.queues.stats() == (QueueStats(queue="mail", dead=1),)
-
-
-def test_a_paused_queue_is_told_among_the_counts_even_if_it_never_had_a_job() -> None:
-    agenda = Agenda()
-    agenda.apply_enqueued(1, 8, agenda.queues.lane(5, KEY), 0)
-    agenda.queues.apply_paused("mail")
-    agenda.queues.apply_paused("never used")
-    assert agenda.queues.stats() == (
-        QueueStats(queue="mail", ready=1, paused=True),
-        QueueStats(queue="never used", paused=True),
-    )
-    agenda.queues.apply_resumed("never used")
-    agenda.queues.apply_resumed("mail")
-    assert agenda.queues.stats() == (QueueStats(queue="mail", ready=1),)
 
 
 def test_whoever_waits_for_a_dead_letter_that_is_requeued_waits_on() -> None:

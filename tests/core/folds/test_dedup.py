@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 HASHES = st.integers(1, 30) | st.integers(2**64 - 5, 2**64 - 1) | st.integers(1, 2**64 - 1)
 WINDOWS = st.just(0) | st.integers(1, 60)
 PICK = st.integers(0, 10_000)
-HOUR = 3_600 * 10**9
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -152,34 +151,6 @@ def holders(table: Dedup, hashed: int, now: int) -> list[int]:
     return [job for job, _ in table.holders(hashed, now)]
 
 
-def test_a_window_moves_with_the_clock() -> None:
-    """Set an hour ahead, the clock ends no window of a minute; set back, it prolongs none."""
-    for step in (HOUR, -HOUR):
-        table, now = Dedup(), 10 * HOUR
-        table.apply_taken(7, 1, 8, 60, now)
-        table.apply_clock(step)
-        assert holders(table, 7, now + step + 59) == [1]
-        assert holders(table, 7, now + step + 60) == []
-
-
-def test_a_window_outlives_its_job() -> None:
-    """The same key within its window answers with the first job, also a finished one."""
-    table = Dedup()
-    table.apply_taken(7, 1, 8, 60, 0)
-    table.apply_free(7, 1, 5)
-    assert holders(table, 7, 59) == [1]
-
-
-def test_a_window_that_was_over_when_another_took_the_key_does_not_come_back() -> None:
-    """A step of the clock that is lost with the power, and so recorded anew, makes moments fall."""
-    table = Dedup()
-    table.apply_taken(9, 3, 0, 60, now_ns=1_000)  # the sweep comes with the next
-    table.apply_taken(5, 1, 0, 60, now_ns=1_000)
-    table.apply_taken(5, 2, 0, 3_600, now_ns=1_060, until_settled=True)
-    table.apply_clock(HOUR)
-    assert holders(table, 5, 1_061) == [2]
-
-
 def test_jobs_whose_hashes_collide_are_all_candidates() -> None:
     """The caller tells them apart by their records; freeing one leaves the others."""
     table = Dedup()
@@ -195,15 +166,6 @@ def test_windows_without_end_are_kept_at_the_bound() -> None:
     table.apply_taken(8, 2, 8, -(2**63), 5)
     assert holders(table, 7, 2**62) == [1]
     assert holders(table, 8, 5) == []
-
-
-def test_windows_that_are_over_leave_nothing() -> None:
-    """A key a moment, each for 100 moments: 20 000 of them leave a bounded table."""
-    table = Dedup()
-    for job in range(1, 20_001):
-        table.apply_taken(job * 0x9E3779B97F4A7C15 % 2**64, job, 0, 100, job)
-    assert table.size < 1_000
-    assert len(table._pages) < 500
 
 
 def test_a_full_table_refuses_until_windows_are_over() -> None:
@@ -236,36 +198,10 @@ def test_a_full_table_looks_through_few_pages_before_it_refuses(
     assert 2 < refused < 30
 
 
-def test_a_key_held_for_both_is_held_for_the_longer() -> None:
-    """Until the job ends, when that comes after the window; else until the window is over."""
-    table = Dedup()
-    table.apply_taken(7, 1, 8, 60, 100, until_settled=True)
-    assert table.until_ns(7, 1) == 160
-    assert holders(table, 7, 10_000) == [1]
-    table.apply_free(7, 1, 10_000)
-    assert table.size == 0
-    table.apply_taken(7, 2, 8, 60, 100, until_settled=True)
-    table.apply_free(7, 2, 159)
-    assert holders(table, 7, 159) == [2]
-    assert holders(table, 7, 160) == []
-    assert table.until_ns(7, 2) == 160
-
-
 def test_the_hash_of_a_key_is_fixed_for_ever() -> None:
     """It stands in records on disk. Never 0, and a queue's name is no part of the key's."""
     assert key_hash(b"default", b"a@b.c:hi") == 0x4861EBC25D6964FA
     assert key_hash(b"ab", b"c") != key_hash(b"a", b"bc")
-
-
-def test_whoever_takes_a_key_drops_all_whose_window_for_it_is_over() -> None:
-    """Else a step of the clock that is lost with the power would let them hold it again."""
-    held = Dedup()
-    for job in range(1, 5):
-        held.apply_taken(7, job, job, 10, 0)
-    held.apply_taken(7, 5, 5, 10, 10)
-    assert held.size == 1
-    held.apply_clock(5)
-    assert list(held.holders(7, 10)) == [(5, 5)]
 
 
 def test_a_record_that_moves_tells_whether_its_job_holds_the_key() -> None:

@@ -13,7 +13,6 @@ from taskq.core.folds.jobtable import JobTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from random import Random
 
 CHUNK = 32
 ADD = st.tuples(st.just("add"), st.integers(1, 3))
@@ -134,16 +133,6 @@ def test_any_history_equals_a_dict(steps: list[tuple[str, int]]) -> None:
     history(steps).check()
 
 
-@given(steps=STEPS, order=st.randoms(use_true_random=False))
-def test_lookups_in_any_order_find_the_same(steps: list[tuple[str, int]], order: Random) -> None:
-    """The hint of the last lookup is only ever a short cut."""
-    checked = history(steps)
-    wanted = list(range(checked.last + 2)) * 2
-    order.shuffle(wanted)
-    for job in wanted:
-        assert checked.found(job) == checked.jobs.get(job)
-
-
 @given(steps=STEPS)
 def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
     """What bisection relies on: first ids equal the chunks', rising, and no chunk is forgotten."""
@@ -172,29 +161,6 @@ def test_a_queue_that_is_always_nearly_empty_does_not_grow() -> None:
         checked.remove(checked.last)
     assert checked.capacity() <= 2 * CHUNK
     checked.check()
-
-
-def test_one_straggler_in_each_chunk_does_not_keep_the_chunk() -> None:
-    """64 chunks with one job left in each take the room of a few."""
-    checked = Checked()
-    for _ in range(64 * CHUNK):
-        checked.add(1)
-    for job in list(checked.jobs):
-        if job % CHUNK:
-            checked.remove(job)
-    assert len(checked.jobs) == 64
-    assert checked.capacity() <= 64 * 8
-    checked.check()
-
-
-def test_ids_may_jump_by_a_million() -> None:
-    """After a loss the log skips 2^20 ids."""
-    checked = Checked()
-    for _ in range(3 * CHUNK):
-        checked.add(2**20)
-    assert all(checked.found(job) == row for job, row in checked.jobs.items())
-    assert checked.found(2**20 + 1) is None
-    assert checked.found(2**64) is None
 
 
 def test_a_part_of_the_table_in_which_all_is_settled_goes_when_it_is_split_off() -> None:
@@ -228,23 +194,6 @@ def test_the_parts_of_a_chunk_that_is_split_know_how_many_of_their_jobs_are_sett
         checked.insert(job - 1)
         check_counts(checked.table)
     checked.check()
-
-
-@pytest.mark.parametrize("is_last", [True, False])
-def test_a_part_of_the_table_that_is_split_loses_no_job(is_last: bool) -> None:
-    checked = Checked()
-    for _ in range(CHUNK):
-        checked.add(10)
-    last = checked.last
-    for _ in range(0 if is_last else 2 * CHUNK):
-        checked.add(1)
-    for job in range(11, last, 3):
-        checked.insert(job - 1)
-        checked.check()
-    assert len(checked.jobs) > 3 * CHUNK
-    check_counts(checked.table)
-    for job in sorted(checked.jobs)[::2]:
-        assert checked.found(job) == checked.jobs[job]
 
 
 @given(ids=st.frozensets(st.integers(2, 80), max_size=20))

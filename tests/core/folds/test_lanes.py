@@ -83,46 +83,6 @@ def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> 
     assert held.pop(len(model) + 1, NO_JOB) == model
 
 
-def test_a_given_back_job_keeps_its_place() -> None:
-    held = lane()
-    for job in range(1, 11):
-        held.push(job)
-    assert held.pop(5, NO_JOB) == [1, 2, 3, 4, 5]
-    held.give_back(4, 0)
-    held.give_back(2, 0)
-    assert held.head() == 2
-    assert held.pop(4, NO_JOB) == [2, 4, 6, 7]
-
-
-def test_an_empty_lane_has_no_head_and_pops_nothing() -> None:
-    assert lane().head() == NO_JOB
-    assert lane().pop(10, NO_JOB) == []
-
-
-def test_a_cleared_lane_starts_anew() -> None:
-    held = lane()
-    for job in range(1, 11):
-        held.push(job)
-    assert held.pop(3, NO_JOB) == [1, 2, 3]
-    held.give_back(2, 0)
-    held.clear()
-    assert (held.entries, held.head(), list(held)) == (0, NO_JOB, [])
-    held.push(11)
-    assert held.pop(5, NO_JOB) == [11]
-
-
-def test_a_job_that_is_given_back_again_and_again_has_one_entry_for_it() -> None:
-    """And waits since the last time."""
-    held = lane()
-    for job in (1, 2, 3):
-        held.push(job)
-    for moment in range(100):
-        held.give_back(2, moment)
-    assert held.entries == 4
-    assert held.back_since(2) == 99
-    assert held.back_since(1) is None
-
-
 def test_a_job_that_leaves_takes_its_entry_along_unless_an_older_one_waits() -> None:
     """Stale entries before it go, too; behind a job that waits it stays, and is swept out later."""
     held = lane()
@@ -138,20 +98,6 @@ def test_a_job_that_leaves_takes_its_entry_along_unless_an_older_one_waits() -> 
     assert held.entries == 3
     held.leave(20, lambda _: False)
     assert (held.entries, held.head()) == (0, NO_JOB)
-
-
-def test_a_sweep_looks_at_one_block() -> None:
-    held = lane()
-    for job in range(1, 1_000):
-        held.push(job)
-    asked: list[int] = []
-
-    def is_ready(job: int) -> bool:
-        asked.append(job)
-        return True
-
-    held.sweep(is_ready)
-    assert len(asked) <= 4
 
 
 def test_jobs_that_stand_first_leave_together_and_others_not() -> None:

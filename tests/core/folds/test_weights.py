@@ -56,13 +56,6 @@ def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> Non
     assert not weights.take(filled.agenda.taking, 5, None, None)
 
 
-def test_priority_rules_within_a_queue() -> None:
-    filled = Filled(mail=2, bulk=2)
-    filled.add("mail", 1, priority=9)
-    result = Weights({"mail": 1, "bulk": 1}).take(filled.agenda.taking, 5, None, None)
-    assert [item[3].priority for item in result if item[3].queue == "mail"] == [9, 5, 5]
-
-
 def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     filled = Filled(mail=5, bulk=5)
     result = Weights({"mail": 3, "bulk": 1}).take(

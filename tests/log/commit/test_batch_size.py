@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskq.core.errors import PayloadTooLarge, TaskqError
+from taskq.core.errors import PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
 from taskq.log.commit.survey import BatchNeeds
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery, Item, Request
 
 _BIG: Final = bytes(PAYLOAD_BYTES_MAX)
-_HEADERS: Final = Extras(headers={"a": "x" * 30_000})
 
 
 def _requests(op: Op, operands: list[Any]) -> tuple[list[Request], list[Future[Any]]]:
@@ -37,26 +36,6 @@ def _claimed(process: Process, count: int) -> list[Delivery]:
 def _frames(world: World) -> int:
     journal = world.reader()
     return sum(1 for _ in journal.frames(journal.start()))
-
-
-@pytest.mark.parametrize(
-    "request_of",
-    [
-        (Op.ENQUEUE, (PLAIN, b"", _HEADERS)),
-        (Op.ENQUEUE, (PLAIN, b"", Extras(key=b"k" * 1_000, headers={"a": "x" * 29_000}))),
-        (Op.ENQUEUE_MANY, [(PLAIN, b"", _HEADERS)]),
-    ],
-)
-def test_headers_and_keys_count_towards_the_size_of_a_batch(request_of: tuple[Op, Any]) -> None:
-    needs = BatchNeeds.of([(request_of[0], None, Future(), request_of[1])])
-    assert 30_000 <= needs.size <= 31_000
-
-
-def test_children_count_towards_the_size_of_a_batch() -> None:
-    process = World().process()
-    item = Settlement(Kind.SUCCEEDED, _claimed(process, 1)[0], children=((PLAIN, _BIG, _HEADERS),))
-    needs = BatchNeeds.of([(Op.SETTLE, None, Future(), [item])])
-    assert len(_BIG) + 30_000 <= needs.size <= len(_BIG) + 31_000
 
 
 @pytest.mark.parametrize(
@@ -99,19 +78,6 @@ def test_a_batch_that_is_too_large_for_a_frame_is_parted() -> None:
     assert [future.result(0) for future in futures] == list(range(1, 13))
     assert _frames(world) > 1
     assert len(world.process().claim(99)) == 12
-
-
-def test_settlements_that_are_too_large_together_are_parted() -> None:
-    world = World()
-    process = world.process()
-    deliveries = _claimed(process, 12)
-    refused: list[TaskqError] = []
-    items = [Settlement(Kind.SUCCEEDED, delivery, _BIG) for delivery in deliveries]
-    operand = (items, lambda _, error: refused.append(error))
-    process.commit([(Op.SETTLE_SOON, None, None, operand)])
-    process.sync()
-    assert not refused
-    assert world.kinds().count(Kind.SUCCEEDED) == 12
 
 
 def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import StaleDelivery
-from taskq.core.model import Durability, Extras, State
+from taskq.core.model import Durability
 from taskq.core.records import Flag, Kind
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import Cancel, ClaimRequest, Duplicate, EnqueueSpec, Op, Outcome, Settlement
-from tests.log.world import PLAIN, SMALL, Process, World
-
-_KEYED: Final = Extras(key=b"k")
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from tests.log.world import PLAIN, Process, World
 
 
 def _two() -> tuple[World, Process, Process]:
@@ -38,53 +36,6 @@ def test_an_enqueue_is_answered_when_it_is_on_disk() -> None:
     assert world.view(job) is not None
 
 
-def test_a_duplicate_of_another_processs_unsynced_job_waits_for_that_job() -> None:
-    """Else power fails, and both have lost the one job that they rely on."""
-    world, first, second = _two()
-    original = first.send(Op.ENQUEUE, (PLAIN, b"x", _KEYED))
-    answer = _waits_for(second, second.send(Op.ENQUEUE, (PLAIN, b"y", _KEYED)))
-    assert not original.done()
-    world.lose_power()
-    world.process()
-    assert isinstance(answer, Duplicate)
-    view = world.view(answer.lsn)
-    assert view is not None
-    assert view.payload == b"x"
-
-
-def test_a_duplicate_of_a_synced_job_needs_no_sync() -> None:
-    _, first, second = _two()
-    first.enqueue(extras=_KEYED)
-    first.enqueue()
-    second.enqueue()
-    future = second.send(Op.ENQUEUE, (PLAIN, b"y", _KEYED))
-    assert future.done()
-
-
-def test_an_outcome_that_another_process_wrote_waits_until_it_is_durable() -> None:
-    world, first, second = _two()
-    job = first.enqueue()
-    outcome = first.send(Op.OUTCOME, job)
-    delivery = second.claim()[0]
-    second.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery, b"42")])
-    first.follow()
-    assert _waits_for(first, outcome) == Outcome(State.SUCCEEDED, b"42")
-    world.lose_power()
-    world.process()
-    view = world.view(job)
-    assert view is not None
-    assert view.state is State.SUCCEEDED
-
-
-def test_a_look_waits_for_all_that_it_saw() -> None:
-    _, first, second = _two()
-    first.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    look = second.send(
-        Op.LOOK, (lambda item: item.facets.need_agenda().queues.stats()[0].ready, True)
-    )
-    assert _waits_for(second, look) == 1
-
-
 def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     _, first, second = _two()
     job = first.enqueue()
@@ -96,31 +47,6 @@ def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     job = first.enqueue()
     first.send(Op.CLAIM, ClaimRequest(1))
     assert _waits_for(second, second.send(Op.CANCEL, job)) == Cancel.ASKED
-
-
-def test_claims_wait_for_no_sync() -> None:
-    """Losing one only means that the job is ready again."""
-    world, first, second = _two()
-    job = first.enqueue()
-    claim = second.send(Op.CLAIM, ClaimRequest(1))
-    assert claim.result(0)[0].job == job
-    assert not second.committer.must_sync()
-    world.lose_power()
-    assert [delivery.job for delivery in world.process().claim()] == [job]
-
-
-def test_a_job_with_a_single_attempt_is_handed_out_when_its_claim_is_on_disk() -> None:
-    for seed in range(10):
-        world = World(seed)
-        first = world.process()
-        job = first.enqueue(spec=EnqueueSpec(attempts=1))
-        claim = first.send(Op.CLAIM, ClaimRequest(1))
-        assert _waits_for(first, claim)[0].job == job
-        world.lose_power()
-        assert world.process().claim() == []
-        view = world.view(job)
-        assert view is not None
-        assert view.state is State.DEAD
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -175,29 +101,3 @@ def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(
         assert first.journal.durable_lsn + second.journal.durable_lsn > 100
         world.lose_power()
         assert world.process().enqueue() not in seen
-
-
-def test_the_old_segment_is_on_disk_before_the_first_byte_of_the_next() -> None:
-    world = World(config=SMALL)
-    first, second = world.process(), world.process()
-    events: list[tuple[str, str]] = []
-    while len(world.segments()) < 3:
-        events.clear()
-        world.machine.on_step = lambda operation, path: events.append((operation, path))
-        first.send(Op.ENQUEUE, (PLAIN, bytes(9_000), None))
-        second.send(Op.ENQUEUE, (PLAIN, bytes(9_000), None))
-    old, new = world.segments()[-2:]
-    order = [event for event in events if event[1] in (old, new)]
-    assert order.index(("sync", old)) < order.index(("create", new))
-    assert ("write", old) not in order[order.index(("sync", old)) :]
-
-
-def test_a_later_sync_of_anybody_covers_all_frames_before_it() -> None:
-    world, first, second = _two()
-    early = first.send(Op.ENQUEUE, (PLAIN, b"early", None))
-    late = second.enqueue(b"late")
-    world.lose_power()
-    world.process()
-    assert not early.done()
-    assert world.view(late) is not None
-    assert world.view(late - 1) is not None

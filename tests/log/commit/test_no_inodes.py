@@ -66,20 +66,6 @@ def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() ->
     assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
 
 
-def test_the_next_segment_begins_once_a_file_is_to_be_had() -> None:
-    world = World(config=replace(SMALL, min_free_bytes=0))
-    process = world.process()
-    world.machine.files = (0, _PLENTY)
-    jobs = [process.enqueue(b"x" * 5_000) for _ in range(30)]
-    assert len(world.segments()) == 1
-    world.machine.files = None
-    world.clock.advance(1)
-    jobs.append(process.enqueue(b"x"))
-    assert len(world.segments()) == 2
-    assert [delivery.job for delivery in world.process().claim(99)] == jobs
-    assert not process.catch_up().damage
-
-
 def test_a_segment_does_not_grow_beyond_what_readers_accept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

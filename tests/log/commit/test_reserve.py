@@ -35,26 +35,6 @@ def _fill(world: World) -> None:
     world.clock.advance(1)
 
 
-def test_on_a_full_disk_everything_that_was_enqueued_can_still_be_settled_or_cancelled() -> None:
-    world = World(config=CONFIG)
-    first, second = world.process(), world.process()
-    jobs = [first.enqueue(b"x" * 100) for _ in range(60)]
-    _fill(world)
-    with pytest.raises(DiskFull):
-        first.enqueue()
-    for delivery in first.claim(20):
-        first.settle(delivery, body=b"result")
-    for delivery in second.claim(20):
-        second.settle_soon(delivery)
-    second.sync()
-    for job in jobs[40:]:
-        assert first.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
-    assert reserve_size(world) == 0
-    states = [state(world, job) for job in jobs]
-    assert states == [State.SUCCEEDED] * 40 + [State.CANCELLED] * 20
-    assert not world.fold().damage
-
-
 @pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
 def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others(
     config: LogConfig,
@@ -82,20 +62,6 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     assert reserve_size(world) == RESERVE
     assert first.enqueue() > max(jobs)
     assert not first.committer.room.pressed
-
-
-def test_a_worker_alone_makes_the_reserve_again() -> None:
-    world = World(config=CONFIG)
-    first, worker = world.process(), world.process()
-    for _ in range(3):
-        first.enqueue()
-    _fill(world)
-    worker.settle(worker.claim()[0])
-    assert reserve_size(world) == 0
-    world.machine.free = 10_000_000
-    worker.settle(worker.claim()[0])
-    worker.settle(worker.claim()[0])
-    assert reserve_size(world) == RESERVE
 
 
 def test_settlements_wait_when_the_reserve_is_used_up_too_and_are_written_once_there_is_room() -> (
@@ -248,17 +214,6 @@ def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
         world.process()
     world.machine.free = None
     world.process().enqueue()
-
-
-def test_a_segment_is_begun_in_the_reserves_room() -> None:
-    world = World(config=_NO_MIN_FREE)
-    first = world.process()
-    while first.journal.offset < SEGMENT_BYTES_MIN:
-        job = first.enqueue(b"x" * 5_000)
-    _fill(world)
-    assert first.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
-    assert len(world.segments()) == 2
-    assert not first.catch_up().damage
 
 
 # -- crashes ---------------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import DiskFull, UsageError
-from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Op
@@ -18,7 +17,6 @@ from tests.log.commit.full_disks import (
     CONFIG,
     MIN_FREE,
     RESERVE,
-    request,
     reserve_size,
     state,
 )
@@ -39,11 +37,6 @@ def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(process.disk, "free_bytes", count)
     return asked
-
-
-def _enqueue_until_refused(process: Process) -> None:
-    for _ in range(1_000):
-        process.enqueue(b"x" * 1_000)
 
 
 # -- min_free --------------------------------------------------------------------------------------
@@ -99,43 +92,6 @@ def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> 
     world.machine.free = None
     assert first.ask(Op.REQUEUE, dead[1:]) == [None]
     assert [claimed.job for claimed in first.claim(9)] == jobs[1:]
-
-
-def test_jobs_expire_while_enqueues_are_refused() -> None:
-    world = World(config=CONFIG)
-    first = world.process()
-    job = first.enqueue(extras=Extras(expires_ns=SECOND_NS))
-    world.machine.free = MIN_FREE // 2
-    world.clock.advance(10)
-    assert first.claim() == []
-    assert state(world, job) is State.EXPIRED
-
-
-def test_a_small_job_that_fits_is_not_refused_for_a_large_one_beside_it() -> None:
-    world = World(config=CONFIG)
-    first = world.process()
-    first.enqueue()
-    world.clock.advance(10)
-    world.machine.free = MIN_FREE + 3_000
-    small, large = request(Op.ENQUEUE, (PLAIN, b"s", None)), b"l" * 5_000
-    many = request(Op.ENQUEUE_MANY, [(PLAIN, large, None)])
-    last = request(Op.ENQUEUE, (PLAIN, b"t", None))
-    first.commit([small[0], many[0], last[0]])
-    first.sync()
-    assert last[1].result(0) == small[1].result(0) + 1
-    assert isinstance(many[1].exception(0), DiskFull)
-
-
-def test_without_limits_the_disk_is_used_up() -> None:
-    world = World()
-    world.machine.free = 50_000
-    first = world.process()
-    for _ in range(40):
-        first.enqueue(b"x" * 1_000)
-    with pytest.raises(DiskFull):
-        _enqueue_until_refused(first)
-    assert world.machine.free < 2_000
-    assert reserve_size(world) == 0
 
 
 @pytest.mark.parametrize(
@@ -208,17 +164,3 @@ def test_near_the_limit_the_disk_is_asked_every_50_ms_or_after_a_quarter_of_what
     first.enqueue(b"x" * 200_000)
     first.enqueue(b"x" * 60_000)
     assert len(asked) == 11
-
-
-def test_the_survey_of_a_refused_batch_is_that_of_what_is_left() -> None:
-    world = World(config=CONFIG)
-    first = world.process()
-    first.enqueue()
-    world.clock.advance(10)
-    world.machine.free = 0
-    cancel, _ = request(Op.CANCEL, 1)
-    requests = [request(Op.ENQUEUE, (PLAIN, b"x" * 900, None))[0], cancel]
-    kept, needs, refused = first.committer.room.admit(requests, BatchNeeds.of(requests))
-    assert kept == [cancel]
-    assert (needs.ops, needs.size) == ({Op.CANCEL}, BatchNeeds.of([cancel]).size)
-    assert len(refused) == 1

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.core.errors import JobCancelled, StaleDelivery
-from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.errors import JobCancelled
+from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.decide.cancel import is_asked
-from taskq.log.requests import Bundle, Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op
 from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import PLAIN, World
+from tests.log.world import World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from tests.log.world import Process
 
-ONCE = EnqueueSpec("mail", "mail.send", attempts=1)
 TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
 
 
@@ -74,39 +73,6 @@ def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
     assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
 
 
-def test_a_success_that_comes_first_stands(world: World) -> None:
-    process = world.process()
-    delivery = asked(process)
-    process.settle(delivery, body=b"42")
-    view = world.view(delivery.job)
-    assert view is not None
-    assert (view.state, view.result) == (State.SUCCEEDED, b"42")
-    assert not world.fold().need_agenda().leases
-
-
-@pytest.mark.parametrize("spec", [ONCE, TWICE])
-def test_the_job_of_a_killed_worker_does_not_come_back(world: World, spec: EnqueueSpec) -> None:
-    worker, other = world.process(), world.process()
-    delivery = asked(worker, spec)
-    worker.kill()
-    world.clock.advance(1)
-    assert other.claim() == []
-    assert last(world).kind == Kind.CANCELLED
-    assert b"WorkerLost" in (last(world).body or b"")
-    with pytest.raises(StaleDelivery):
-        other.settle(delivery)
-
-
-def test_nor_does_it_after_a_loss_of_power(world: World) -> None:
-    """The ask is on disk when the asker is told so, and the claim with it."""
-    delivery = asked(world.process())
-    world.lose_power()
-    assert world.process().claim() == []
-    view = world.view(delivery.job)
-    assert view is not None
-    assert view.state is State.CANCELLED
-
-
 def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) -> None:
     holder, other = world.process(), world.process()
     job = holder.enqueue()
@@ -121,41 +87,6 @@ def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) ->
     assert other.claim() == []
     assert (last(world).kind, last(world).cause) == (Kind.CANCELLED, Cause.ASKED)
     assert not is_asked(holder.catch_up(), delivery)
-
-
-def test_its_key_is_free_once_it_is_over(world: World) -> None:
-    """Also for a job that comes in the transaction that gives it back."""
-    process = world.process()
-    delivery = asked(process, extras=Extras(key=b"k"))
-    assert not isinstance(process.offer(spec=TWICE, extras=Extras(key=b"k")), int), "it runs still"
-    back = Settlement(Kind.RELEASED, delivery)
-    item = (TWICE, b"next", Extras(key=b"k"))
-    done = process.ask(Op.TRANSACT, Bundle((back,), (delivery.job,), (item,)))
-    assert done.cancelled == [Cancel.TOO_LATE], "giving it back was its end"
-    assert isinstance(done.jobs[0], int)
-
-
-def test_a_transaction_asks_for_the_end_of_what_runs(world: World) -> None:
-    process = world.process()
-    job = process.enqueue()
-    (delivery,) = process.claim()
-    done = process.ask(Op.TRANSACT, Bundle((), (job,), ()))
-    assert done.cancelled == [Cancel.ASKED]
-    process.settle(delivery, Kind.RETRIED)
-    assert last(world).kind == Kind.CANCELLED
-
-
-def test_an_ask_of_an_earlier_claim_means_nothing(world: World) -> None:
-    """A dead letter that is requeued is claimed anew, and an old ask has no part in that."""
-    process = world.process()
-    job = process.enqueue()
-    (delivery,) = process.claim()
-    agenda = process.committer.facets.need_agenda()
-    agenda.apply_cancel_asked(job, delivery.token - 1)
-    assert not agenda.leases
-    process.settle(delivery, Kind.RETRIED)
-    agenda.apply_cancel_asked(job, delivery.token)
-    assert not agenda.leases
 
 
 def test_compaction_carries_the_wish(world: World) -> None:
@@ -197,15 +128,3 @@ def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> No
     assert heard == [(delivery.job, delivery.token)]
     worker.settle(delivery)
     assert worker.committer.operations.asks.told() == []
-
-
-def test_a_transaction_that_gives_an_asked_job_back_ends_it_and_frees_its_key(world: World) -> None:
-    """What it enqueues under that key is no duplicate: the job does not come back."""
-    process = world.process()
-    again = Extras(key=b"k", on_conflict=Conflict.RAISE)
-    job = process.enqueue(extras=again)
-    (delivery,) = process.claim()
-    assert process.ask(Op.CANCEL, job) is Cancel.ASKED
-    back = Settlement(Kind.RETRIED, delivery, cause=Cause.EXHAUSTED)
-    done = process.ask(Op.TRANSACT, Bundle((back,), (), ((PLAIN, b"", again),)))
-    assert [delivery.job for delivery in process.claim()] == done.jobs

@@ -14,9 +14,7 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import QueueStats
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
-from taskq.log.read.walks import Chosen, each_job
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
-from taskq.log.state.story import tell
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.log.world import PLAIN, SMALL, World
 
 if TYPE_CHECKING:
@@ -110,30 +108,6 @@ def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
         requeue(process, job)
     with pytest.raises(JobNotFound, match="there is no job"):
         requeue(process, job + 1_000_000)
-
-
-def test_of_two_processes_that_requeue_the_same_letter_one_does() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    job = dead_letter(first)
-    second.catch_up()
-    items = [letters(process.committer.sight, [job]).items for process in (first, second)]
-    answers = [
-        item.ask(Op.REQUEUE, part)[0] for item, part in zip((first, second), items, strict=True)
-    ]
-    assert answers[0] is None
-    assert isinstance(answers[1], NotDead)
-    assert world.kinds().count(Kind.REQUEUED) == 1
-
-
-def test_requeue_and_claim_in_one_batch_run_the_job() -> None:
-    """Its record is in no file yet when it is claimed."""
-    process = World().process()
-    job = dead_letter(process)
-    result = letters(process.committer.sight, [job]).items
-    claimer = process.send(Op.CLAIM, ClaimRequest(1))
-    process.send(Op.REQUEUE, result)
-    assert [item.job for item in claimer.result(0)] == [job]
 
 
 def test_another_process_runs_what_one_requeued() -> None:
@@ -269,31 +243,6 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
     assert "keys_max is 1" in str(refusal)
 
 
-def test_a_window_says_nothing_of_a_requeue() -> None:
-    """It began when the job was enqueued, and holds off enqueues until it ends."""
-    world = World()
-    process = world.process()
-    hour = 3_600 * SECOND_NS
-    job = dead_letter(process, extras=Extras(key=b"k", window_ns=hour))
-    requeue(process, job)
-    for item in (process, world.process()):
-        assert item.offer(extras=Extras(key=b"k", window_ns=hour)) == (job,)
-    world.clock.advance(3_601)
-    other = process.enqueue(extras=Extras(key=b"k", window_ns=hour))
-    for delivery in process.claim(9):
-        process.settle(delivery, Kind.DEAD, body=b"")
-    assert requeue(process, job) == [None]
-    assert process.offer(extras=Extras(key=b"k", window_ns=hour)) == (other,)
-
-
-def test_a_letter_without_a_key_is_requeued_with_no_window_for_any() -> None:
-    world = World()
-    process = world.process()
-    requeue(process, dead_letter(process, extras=Extras(headers={"from": "a"})))
-    (carried,) = [record.carried for record in world.records() if record.carried]
-    assert (carried.key_until_ns, carried.expires_ns) == (0, 0)
-
-
 def test_a_purged_job_is_unknown_and_in_no_count() -> None:
     world = World()
     first, second = world.process(), world.process()
@@ -319,20 +268,6 @@ def test_a_requeue_wakes_who_waits_for_jobs() -> None:
     page = letters(process.committer.sight, [dead_letter(process)])
     process.committer.commit([(Op.REQUEUE, None, None, page.items)])
     assert process.committer.take_interest() & INTEREST_READY
-
-
-def test_the_fold_of_the_files_is_what_each_process_holds() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    jobs = [dead_letter(first, spec=MAIL) for _ in range(6)]
-    requeue(second, *jobs[:3])
-    purge(first, jobs[3])
-    kill(first, jobs[1])
-    folded = world.fold().need_agenda()
-    for agenda in (folded, *(item.catch_up().need_agenda() for item in (first, second))):
-        assert agenda.queues.stats() == (QueueStats(queue="mail", ready=0, running=2, dead=3),)
-        assert {chunk.ids[index] for chunk, index in agenda.dead} == {jobs[1], jobs[4], jobs[5]}
-        assert set(agenda.running) == {jobs[0], jobs[2]}
 
 
 # -- finding them ---------------------------------------------------------------------------------
@@ -424,38 +359,3 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() ->
     page = letters(fresh.committer.sight, jobs)
     assert [letter.job for letter in page.items] == [jobs[1]]
     assert [job for job, _ in page.refused] == [jobs[0]]
-
-
-def test_a_settlement_of_the_first_life_is_stale_in_the_second() -> None:
-    process = World().process()
-    job = process.enqueue()
-    (old,) = process.claim()
-    process.settle(old, Kind.DEAD, body=b"")
-    requeue(process, job)
-    (new,) = process.claim()
-    answers = process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, old, b"late")])
-    assert "is over" in str(answers[0])
-    process.settle(new, body=b"now")
-    assert outcome(process, job).body == b"now"
-
-
-def test_a_requeued_job_that_is_retried_is_due_where_the_clock_moved_it() -> None:
-    """Its death is over: steps of the clock behind it move what it waits for now."""
-    world = World()
-    process = world.process()
-    job = dead_letter(process)
-    assert requeue(process, job) == [None]
-    (delivery,) = process.claim()
-    process.settle(delivery, Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
-    due_ns = world.clock.wall_ns() + 60 * SECOND_NS
-    world.clock.step(-7_200)
-    process.enqueue()
-    process.catch_up()
-    now_ns = world.clock.wall_ns()
-    answer = tell(process.journal, job, now_ns)
-    assert answer is not None
-    (listed,) = [
-        record for record in each_job(process.journal, Chosen(), now_ns) if record.lsn == job
-    ]
-    assert abs(answer.due_ns - (due_ns - 7_200 * SECOND_NS)) < SECOND_NS
-    assert answer == listed

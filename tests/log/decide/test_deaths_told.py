@@ -138,23 +138,3 @@ def test_what_fails_to_tell_of_a_death_does_not_keep_it_from_the_log(
         of_its_task(world, process, job)
     assert "the death of job" in caplog.text
     assert told(world) == [b"%d" % job]
-
-
-def test_only_who_claims_ends_the_jobs_of_a_killed_worker() -> None:
-    """A command that comes by knows of nobody who is to be told; the others go back at once."""
-    world = World()
-    worker = world.process()
-    last, cancelled, other = (worker.enqueue(spec=spec) for spec in (ONCE, ONCE, EnqueueSpec()))
-    worker.claim(3)
-    worker.ask(Op.CANCEL, cancelled)
-    worker.kill()
-    world.clock.advance(1)
-    command = world.process()
-    command.ask(Op.PAUSE, "mail")
-    states = {State.RUNNING: last, State.CANCELLED: cancelled, State.READY: other}
-    for state, job in states.items():
-        view = world.view(job)
-        assert view is not None
-        assert view.state is state
-    telling(command).claim()
-    assert told(world) == [b"%d" % last]

@@ -17,7 +17,6 @@ from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.effort import grows, some
 from tests.log.tending import FILLER, keeping, tend
-from tests.log.told import check_same, write
 from tests.log.world import World
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 _HOUR: Final = 3_600
 _YEAR: Final = 365 * 24 * _HOUR
-_2024: Final = 1_704_067_200
 _STEPS: Final = [-50 * _YEAR, -_HOUR, _HOUR, 50 * _YEAR]
 _COMPACTED: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
 _JOB: Final = EnqueueSpec("jobs", "run", 9)
@@ -41,12 +39,6 @@ def _expiring(process: Process, seconds: float = _HOUR, due_seconds: float = 0) 
     job = process.offer(b"expiring", extras, _JOB)
     assert isinstance(job, int)
     return job
-
-
-def _dated(process: Process, seconds: float = _HOUR) -> int:
-    """Return a job that expires when the clock shows so much more than now."""
-    moment = process.world.clock.wall_ns() + int(seconds * SECOND_NS)
-    return process.enqueue(b"dated", Extras(expires_ns=moment, expires_is_wall=True), _JOB)
 
 
 def _view(world: World, job: int) -> JobView:
@@ -82,20 +74,6 @@ def _fill(process: Process, segments: int = 1) -> None:
 # -- steps ----------------------------------------------------------------------------------------
 
 
-def test_a_box_that_boots_in_1970_keeps_its_jobs_when_ntp_sets_it_right() -> None:
-    world = World()
-    world.clock.step(30 - _2024)
-    process = world.process()
-    job = _expiring(process)
-    world.clock.advance(60)
-    process.enqueue(b"", spec=_FILL)
-    world.clock.step(_2024)
-    assert _state(process, job) is State.READY
-    assert _left_seconds(world, job) == _HOUR - 60
-    (delivery,) = world.process().claim()
-    assert delivery.job == job
-
-
 @pytest.mark.parametrize("step", _STEPS)
 def test_a_job_expires_after_its_time_and_not_before_it_whatever_the_clock_did(step: float) -> None:
     """Nothing is lost by a step ahead, and nothing is kept for ever by one back."""
@@ -111,26 +89,6 @@ def test_a_job_expires_after_its_time_and_not_before_it_whatever_the_clock_did(s
     world.clock.advance(2)
     assert _state(other, job) is State.EXPIRED
     assert _view(world, job).settled_ns == world.clock.wall_ns()
-
-
-@pytest.mark.parametrize("step", _STEPS)
-def test_a_job_that_is_not_due_expires_by_its_time_too(step: float) -> None:
-    world = World()
-    process = world.process()
-    job = _expiring(process, _HOUR, due_seconds=2 * _HOUR)
-    world.clock.step(step)
-    assert _state(process, job) is State.SCHEDULED
-    world.clock.advance(_HOUR + 1)
-    assert _state(process, job) is State.EXPIRED
-
-
-def test_time_that_a_sleeping_machine_lost_is_time_that_passed() -> None:
-    world = World()
-    process = world.process()
-    gone, kept = _expiring(process, _HOUR), process.enqueue(b"", Extras(expires_ns=10**15), _JOB)
-    world.clock.advance(2 * _HOUR)
-    assert (_state(process, gone), _state(process, kept)) == (State.EXPIRED, State.READY)
-    assert Kind.CLOCK not in world.kinds()
 
 
 def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once(
@@ -153,59 +111,6 @@ def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once
     process.commit([])
     assert claim.result(0) == []
     assert [_view(world, job).state for job in jobs] == [State.EXPIRED] * 6
-
-
-@pytest.mark.parametrize("step", [_HOUR, 50 * _YEAR])
-def test_a_date_does_not_move(step: float) -> None:
-    world = World()
-    process = world.process()
-    ahead, behind = _dated(process, step - 60), _dated(process, step + 60)
-    before = _view(world, ahead).expires_ns
-    world.clock.step(step)
-    assert (_state(process, ahead), _state(process, behind)) == (State.EXPIRED, State.READY)
-    assert _view(world, ahead).expires_ns == before
-    assert _left_seconds(world, behind) == 60
-
-
-@pytest.mark.parametrize("is_date", [False, True])
-def test_a_running_job_that_is_given_back_after_its_time_expires(is_date: bool) -> None:
-    world = World()
-    process = world.process()
-    job = (_dated if is_date else _expiring)(process)
-    (delivery,) = process.claim()
-    world.clock.advance(2 * _HOUR)
-    assert _state(process, job) is State.RUNNING
-    process.settle(delivery, Kind.RETRIED, delay_ns=0)
-    assert _state(process, job) is State.EXPIRED
-
-
-def test_a_running_job_does_not_expire_by_a_clock_that_was_wrong_for_a_while() -> None:
-    """Its date had passed only by the clock of a few frames."""
-    world = World()
-    process = world.process()
-    job = _dated(process)
-    (delivery,) = process.claim()
-    world.clock.step(_YEAR)
-    assert _state(process, job) is State.RUNNING
-    world.clock.step(-_YEAR)
-    assert _state(process, job) is State.RUNNING
-    process.settle(delivery, Kind.RETRIED, delay_ns=0)
-    assert _state(process, job) is State.READY
-    world.clock.advance(_HOUR + 1)
-    assert _state(process, job) is State.EXPIRED
-
-
-def test_a_dead_letter_that_is_settled_shows_when_it_would_have_expired() -> None:
-    """Steps after its end move nothing any more."""
-    world = World()
-    process = world.process()
-    job = _expiring(process)
-    world.clock.step(_YEAR)
-    process.settle(process.claim()[0])
-    expires_ns = world.clock.wall_ns() + _HOUR * SECOND_NS
-    world.clock.step(_YEAR)
-    process.enqueue(b"", spec=_FILL)
-    assert _view(world, job).expires_ns == expires_ns
 
 
 # -- what reads the log ---------------------------------------------------------------------------
@@ -268,24 +173,6 @@ def _left_seconds_after_frame(process: Process, job: int) -> float:
     return _left_seconds(process.world, job)
 
 
-def test_a_job_that_was_carried_twice_still_has_its_time() -> None:
-    world = World(config=_COMPACTED)
-    process = world.process()
-    job = _expiring(process, 3 * _HOUR, due_seconds=20 * _HOUR)
-    for _ in range(2):
-        world.clock.step(_YEAR)
-        _fill(process, 6)
-        tend(process)
-        world.clock.advance(_HOUR)
-    assert world.kinds().count(Kind.CARRIED) == 1
-    assert _left_seconds(world, job) == _HOUR
-    newcomer = world.process()
-    world.clock.advance(_HOUR - 1)
-    assert _state(newcomer, job) is State.SCHEDULED
-    world.clock.advance(2)
-    assert _state(newcomer, job) is State.EXPIRED
-
-
 @pytest.mark.parametrize("overdue", [False, True])
 def test_a_running_job_is_carried_with_its_time(overdue: bool) -> None:
     """Also one whose time passed while it ran: it expires when it is given back."""
@@ -307,42 +194,6 @@ def test_a_running_job_is_carried_with_its_time(overdue: bool) -> None:
     if not overdue:
         world.clock.advance(_HOUR + 1)
         assert _state(world.process(), job) is State.EXPIRED
-
-
-def test_a_finished_job_that_is_kept_shows_the_moment_that_it_had() -> None:
-    world = World(config=keeping(keep_seconds=10.0 * _YEAR))
-    process = world.process()
-    done, dead = _expiring(process), process.enqueue(b"", Extras(expires_ns=10**15), _JOB)
-    world.clock.step(_HOUR)
-    first, second = process.claim(2)
-    process.settle(first, body=b"result")
-    process.settle(second, Kind.DEAD, body=b"why")
-    before = [_view(world, job) for job in (done, dead)]
-    _fill(process, 2)
-    world.clock.advance(9 * _YEAR)
-    process.enqueue(b"", spec=_FILL)
-    assert [_view(world, job) for job in (done, dead)] == before
-
-
-@pytest.mark.parametrize("step", _STEPS)
-def test_a_snapshot_knows_what_has_moved(step: float) -> None:
-    world = World()
-    process = world.process()
-    job, date = _expiring(process), _dated(process)
-    world.clock.step(step)
-    process.enqueue(b"", spec=_FILL)
-    running = process.claim(2)
-    assert [job.job for job in running] == [job, date] or step > 0
-    world.clock.advance(_HOUR + 1)
-    process.enqueue(b"", spec=_FILL)
-    process.catch_up()
-    assert write(process)
-    check_same(world)
-    newcomer = world.process()
-    for delivery in running:
-        process.settle(delivery, Kind.RETRIED, delay_ns=0)
-    assert _state(newcomer, job) is State.EXPIRED
-    check_same(world)
 
 
 # -- whatever happens -----------------------------------------------------------------------------

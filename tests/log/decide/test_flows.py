@@ -9,14 +9,12 @@ import pytest
 
 from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
-from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.flows.plan import Chain, Group
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement
-from tests.core.frozen import Columns
 from tests.log.flowing import chord, items_of, leaf, step
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
@@ -41,48 +39,6 @@ def put(process: Process, node: Node) -> list[int]:
 def states(process: Process, jobs: list[int]) -> list[State]:
     agenda = process.catch_up().need_agenda()
     return [State.DEAD if agenda.dead.find(job) else agenda.table.state(job) for job in jobs]
-
-
-def test_a_held_job_is_released_in_the_frame_of_its_last_input() -> None:
-    world = World()
-    process = world.process()
-    callback, *_ = put(process, chord(3))
-    for delivery in process.claim(3):
-        assert process.claim() == []
-        process.settle(delivery, body=b"1")
-    records = world.records()
-    assert [record.kind for record in records[-2:]] == [Kind.SUCCEEDED, Kind.RELEASED]
-    assert records[-1].cause is Cause.INPUTS
-    assert records[-1].time_ns == records[-2].time_ns
-    (delivery,) = process.claim()
-    assert (delivery.job, delivery.attempt) == (callback, 1)
-    process.settle(delivery)
-    view = world.view(callback)
-    assert view is not None
-    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "succeeded")]
-
-
-def test_a_process_that_settles_nothing_follows_the_counts() -> None:
-    world = World()
-    process, other = world.process(), world.process()
-    callback, *_ = put(process, chord(2))
-    first, second = process.claim(2)
-    process.settle(first)
-    assert other.catch_up().need_agenda().flows.remaining(callback) == (1, Policy.CANCEL, False)
-    process.settle(second)
-    (delivery,) = other.claim()
-    assert delivery.job == callback
-
-
-def test_a_death_cancels_all_that_waits_for_it() -> None:
-    world = World()
-    process = world.process()
-    jobs = put(process, Chain((chord(2), *(step() for _ in range(40))), Policy.CANCEL))
-    process.settle(process.claim()[0], Kind.DEAD, body=b"no")
-    assert states(process, jobs[:-2]) == [State.ABSENT] * 41
-    causes = {record.cause for record in world.records() if record.kind == Kind.CANCELLED}
-    assert causes == {Cause.UPSTREAM}
-    assert not process.committer.facets.need_agenda().flows.held
 
 
 def test_what_runs_whatever_fails_counts_each_input_once() -> None:
@@ -116,16 +72,6 @@ def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str) -> None
     process.ask(Op.REQUEUE, letters(process.committer.sight, [delivery.job]).items)
     process.settle(process.claim()[0])
     assert [delivery.job for delivery in process.claim()] == [callback]
-
-
-def test_a_snapshot_has_what_is_held() -> None:
-    world = World()
-    process = world.process()
-    put(process, chord(3))
-    process.settle(process.claim()[0])
-    agenda = process.committer.facets.need_agenda()
-    thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
-    assert thawed.flows.held == agenda.flows.held
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["by age", "for room"])

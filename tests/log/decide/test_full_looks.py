@@ -12,7 +12,6 @@ import pytest
 from taskq.core.folds import taking
 from taskq.core.folds.agenda import PROMOTE_MAX
 from taskq.core.model import SECOND_NS, Extras
-from taskq.core.records import Kind
 from taskq.log.decide import cancel
 from taskq.log.decide import claim as claiming
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
@@ -95,18 +94,6 @@ def test_a_claim_that_does_not_wait_gets_what_the_last_part_brings(
         batches += 1
     assert [delivery.queue for delivery in claim.result(0)] == ["other"]
     assert batches > 1, "the parts are not small"
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_who_claims_other_jobs_does_not_wait_for_those_that_expire() -> None:
-    world = World()
-    process = world.process()
-    _put(process, 9, expires_ns=_HOUR_NS)
-    (job,) = _put(process, 1, _OTHER)
-    world.clock.advance(3_601)
-    assert [item.job for item in _ask(process, "other").result(0)] == [job]
-    assert _ask(process, "other").result(0) == []
-    assert world.kinds().count(Kind.EXPIRED) == 2
 
 
 @pytest.mark.usefixtures("small_parts")

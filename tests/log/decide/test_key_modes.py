@@ -7,9 +7,8 @@ import pytest
 from taskq.core.errors import DuplicateKey, UsageError
 from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
-from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Op, Settlement
+from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from tests.log.world import PLAIN, Process, World, cuts
 
 MINUTE = 60 * SECOND_NS
@@ -24,7 +23,6 @@ def key(
 
 REPLACE = key(conflict=Conflict.REPLACE)
 RAISE = key(conflict=Conflict.RAISE)
-BOTH = key(window_ns=MINUTE, both=True)
 
 
 def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
@@ -50,67 +48,6 @@ def test_keys_that_hash_alike_are_told_apart(
 # -- until the window, the job, or both are over ---------------------------------------------------
 
 
-def test_a_key_for_both_outlives_its_window_while_its_job_lives(
-    world: World, process: Process
-) -> None:
-    first = process.enqueue(extras=BOTH)
-    world.clock.advance(3_600)
-    assert process.offer(extras=BOTH) == Duplicate(first)
-    assert holders(world) == [first]
-    process.settle(process.claim()[0])
-    assert holders(world) == []
-    assert process.enqueue(extras=BOTH) != first
-
-
-def test_a_key_for_both_outlives_its_job_until_its_window_is_over(
-    world: World, process: Process
-) -> None:
-    first = process.enqueue(extras=BOTH)
-    process.settle(process.claim()[0])
-    world.clock.advance(59)
-    assert process.offer(extras=BOTH) == Duplicate(first)
-    assert holders(world) == [first]
-    world.clock.advance(1)
-    assert holders(world) == []
-    assert process.enqueue(extras=BOTH) != first
-
-
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED])
-def test_a_key_for_both_is_held_on_however_its_job_ends(world: World, kind: Kind) -> None:
-    process = world.process()
-    extras = key(window_ns=MINUTE, both=True)
-    extras.expires_ns = 1 if kind is Kind.EXPIRED else 0
-    first = process.enqueue(extras=extras)
-    world.clock.advance(1)
-    if kind is Kind.CANCELLED:
-        assert process.ask(Op.CANCEL, first)
-    else:
-        for delivery in process.claim():
-            process.settle(delivery, kind)
-    assert kind in world.kinds()
-    assert process.offer(extras=key()) == Duplicate(first)
-    world.clock.advance(60)
-    process.enqueue(extras=key())
-
-
-@pytest.mark.parametrize("step", [-3_600, 3_600])
-def test_a_step_of_the_clock_neither_ends_nor_prolongs_a_key_for_both(
-    world: World, process: Process, step: float
-) -> None:
-    """Before and after its job ends: the window has the length that it was given."""
-    first = process.enqueue(extras=BOTH)
-    world.clock.advance(20)
-    world.clock.step(step)
-    process.settle(process.claim()[0])
-    world.clock.advance(20)
-    world.clock.step(step)
-    assert process.offer(extras=BOTH) == Duplicate(first)
-    world.clock.advance(19)
-    assert process.offer(extras=BOTH) == Duplicate(first)
-    world.clock.advance(1)
-    assert process.enqueue(extras=BOTH) != first
-
-
 @pytest.mark.parametrize("extras", [key(), key(window_ns=MINUTE, both=True)])
 def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
     world: World, process: Process, extras: Extras
@@ -131,104 +68,13 @@ def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
     assert other.enqueue(b"", extras) != job
 
 
-def test_keys_survive_a_kill_and_a_loss_of_power(world: World, process: Process) -> None:
-    """Of each sort one: whoever opens the log next is told the same."""
-    sorts = [key("a"), key("b", MINUTE), key("c", MINUTE, both=True)]
-    first = [process.enqueue(extras=extras) for extras in sorts]
-    process.settle(process.claim(9)[2])
-    process.kill()
-    process = world.process()
-    assert [process.offer(extras=extras) for extras in sorts] == [Duplicate(lsn) for lsn in first]
-    world.lose_power(30)
-    process = world.process()
-    assert [process.offer(extras=extras) for extras in sorts] == [Duplicate(lsn) for lsn in first]
-
-
 # -- on conflict -----------------------------------------------------------------------------------
-
-
-def test_a_waiting_job_is_replaced(world: World, process: Process) -> None:
-    """It is cancelled, and the new one takes its key, in one frame; others' keys are left alone."""
-    other = process.enqueue(extras=REPLACE, spec=MAIL)
-    first = process.enqueue(b"old", REPLACE)
-    frames = process.journal.meters.batches
-    second = process.enqueue(b"new", REPLACE)
-    assert process.journal.meters.batches == frames + 1
-    assert holders(world) == [second]
-    assert holders(world, queue="mail") == [other]
-    cancelled = [record for record in world.records() if record.kind == Kind.CANCELLED]
-    assert [(item.job, item.cause) for item in cancelled] == [(first, Cause.REPLACED)]
-    assert [record.replaces for record in world.records() if record.lsn == second] == [first]
-    assert [delivery.payload for delivery in process.claim(9)] == [b"{}", b"new"]
-
-
-def test_a_scheduled_job_is_replaced(world: World, process: Process) -> None:
-    later = Extras(key=b"k", due_ns=3_600 * SECOND_NS, on_conflict=Conflict.REPLACE)
-    first, second = process.enqueue(extras=later), process.enqueue(extras=later)
-    world.clock.advance(3_600)
-    assert [delivery.job for delivery in process.claim(9)] == [second]
-    view = world.view(first)
-    assert view is not None
-    assert view.state is State.CANCELLED
-
-
-def test_a_running_job_is_not_replaced(world: World, process: Process) -> None:
-    """The answer is the first; once it is given back it may be replaced after all."""
-    first = process.enqueue(extras=REPLACE)
-    (held,) = process.claim()
-    assert process.offer(extras=REPLACE) == Duplicate(first)
-    process.settle(held, Kind.RETRIED)
-    second = process.enqueue(extras=REPLACE)
-    assert holders(world) == [second]
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_a_settled_job_gives_up_what_is_left_of_its_window(world: World, both: bool) -> None:
-    process = world.process()
-    extras = key(window_ns=MINUTE, conflict=Conflict.REPLACE, both=both)
-    first = process.enqueue(extras=extras)
-    process.settle(process.claim()[0])
-    second = process.enqueue(extras=extras)
-    assert second != first
-    assert holders(world) == [second]
-    assert Kind.CANCELLED not in world.kinds()
-    world.clock.advance(30)
-    third = process.enqueue(extras=extras)
-    world.clock.advance(45)
-    assert holders(world) == [third]
-
-
-def test_a_replaced_job_with_a_window_holds_nothing_any_more(world: World) -> None:
-    """Neither the rest of its window nor, if it was held for both, anything of it."""
-    for both in (False, True):
-        process = world.process()
-        extras = key(f"k{both}", MINUTE, Conflict.REPLACE, both=both)
-        process.enqueue(extras=extras)
-        second = process.enqueue(extras=extras)
-        assert holders(world, f"k{both}") == [second]
-        for delivery in process.claim(9):
-            process.settle(delivery)
-        world.clock.advance(60)
-        assert holders(world, f"k{both}") == []
 
 
 def test_one_batch_may_replace_its_own_jobs(world: World, process: Process) -> None:
     lsns = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % number, REPLACE) for number in range(3)])
     assert holders(world) == [lsns[2]]
     assert [delivery.payload for delivery in process.claim(9)] == [b"2"]
-
-
-def test_a_process_that_knew_only_the_end_of_the_log_replaces_too(world: World) -> None:
-    """Its first batch needs the agenda, and holds a plain enqueue before the one that does."""
-    first = world.process().enqueue(extras=REPLACE)
-    process = world.process()
-    futures = [process.send(Op.ENQUEUE, (PLAIN, b"plain", None)) for _ in range(2)]
-    process.sync()
-    second = process.enqueue(extras=REPLACE)
-    assert holders(world) == [second]
-    jobs = [delivery.job for delivery in process.claim(9)]
-    assert jobs == [*(future.result(0) for future in futures), second]
-    assert first not in jobs
 
 
 def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
@@ -269,28 +115,6 @@ def test_many_jobs_are_refused_together_when_one_key_is_held(world: World) -> No
     with pytest.raises(DuplicateKey, match=r"'new' .* comes twice in this transaction"):
         process.ask(Op.ENQUEUE_MANY, twice)
     assert world.kinds() == before
-
-
-def test_a_parent_whose_child_is_refused_does_not_succeed(world: World) -> None:
-    process = world.process()
-    process.enqueue()
-    (held,) = process.claim()
-    process.enqueue(extras=RAISE)
-    child = (PLAIN, b"child", RAISE)
-    with pytest.raises(DuplicateKey):
-        process.settle(held, children=(child,))
-    process.settle(held, Kind.RETRIED)
-    assert Kind.SUCCEEDED not in world.kinds()
-
-
-def test_a_child_may_take_the_key_that_its_parent_frees(world: World) -> None:
-    """They are one transaction: the parent is settled when the child is enqueued."""
-    process = world.process()
-    first = process.enqueue(extras=RAISE)
-    (held,) = process.claim()
-    process.settle(held, children=((PLAIN, b"child", RAISE),))
-    (child,) = holders(world)
-    assert child > first
 
 
 def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
@@ -350,19 +174,6 @@ def _reopened(world: World) -> list[int]:
     return holders(world)
 
 
-def test_settlements_of_a_run_free_keys_for_both(world: World) -> None:
-    """A worker hands its outcomes over in bulk: those with such a key are not taken for plain."""
-    process = world.process()
-    first = process.enqueue(extras=BOTH)
-    request = ClaimRequest(9, wait_until_ns=0)
-    held = process.ask(Op.CLAIM, request)
-    items = [Settlement(Kind.SUCCEEDED, job) for job in held]
-    process.commit([(Op.SETTLE_SOON, None, None, (items, None))])
-    assert holders(world) == [first]
-    world.clock.advance(60)
-    assert holders(world) == []
-
-
 @pytest.mark.parametrize("conflict", Conflict)
 def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Conflict) -> None:
     """With keys_max reached, its enqueue is answered as at any time; alone, and among many."""
@@ -380,13 +191,3 @@ def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Co
     assert answers == [Duplicate(first), Duplicate(second), Duplicate(first)]
     with pytest.raises(UsageError, match="keys_max is 2"):
         process.ask(Op.ENQUEUE_MANY, [*items, (PLAIN, b"{}", key("c"))])
-
-
-def test_a_job_that_ends_hands_its_key_on_though_the_table_is_full(world: World) -> None:
-    """As a task does that enqueues itself again under the same key."""
-    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=1))
-    process.enqueue(extras=key())
-    (delivery,) = process.claim()
-    process.settle(delivery, children=((PLAIN, b"{}", key()),))
-    (following,) = process.claim()
-    assert following.extras.key == b"k"

@@ -10,7 +10,7 @@ from taskq.core.errors import FormatError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.rates import Limit, Rate, Times
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
 from taskq.log.machine.ports import INTEREST_READY
@@ -19,7 +19,6 @@ from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import Process, World
 
 SEND: Final = EnqueueSpec(queue="mail", task="send")
-BULK: Final = EnqueueSpec(queue="bulk", task="send", priority=1)
 POST: Final = EnqueueSpec(task="post", attempts=3)
 LIMITS: Final = {
     "send": Limit(concurrency=2, scope="send"),
@@ -43,21 +42,6 @@ def jobs(deliveries: list[Delivery]) -> list[int]:
     return [delivery.job for delivery in deliveries]
 
 
-def test_no_more_jobs_of_a_task_run_at_a_time_whoever_claims_and_from_whatever_queue() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    mail = [first.enqueue(spec=SEND) for _ in range(3)]
-    bulk = first.enqueue(spec=BULK)
-    held = claim(first, 1)
-    assert jobs(held + claim(second)) == mail[:2]
-    assert claim(second) == claim(first) == []
-    first.settle(held[0])
-    assert jobs(claim(second)) == [mail[2]]
-    assert claim(first) == []
-    assert first.catch_up().agenda.queues.stats()[0].ready == 1  # type: ignore[union-attr]
-    assert bulk not in mail
-
-
 def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
     world = World()
     process = world.process()
@@ -65,31 +49,6 @@ def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
     b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
     none = [process.enqueue(spec=SEND) for _ in range(5)]
     assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
-
-
-def test_a_job_that_waits_for_its_retry_holds_no_place() -> None:
-    world = World()
-    process = world.process()
-    first, second, third = [process.enqueue(spec=SEND) for _ in range(3)]
-    held = claim(process)
-    assert jobs(held) == [first, second]
-    process.settle(held[0], Kind.RETRIED, delay_ns=60 * SECOND_NS)
-    assert jobs(claim(process)) == [third]
-    world.clock.advance(61)
-    assert claim(process) == []
-    process.settle(held[1])
-    assert jobs(claim(process)) == [first]
-
-
-def test_the_place_of_a_dead_process_is_free_when_its_job_is_taken_back() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    waiting = [first.enqueue(spec=SEND) for _ in range(3)]
-    assert jobs(claim(first)) == waiting[:2]
-    first.kill()
-    world.clock.advance(5)
-    assert jobs(claim(second)) == waiting[:2]
-    assert claim(second) == []
 
 
 def test_who_frees_a_place_that_he_does_not_take_wakes_the_others() -> None:
@@ -119,22 +78,6 @@ class _Never:
         return False
 
 
-def test_no_more_jobs_are_claimed_in_any_window_whichever_process_claims() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    waiting = [first.enqueue(spec=POST) for _ in range(9)]
-    assert jobs(claim(first, 2)) == waiting[:2]
-    world.clock.advance(0.4)
-    assert jobs(claim(second)) == waiting[2:3]
-    assert claim(first) == claim(second) == []
-    world.clock.advance(0.599)
-    assert claim(first) == []
-    world.clock.advance(0.01)
-    assert jobs(claim(second)) == waiting[3:5]
-    world.clock.advance(0.5)
-    assert jobs(claim(first)) == waiting[5:6]
-
-
 def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None:
     world = World()
     process = world.process()
@@ -145,42 +88,6 @@ def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None
     assert agenda is not None
     assert not agenda.queues.any_ready()
     assert agenda.next_rate_ns() == world.clock.wall_ns() + SECOND_NS
-
-
-def test_a_claim_that_is_given_back_counts_all_the_same() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(4):
-        process.enqueue(spec=POST)
-    for delivery in claim(process):
-        process.settle(delivery, Kind.RELEASED, cause=Cause.DRAIN)
-    assert claim(process) == []
-
-
-def test_a_step_of_the_clock_neither_lets_more_through_nor_holds_any_up() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(9):
-        process.enqueue(spec=POST)
-    assert len(claim(process)) == 3
-    world.clock.step(3_600)
-    assert claim(process) == []
-    world.clock.advance(1.01)
-    assert len(claim(process)) == 3
-    world.clock.step(-7_200)
-    assert claim(process) == []
-    world.clock.advance(1.01)
-    assert len(claim(process)) == 3
-
-
-def test_a_process_that_comes_later_knows_of_the_claims_of_a_window() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(5):
-        process.enqueue(spec=POST)
-    assert len(claim(process, 2)) == 2
-    assert len(claim(world.process())) == 1
-    assert claim(world.process()) == []
 
 
 def test_compaction_loses_no_claim_of_a_window() -> None:
@@ -288,17 +195,3 @@ def test_keys_that_have_no_job_any_more_take_no_room() -> None:
         assert len(agenda.lanes) <= 2
         assert len(agenda.groups) <= 1
         assert agenda.queues.stats()[0].succeeded == 2_000
-
-
-def test_ten_thousand_blocked_lanes_are_not_looked_at() -> None:
-    world = World()
-    process = world.process()
-    items = [(SEND, b"{}", of(f"{number}")) for number in range(1_000) for _ in range(3)]
-    for start in range(0, len(items), 1_000):
-        process.ask(Op.ENQUEUE_MANY, items[start : start + 1_000])
-    while claim(process, 1_000):
-        pass
-    agenda = process.committer.facets.agenda
-    assert agenda is not None
-    assert not agenda.queues.any_ready()
-    assert agenda.queues.stats()[0].ready == 1_000

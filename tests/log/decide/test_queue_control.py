@@ -25,73 +25,6 @@ def found(process: Process, **wanted: Any) -> list[int]:
     return waiting_page(process.committer.sight, WaitingFilter(**wanted), 0, ALL, 10_000).items
 
 
-def test_no_process_claims_from_a_paused_queue_until_it_is_resumed() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    jobs = [first.enqueue(spec=spec) for spec in (MAIL, SYNC, MAIL)]
-    assert second.ask(Op.PAUSE, "mail")
-    assert [delivery.job for delivery in first.claim(9)] == [jobs[1]]
-    later = second.enqueue(spec=MAIL)
-    assert second.claim(9) == []
-    assert first.ask(Op.RESUME, "mail")
-    assert [delivery.job for delivery in second.claim(9)] == [jobs[0], jobs[2], later]
-
-
-def test_pausing_and_resuming_twice_writes_nothing_more() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue()
-    assert process.ask(Op.PAUSE, "mail") is True
-    assert process.ask(Op.PAUSE, "mail") is False
-    assert world.process().ask(Op.PAUSE, "mail") is False
-    assert process.ask(Op.RESUME, "mail") is True
-    assert process.ask(Op.RESUME, "mail") is False
-    assert process.ask(Op.RESUME, "never used") is False
-    assert world.kinds() == [Kind.ENQUEUED, Kind.PAUSED, Kind.RESUMED]
-
-
-def test_a_queue_can_be_paused_before_it_has_jobs_and_stays_so_after_a_power_loss() -> None:
-    world = World()
-    process = world.process()
-    process.ask(Op.PAUSE, "später/?")
-    world.lose_power()
-    process = world.process()
-    job = process.enqueue(spec=EnqueueSpec(queue="später/?"))
-    assert process.claim() == []
-    for agenda in (process.catch_up().need_agenda(), world.fold().need_agenda()):
-        assert agenda.queues.stats() == (QueueStats(queue="später/?", ready=1, paused=True),)
-        assert agenda.taking.next_ready(9, None) == []
-    process.ask(Op.RESUME, "später/?")
-    assert [delivery.job for delivery in process.claim()] == [job]
-
-
-def test_what_runs_when_its_queue_is_paused_is_settled_and_what_comes_back_waits() -> None:
-    process = World().process()
-    jobs = [process.enqueue(spec=MAIL) for _ in range(2)]
-    first, second = process.claim(2)
-    process.ask(Op.PAUSE, "mail")
-    process.settle(first)
-    process.settle(second, Kind.RETRIED)
-    assert process.claim(9) == []
-    process.ask(Op.RESUME, "mail")
-    assert [(delivery.job, delivery.attempt) for delivery in process.claim(9)] == [(jobs[1], 2)]
-
-
-def test_delays_and_expiries_go_on_in_a_paused_queue() -> None:
-    world = World()
-    process = world.process()
-    process.ask(Op.PAUSE, "mail")
-    due = process.enqueue(spec=MAIL, extras=Extras(due_ns=10 * SECOND_NS))
-    gone = process.enqueue(spec=MAIL, extras=Extras(expires_ns=10 * SECOND_NS))
-    world.clock.advance(20)
-    assert process.claim(9) == []
-    view = world.view(gone)
-    assert view is not None
-    assert view.state is State.EXPIRED
-    process.ask(Op.RESUME, "mail")
-    assert [delivery.job for delivery in process.claim(9)] == [due]
-
-
 def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
     process = World().process()
     process.ask(Op.PAUSE, "mail")
@@ -122,15 +55,6 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
     causes = {record.cause for record in world.records() if record.kind == Kind.CANCELLED}
     assert causes == {Cause.PURGE}
     process.settle(running)
-
-
-def test_a_withdrawal_frees_keys_and_wakes_who_waits_for_the_outcome() -> None:
-    process = World().process()
-    job = process.enqueue(spec=MAIL, extras=Extras(key=b"k"))
-    waiting = process.send(Op.OUTCOME, job)
-    process.ask(Op.WITHDRAW, Withdrawal([job]))
-    assert waiting.result(0).state is State.CANCELLED
-    assert isinstance(process.offer(spec=MAIL, extras=Extras(key=b"k")), int)
 
 
 def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:

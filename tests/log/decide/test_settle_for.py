@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _QUEUE: Final = "to:edge-7"
 _SPEC: Final = EnqueueSpec(_QUEUE, "photos.send")
-_KEY: Final = Extras(key=b"photo-1")
 _HOUR_NS: Final = 3_600 * 10**9
 
 
@@ -41,26 +40,6 @@ class Outbox:
         view = self.world.view(job)
         assert view is not None
         return view
-
-
-def test_a_job_that_succeeded_elsewhere_has_its_result_and_attempt_here() -> None:
-    outbox = Outbox()
-    job = outbox.put()
-    frames = outbox.process.journal.meters.batches
-    assert outbox.end(Ended(job, State.SUCCEEDED, 3, b"42")) == [True]
-    assert outbox.process.journal.meters.batches == frames + 1
-    view = outbox.view(job)
-    assert (view.state, view.result, view.attempt) == (State.SUCCEEDED, b"42", 3)
-
-
-def test_a_second_end_changes_nothing() -> None:
-    outbox = Outbox()
-    job = outbox.put()
-    outbox.end(Ended(job, State.SUCCEEDED, 1, b"42"))
-    before = outbox.world.kinds()
-    dead = Ended(job, State.DEAD, 2, b"no")
-    assert outbox.end(dead, Ended(9_999, State.DEAD, 1)) == [False, False]
-    assert outbox.world.kinds() == before
 
 
 def test_a_job_that_is_not_due_here_is_released_before_it_is_claimed() -> None:
@@ -89,25 +68,6 @@ def test_one_that_expired_elsewhere_expired_and_nobody_claimed_it() -> None:
     own = meaning(outbox.process.catch_up(), now_ns)
     assert own == meaning(outbox.world.fold(), now_ns)
     assert not own["jobs"]
-
-
-def test_the_key_of_a_job_that_ended_elsewhere_is_free() -> None:
-    outbox = Outbox()
-    first = outbox.put(_KEY)
-    outbox.end(Ended(first, State.CANCELLED, 1, cause=Cause.ASKED))
-    assert outbox.view(first).state is State.CANCELLED
-    assert outbox.put(_KEY) != first
-
-
-def test_who_did_not_write_it_folds_the_same() -> None:
-    outbox = Outbox()
-    jobs = [outbox.put(), outbox.put(Extras(due_ns=_HOUR_NS)), outbox.put(_KEY), outbox.put()]
-    states = (State.SUCCEEDED, State.DEAD, State.CANCELLED)
-    outbox.end(*(Ended(job, state, 1, b"x") for job, state in zip(jobs, states, strict=False)))
-    now_ns = outbox.world.clock.wall_ns()
-    own = meaning(outbox.process.catch_up(), now_ns)
-    assert own == meaning(outbox.world.fold(), now_ns)
-    assert list(own["jobs"]) == jobs[3:]
 
 
 def test_a_job_that_runs_here_is_left_to_who_runs_it() -> None:

@@ -9,12 +9,12 @@ import pytest
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.model import Extras
 from taskq.core.records import Kind
-from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked, jitter_ns
+from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import Cut, World
+from tests.log.world import World
 
 if TYPE_CHECKING:
     from taskq.log.requests import Item
@@ -35,35 +35,6 @@ def _state(process: Process, name: str = "nightly") -> ScheduleState:
 
 def _turn(seen_ns: int, *moments: int, key: bytes | None = None) -> Turn:
     return Turn("nightly", seen_ns, moments[-1], moments, tuple(_item(key) for _ in moments))
-
-
-def test_of_two_processes_one_writes_the_tick(world: World) -> None:
-    first, second = world.process(), world.process()
-    first.ask(Op.ENROL, [RULE])
-    seen = _state(second).done_ns
-    world.clock.advance(90)
-    turn = _turn(seen, seen + MINUTE_NS)
-    assert first.ask(Op.TICK, turn) == [world.reader().next_lsn - 1]
-    assert second.ask(Op.TICK, turn) is None
-    assert _state(second) == _state(first)
-    assert _state(first).last_ns == _state(first).done_ns == seen + MINUTE_NS
-    assert world.kinds().count(Kind.TICKED) == 2
-    assert world.kinds().count(Kind.ENQUEUED) == 1
-
-
-def test_a_paused_schedule_does_not_tick_and_what_it_missed_stays_missed(world: World) -> None:
-    first, second = world.process(), world.process()
-    first.ask(Op.ENROL, [RULE])
-    seen = _state(first).done_ns
-    assert second.ask(Op.STEER, Steer("nightly", "pause")) is True
-    assert second.ask(Op.STEER, Steer("nightly", "pause")) is False
-    world.clock.advance(3_600)
-    assert first.ask(Op.TICK, _turn(seen, seen + MINUTE_NS)) is None
-    assert world.process().ask(Op.STEER, Steer("nightly", "resume")) is True
-    state = _state(first)
-    assert (state.is_paused, state.done_ns) == (False, world.clock.wall_ns())
-    assert (state.rule, state.details) == (RULE.rule, RULE.details)
-    assert first.ask(Op.STEER, Steer("nightly", "resume")) is False
 
 
 def test_another_rule_counts_from_now_and_other_details_change_nothing_else(world: World) -> None:
@@ -95,30 +66,6 @@ def test_no_tick_is_written_ahead_of_its_time_or_twice_when_the_clock_falls(worl
     assert process.ask(Op.STEER, Steer("nightly", "reset")) is True
     assert _state(process).done_ns == world.clock.wall_ns() < start
     assert world.kinds().count(Kind.ENQUEUED) == 1
-
-
-def test_a_tick_whose_job_finds_its_key_held_stands(world: World) -> None:
-    process = world.process()
-    process.ask(Op.ENROL, [RULE])
-    start = _state(process).done_ns
-    world.clock.advance(600)
-    jobs = process.ask(Op.TICK, _turn(start, start + MINUTE_NS, start + 2 * MINUTE_NS, key=b"one"))
-    assert jobs[1].lsn == jobs[0]
-    assert _state(process).last_ns == start + 2 * MINUTE_NS
-    assert world.kinds().count(Kind.ENQUEUED) == 1
-
-
-def test_ticks_and_their_jobs_are_lost_together_or_not_at_all() -> None:
-    for steps in range(12):
-        world = World(seed=steps)
-        process = world.process()
-        process.ask(Op.ENROL, [RULE])
-        start = _state(process).done_ns
-        world.clock.advance(600)
-        with Cut(steps, power=True).during(world):
-            process.ask(Op.TICK, _turn(start, start + MINUTE_NS))
-        done = _state(world.process()).done_ns
-        assert (done > start) == (Kind.ENQUEUED in world.kinds())
 
 
 def test_a_schedule_that_was_removed_is_new_when_it_comes_again(world: World) -> None:
@@ -183,12 +130,3 @@ def test_a_name_that_is_too_long_is_damage() -> None:
     record = encode_ticked(Ticked("x" * 300, ScheduleState()), 5)
     with pytest.raises(FormatError, match="300 bytes"):
         decode_ticked(record)
-
-
-def test_jitter_is_the_same_everywhere_and_spread_over_its_range() -> None:
-    spread = [jitter_ns("nightly", moment, 1_000) for moment in range(2_000)]
-    assert spread == [jitter_ns("nightly", moment, 1_000) for moment in range(2_000)]
-    assert min(spread) < 10
-    assert 990 < max(spread) <= 1_000
-    assert spread != [jitter_ns("weekly", moment, 1_000) for moment in range(2_000)]
-    assert jitter_ns("nightly", 5, 0) == 0

@@ -16,7 +16,7 @@ from taskq.core.errors import (
 )
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.requests import Bundle, Cancel, Duplicate, Op, Settlement
+from taskq.log.requests import Bundle, Cancel, Op, Settlement
 from tests.log.world import PATH, PLAIN, World, cuts
 
 if TYPE_CHECKING:
@@ -89,59 +89,6 @@ class Scene:
 # -- what it does ----------------------------------------------------------------------------------
 
 
-def test_everything_happens_in_one_frame() -> None:
-    scene = Scene()
-    frames = scene.process.journal.meters.batches
-    done = scene.change()
-    assert scene.process.journal.meters.batches == frames + 1
-    assert all(done.cancelled)
-    assert [type(job) for job in done.jobs] == [int, int]
-    assert scene.states() == scene.after
-    view = scene.world.view(scene.jobs[0])
-    assert view is not None
-    assert view.result == b"42"
-    fold = scene.world.fold().need_agenda()
-    assert fold.taking.next_ready(9, None) == [scene.jobs[2], *done.jobs]
-
-
-def test_a_new_job_takes_the_key_that_the_acked_one_frees(world: World, process: Process) -> None:
-    """Whatever it was told to do when the key is held: it is not held any more."""
-    for conflict in Conflict:
-        extras = Extras(key=conflict.encode(), on_conflict=conflict)
-        process.enqueue(extras=extras)
-        (held,) = process.claim()
-        done = transact(process, settlements=[ack(held)], items=[(PLAIN, b"next", extras)])
-        assert [type(job) for job in done.jobs] == [int]
-        (again,) = process.claim()
-        assert again.job == done.jobs[0]
-        process.settle(again)
-    assert Kind.CANCELLED not in world.kinds()
-
-
-def test_a_new_job_takes_the_key_of_one_that_is_cancelled_or_given_back_and_cancelled(
-    process: Process,
-) -> None:
-    waiting = process.enqueue(extras=KEYED)
-    done = transact(process, cancels=[waiting], items=[(PLAIN, b"next", RAISE)])
-    (held,) = process.claim()
-    assert held.job == done.jobs[0]
-    release = Settlement(Kind.RELEASED, held)
-    done = transact(
-        process, settlements=[release], cancels=[held.job], items=[(PLAIN, b"third", RAISE)]
-    )
-    assert all(done.cancelled)
-    assert [delivery.payload for delivery in process.claim(9)] == [b"third"]
-
-
-def test_a_key_that_is_held_still_is_answered_as_elsewhere(process: Process) -> None:
-    first = process.enqueue(extras=KEYED)
-    other = process.enqueue()
-    (_, held) = process.claim(2)
-    done = transact(process, settlements=[ack(held)], items=[(PLAIN, b"x", KEYED)])
-    assert held.job == other
-    assert done.jobs == [Duplicate(first)]
-
-
 def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest_goes_on(
     world: World, process: Process
 ) -> None:
@@ -150,22 +97,6 @@ def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest
     done = transact(process, settlements=[ack(held[1])], cancels=[running, settled])
     assert done.cancelled == [Cancel.ASKED, Cancel.TOO_LATE]
     assert (state(world, running), state(world, settled)) == (State.RUNNING, State.SUCCEEDED)
-
-
-def test_a_job_of_the_transaction_waits_for_no_second_frame(process: Process) -> None:
-    """A claimer that waits gets it from the same batch."""
-    waiting = process.send(Op.CLAIM, _patient())
-    process.enqueue(b"x")
-    (held,) = waiting.result(0)
-    again = process.send(Op.CLAIM, _patient())
-    transact(process, settlements=[ack(held)], items=[(PLAIN, b"y", None)])
-    assert [item.payload for item in again.result(0)] == [b"y"]
-
-
-def _patient() -> Any:
-    from taskq.log.requests import ClaimRequest  # noqa: PLC0415 - one line's need
-
-    return ClaimRequest(1)
 
 
 # -- one bad part ----------------------------------------------------------------------------------
@@ -270,22 +201,3 @@ def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: 
             seen.add(states == scene.after)
     assert cut.step > 2
     assert seen == {True, False}
-
-
-@pytest.mark.parametrize("power", [True, False])
-def test_a_jobs_children_join_its_success_at_any_disk_step(power: bool) -> None:
-    """What ``current_job().enqueue()`` asked for is there when its job succeeded, and else not."""
-    seen = set[int]()
-    for cut in cuts(power=power):
-        for seed in range(6):
-            scene = Scene(seed)
-            children = tuple((PLAIN, b"child %d" % number, None) for number in range(3))
-            with cut.during(scene.world, scene.process):
-                scene.process.settle(scene.held[0], body=b"42", children=children)
-            scene.world.process()
-            states = scene.states()
-            there = sum(body.startswith(b"child") for body in states)
-            assert there == (3 if states[b"0"] is State.SUCCEEDED else 0)
-            assert cut.came or there
-            seen.add(there)
-    assert seen == {0, 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
-from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.records import Flag, Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.format.options import (
@@ -31,9 +30,6 @@ from taskq.log.state.fold import fold_frame
 from taskq.log.state.fold_rare import Watch
 from tests.effort import grows, some
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
 NOW = 1_700_000_000_000_000_000
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -43,7 +39,6 @@ SEED = U32
 BODY = st.binary(max_size=300)
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=60)
 SPAN = st.integers(0, TIME_NS_MAX // 2)
-CAUSES = st.sampled_from(Cause)
 EXTRAS = st.builds(
     Extras,
     due_ns=SPAN,
@@ -136,53 +131,6 @@ def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
     assert codec.crc32(record, lsn & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
 
 
-@given(
-    kind=st.sampled_from((Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED)),
-    cause=CAUSES,
-    attempt=U32,
-    job=U64,
-    token=U64,
-    body=st.none() | BODY,
-    lsn=LSN,
-    hashed=st.none() | st.integers(1, 2**64 - 1),
-)
-def test_claims_and_ends_read_back(
-    kind: Kind,
-    cause: Cause,
-    attempt: int,
-    job: int,
-    token: int,
-    body: bytes | None,
-    lsn: int,
-    hashed: int | None,
-) -> None:
-    """A result of no bytes is a result; none is none."""
-    options = b"" if hashed is None else encode_key_hash(hashed)
-    record = codec.encode_job(kind, cause, attempt, job, token, body, lsn, options)
-    result = read(record, lsn)
-    assert (result.kind, result.cause, result.attempt) == (kind, cause, attempt)
-    assert (result.job, result.token, result.body) == (job, token, body)
-    assert result.key_hash == (hashed or 0)
-
-
-@given(
-    kind=st.sampled_from((Kind.RETRIED, Kind.RELEASED)),
-    cause=CAUSES,
-    attempt=U32,
-    job=U64,
-    token=U64,
-    due=I64,
-    body=BODY,
-    lsn=LSN,
-)
-def test_retries_and_releases_read_back(
-    kind: Kind, cause: Cause, attempt: int, job: int, token: int, due: int, body: bytes, lsn: int
-) -> None:
-    result = read(codec.encode_back(kind, cause, attempt, job, token, due, body, lsn), lsn)
-    assert (result.kind, result.cause, result.attempt) == (kind, cause, attempt)
-    assert (result.job, result.token, result.due_ns, result.body) == (job, token, due, body)
-
-
 @given(step=I64, owner=U64, body=BODY, lsn=LSN)
 def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
     assert read(codec.encode_clock(step, lsn), lsn).step_ns == step
@@ -262,17 +210,6 @@ def test_no_flipped_bit_of_a_frame_goes_unnoticed(body: bytes, seed: int, bit: i
     if header is not None:
         body = bytes(frame[start : start + header.body_size])
         assert not codec.body_is_whole(body, header, seed, 64)
-
-
-@given(lsn=LSN, epoch=U64, log_id=st.uuids(), created=I64)
-def test_a_segment_header_reads_back(lsn: int, epoch: int, log_id: UUID, created: int) -> None:
-    header = codec.SegmentHeader(lsn, epoch, log_id.bytes, created)
-    data = codec.encode_segment_header(header)
-    assert len(data) == codec.SEGMENT_HEADER.size
-    answer = header._replace(created_ns=min(max(created, 0), TIME_NS_MAX))
-    assert codec.decode_segment_header(data + b"frames", "a.log") == answer
-    assert codec.decode_segment_header(data[:-1], "a.log") is None
-    assert codec.segment_seed(log_id, lsn) != codec.segment_seed(log_id, lsn - 1)
 
 
 # -- bytes that nobody wrote ----------------------------------------------------------------------

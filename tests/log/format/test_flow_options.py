@@ -8,10 +8,10 @@ import pytest
 
 from taskq.core.errors import FormatError
 from taskq.core.flows import ONE, FlowPart, Policy, list_of, needs_of, nested, skipping
-from taskq.core.records import Flag, Kind
+from taskq.core.records import Kind
 from taskq.log.format import codec
-from taskq.log.format.flows import Root, Takes, decode_needs, encode_needs, encode_part, takes_of
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.format.flows import decode_needs, encode_needs, encode_part
+from taskq.log.requests import Op
 from tests.log.flowing import chord, items_of
 from tests.log.world import World
 
@@ -28,17 +28,6 @@ BYTES = (
 def test_the_options_of_a_part_are_these_bytes() -> None:
     assert encode_part(PART, 256) == bytes.fromhex(BYTES)
     assert PART.size >= len(bytes.fromhex(BYTES))
-
-
-def test_they_read_back() -> None:
-    spec = EnqueueSpec("mail", "send", flags=Flag.FLOW)
-    options = encode_part(PART, 256)
-    tail = codec.enqueue_tail(5, int(spec.flags), 3, 4, 4, spec.route, options)
-    record = codec.encode_checked(tail, b"{}", 256)
-    assert takes_of(record) == Takes(
-        inputs=(257, 258, 259), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(260,),
-        root=Root(5, 1, ONE),
-    )  # fmt: skip
 
 
 def test_what_a_carried_job_needs_reads_back() -> None:

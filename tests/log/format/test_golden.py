@@ -418,14 +418,6 @@ def test_a_frame_has_these_bytes() -> None:
     assert codec.body_is_whole(data[56:80], header, seed, 64)
 
 
-@pytest.mark.parametrize("size", range(1, 18))
-def test_a_frame_ends_at_a_multiple_of_eight_in_zeros(size: int) -> None:
-    data = codec.encode_frame(b"\xff" * size, 1, 1, 1, 1, 1, 0, 64)
-    assert len(data) % 8 == 0
-    assert len(data) - 56 - size < 8
-    assert not data[56 + size :].strip(b"\0")
-
-
 @pytest.mark.parametrize("name", _RECORDS)
 def test_each_kind_of_record_has_these_bytes_and_reads_back(name: str) -> None:
     data, expected, record = _RECORDS[name]

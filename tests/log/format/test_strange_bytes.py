@@ -86,33 +86,6 @@ def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_pa
         reader.verify()
 
 
-@pytest.mark.parametrize("length", [0, 11, 15])
-def test_a_record_that_is_too_short_is_named(length: int, tmp_path: Path) -> None:
-    world = World()
-    first = world.process()
-    first.append(_record(Kind.CANCELLED, length), 1)
-    with pytest.raises(FormatError, match="record at lsn 1 has an impossible length"):
-        first.claim()
-    with pytest.raises(LogError):
-        _dump(world, tmp_path).jobs(None, None, None, 10)
-
-
-def test_a_damaged_length_of_a_record_costs_no_memory() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(b"hit")
-    kept = [first.enqueue(b"kept"), first.enqueue(b"kept")]
-    world.machine.corrupt(_FIRST, 64 + 56, struct.pack("<I", _HUGE))
-    world.lose_power()
-    after = world.process()
-    claimed: list[int] = []
-    assert (
-        _peak_bytes(lambda: claimed.extend(delivery.job for delivery in after.claim(9)))
-        < _MEMORY_MAX
-    )
-    assert claimed == kept
-
-
 def test_a_frame_that_no_reader_would_accept_is_never_written() -> None:
     world = World()
     first = world.process()
@@ -205,36 +178,6 @@ def test_a_record_of_an_unknown_type_is_an_error_that_names_it(tmp_path: Path) -
         _dump(world, tmp_path).jobs(None, None, None, 10)
 
 
-def test_a_record_of_an_unknown_type_from_128_on_is_passed_over(tmp_path: Path) -> None:
-    world = World()
-    first = world.process()
-    before = first.enqueue()
-    first.append(_record(200) + _record(255, size=16), 2)
-    after = first.enqueue()
-    assert [delivery.job for delivery in world.process().claim(9)] == [before, after]
-    views = _dump(world, tmp_path).jobs(None, None, None, 10)
-    assert [view.lsn for view in views] == [after, before]
-
-
-def test_an_unknown_type_from_128_on_does_not_end_a_salvage() -> None:
-    world = World()
-    first = world.process()
-    lsn = first.journal.next_lsn
-    tail = codec.enqueue_tail(5, 1, 5, 7, 9, b"defaultmail.send", b"")
-    jobs = [codec.encode_checked(tail, b"x", lsn), codec.encode_checked(tail, b"y", lsn + 2)]
-    first.append(jobs[0] + _record(200) + jobs[1], 3)
-    first.enqueue(b"later")
-    first.enqueue(b"last")
-    world.machine.corrupt(_FIRST, 64 + 30, b"\xff")
-    world.lose_power()
-    assert [delivery.payload for delivery in world.process().claim(9)] == [
-        b"x",
-        b"y",
-        b"later",
-        b"last",
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -255,17 +198,6 @@ def test_an_unknown_feature_or_format_of_the_directory_is_an_error_that_names_it
         world.process()
 
 
-def test_a_feature_that_may_be_ignored_is_ignored() -> None:
-    world = World()
-    world.process().close()
-    path = f"{PATH}/taskq.json"
-    values = json.loads(world.machine.content(path))
-    values["features"]["compat"] = ["index"]
-    values["note"] = "from a person"
-    world.machine.put(path, json.dumps(values).encode())
-    assert world.process().enqueue() == 1
-
-
 def test_a_feature_is_on_disk_before_what_needs_it_and_shuts_out_who_does_not_know_it() -> None:
     world = World()
     process = world.process()
@@ -277,17 +209,3 @@ def test_a_feature_is_on_disk_before_what_needs_it_and_shuts_out_who_does_not_kn
     assert json.loads(world.machine.content(path))["features"]["incompat"] == ["encrypted"]
     with pytest.raises(FormatError, match=r"features \['encrypted'\] is unknown"):
         world.process()
-
-
-def test_a_log_that_names_features_from_before_the_first_release_works() -> None:
-    world = World()
-    job = world.process().enqueue()
-    path = f"{PATH}/taskq.json"
-    values = json.loads(world.machine.content(path))
-    values["features"]["incompat"] = ["records-2", "records-3", "records-4"]
-    world.machine.put(path, json.dumps(values).encode())
-    world.lose_power()
-    process = world.process()
-    assert [delivery.job for delivery in process.claim()] == [job]
-    process.enqueue()
-    assert json.loads(world.machine.content(path)) == values

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import LogError
-from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.parts import PartFile
-from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.uploading import (
     adopt,
@@ -41,16 +41,6 @@ def progress(world: World) -> list[UploadProgress]:
     return [record.adopted for record in world.records() if record.adopted is not None]
 
 
-def test_an_upload_becomes_jobs_in_its_order_and_leaves_only_its_name() -> None:
-    world = World()
-    assert upload(world, "nightly", numbered(10))
-    process = world.process()
-    assert adopt(process) == 10
-    assert [delivery.payload for delivery in process.claim(20)] == numbered(10)
-    assert files_left(world) == ["done/nightly.json"]
-    assert progress(world)[-1][1:4] == (10, 10, 0)
-
-
 def test_a_name_that_was_published_is_refused_before_and_after_its_adoption() -> None:
     world = World()
     assert upload(world, "nightly", numbered(3))
@@ -60,21 +50,6 @@ def test_a_name_that_was_published_is_refused_before_and_after_its_adoption() ->
     assert not upload(world, "nightly", numbered(3))
     assert adopt(process) == 0
     assert bodies_in(world) == dict.fromkeys(numbered(3), 1)
-
-
-def test_each_slice_says_in_its_own_frame_how_far_the_upload_has_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small_chunks(monkeypatch, 4)
-    world = World()
-    upload(world, "nightly", numbered(10))
-    adopt(world.process())
-    assert [item.done for item in progress(world)] == [4, 8, 10]
-    records = world.records()
-    for record in records:
-        if record.adopted is not None:
-            frame = [item for item in records if item.time_ns == record.time_ns]
-            assert record.lsn <= frame[-1].lsn
 
 
 def test_several_parts_of_several_writers_are_one_upload() -> None:
@@ -90,23 +65,6 @@ def test_several_parts_of_several_writers_are_one_upload() -> None:
     assert [delivery.payload for delivery in process.claim(9)] == bodies
 
 
-def test_an_upload_of_no_jobs_is_over_at_once_and_keeps_its_name() -> None:
-    world = World()
-    assert publish(world, "empty@0", [])
-    assert adopt(world.process()) == 0
-    assert not publish(world, "empty@0", [])
-    assert progress(world) == []
-
-
-def test_uploads_are_adopted_in_the_order_of_their_publication() -> None:
-    world = World()
-    for number in range(12):
-        upload(world, f"stream@{number}", [b"%d" % number])
-    process = world.process()
-    adopt(process)
-    assert [delivery.payload for delivery in process.claim(20)] == [b"%d" % n for n in range(12)]
-
-
 def test_priorities_queues_and_attempts_are_those_of_the_tail() -> None:
     world = World()
     disk = CrashableDisk(world.machine)
@@ -120,26 +78,6 @@ def test_priorities_queues_and_attempts_are_those_of_the_tail() -> None:
     assert (second.queue, second.task, second.priority) == ("mail", "send", 2)
 
 
-def test_of_jobs_with_a_key_the_first_wins_whoever_brought_it() -> None:
-    world = World()
-    process = world.process()
-    held = process.enqueue(b"direct", Extras(key=b"k"))
-    disk = CrashableDisk(world.machine)
-    parts = [
-        write_part(disk, [b"late"], Extras(key=b"k")),
-        write_part(disk, [b"first", b"second"], Extras(key=b"other", headers={"a": "b"})),
-    ]
-    publish(world, "keyed", parts)
-    assert adopt(process) == 1
-    assert sorted(bodies_in(world)) == [b"direct", b"first"]
-    assert progress(world)[-1].duplicates == 2
-    holder = process.offer(b"later", Extras(key=b"other"))
-    assert isinstance(holder, Duplicate)
-    assert process.offer(b"later", Extras(key=b"k")) == Duplicate(held)
-    process.settle(process.claim()[0])
-    assert isinstance(process.offer(b"again", Extras(key=b"k")), int)
-
-
 def test_delays_and_expiries_count_from_the_publication() -> None:
     world = World()
     upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
@@ -150,42 +88,6 @@ def test_delays_and_expiries_count_from_the_publication() -> None:
     assert [delivery.payload for delivery in process.claim(2)] == [b"over"]
     world.clock.advance(11)
     assert [delivery.payload for delivery in process.claim(2)] == [b"due"]
-
-
-def test_what_has_passed_since_the_publication_is_due_or_over_at_once() -> None:
-    world = World()
-    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
-    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
-    world.clock.advance(100)
-    process = world.process()
-    adopt(process)
-    world.clock.advance(1)
-    assert [delivery.payload for delivery in process.claim(2)] == [b"due"]
-    states = {record.body: world.view(record.lsn) for record in world.records() if record.body}
-    assert states[b"over"].state is State.EXPIRED  # type: ignore[union-attr]
-
-
-def test_a_step_of_the_clock_since_the_publication_makes_nothing_due_or_over() -> None:
-    """An edge box boots in 1970 and uploads, then NTP sets the clock."""
-    world = World()
-    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
-    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
-    world.clock.step(50 * 365 * 86_400)
-    process = world.process()
-    adopt(process)
-    world.clock.advance(1)
-    assert [delivery.payload for delivery in process.claim(2)] == [b"over"]
-
-
-def test_a_paused_queue_takes_jobs_and_gives_none() -> None:
-    world = World()
-    process = world.process()
-    process.ask(Op.PAUSE, "default")
-    upload(world, "nightly", numbered(2))
-    assert adopt(process) == 2
-    assert process.claim(2) == []
-    process.ask(Op.RESUME, "default")
-    assert len(process.claim(2)) == 2
 
 
 def test_who_adopts_without_claiming_folds_no_job_of_the_log(
@@ -202,23 +104,6 @@ def test_who_adopts_without_claiming_folds_no_job_of_the_log(
     assert other.committer.facets.agenda is None
     assert other.committer.facets.dedup is None
     assert len(process.claim(100)) == 55
-
-
-def test_others_enqueue_and_claim_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_chunks(monkeypatch, 2)
-    world = World()
-    worker, adopting = world.process(), world.process()
-    upload(world, "nightly", numbered(6))
-    adopter = Adopter(adopting.committer)
-    order(adopter)
-    seen: list[bytes] = []
-    while step(adopting, adopter):
-        worker.enqueue(b"between")
-        for delivery in worker.claim(10):
-            seen.append(delivery.payload)
-            worker.settle(delivery)
-    seen += [delivery.payload for delivery in worker.claim(10)]
-    assert [item for item in seen if item != b"between"] == numbered(6)
 
 
 def test_two_that_adopt_in_turn_bring_no_job_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,34 +169,6 @@ def test_a_publisher_who_is_stopped_with_the_lock_stops_nobody_else() -> None:
     while step(process, adopter):
         pass
     assert waiter.answer == 3
-
-
-def test_who_stops_waiting_for_his_turn_leaves_no_file_open() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    upload(world, "nightly", numbered(3))
-    adopter, other = Adopter(first.committer), Adopter(second.committer)
-    order(adopter)
-    step(first, adopter)
-    before = len(world.machine._open)
-    order(other)
-    step(second, other)
-    other.close()
-    assert len(world.machine._open) == before
-
-
-def test_who_only_enqueues_adopts_however_often_something_is_published() -> None:
-    """It leaves uploads to workers for a second; where there are none, that must come to an end."""
-    world = World()
-    process = world.process()
-    process.enqueue(b"before")
-    adopter = Adopter(process.committer)
-    for number in range(4):
-        upload(world, f"stream@{number}", [b"%d" % number])
-        for _ in range(20):
-            step(process, adopter)
-        world.clock.advance(0.6)
-    assert bodies_in(world)[b"0"] == 1
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.core.errors import AppendFailed
-from taskq.core.model import Extras
-from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
 from tests.log.uploading import (
     INBOX,
@@ -18,10 +16,8 @@ from tests.log.uploading import (
     bodies_in,
     files_left,
     numbered,
-    order,
     publish,
     small_chunks,
-    step,
     upload,
     write_part,
 )
@@ -103,42 +99,6 @@ def check_after(world: World) -> None:
     world.lose_power()
     assert adopt(world.process()) == 0
     assert not upload(world, "nightly@1", BODIES)
-
-
-def test_a_loss_of_power_in_an_adoption_takes_jobs_and_progress_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Slices do not wait for the disk; what it forgets is adopted again, and nothing else is."""
-    small_chunks(monkeypatch, 1)
-    for seed in range(12):
-        world = World(seed)
-        upload(world, "nightly@1", BODIES)
-        process = world.process()
-        adopter = Adopter(process.committer)
-        order(adopter)
-        for _ in range(seed + 6):
-            step(process, adopter)
-        world.lose_power()
-        there = sum(bodies_in(world).values()) if world.segments() else 0
-        process = world.process()
-        assert adopt(process) == len(BODIES) - there
-        assert [delivery.payload for delivery in process.claim(10)] == BODIES
-
-
-@pytest.mark.parametrize("power", [True, False])
-def test_no_crash_leaves_a_key_with_two_jobs(power: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_chunks(monkeypatch, 1)
-    for cut in cuts(power=power, stride=3):
-        world = World(cut.step)
-        disk = CrashableDisk(world.machine)
-        disk.make_directory(PATH)
-        parts = [write_part(disk, [b"%d" % n], Extras(key=b"%d" % (n % 3))) for n in range(6)]
-        publish(world, "keyed", parts)
-        process = world.process()
-        with cut.during(world, process):
-            adopt(process)
-        adopt(world.process())
-        assert bodies_in(world) == {b"0": 1, b"1": 1, b"2": 1}
 
 
 def test_a_failed_sync_at_the_end_keeps_the_upload_until_the_log_was_opened_again() -> None:

@@ -20,9 +20,6 @@ from taskq.log.inbox import parts as inboxparts
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.manifest import decode_upload, encode_upload
 from taskq.log.inbox.parts import (
-    CHUNK_BYTES,
-    CHUNK_HEADER,
-    CHUNK_JOBS_MAX,
     PartFile,
     UploadReader,
     decode_tail,
@@ -30,7 +27,7 @@ from taskq.log.inbox.parts import (
 )
 from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.requests import EnqueueSpec
-from tests.log.uploading import INBOX, adopt, bodies_in, numbered, write_part
+from tests.log.uploading import INBOX, adopt, bodies_in
 from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
@@ -55,17 +52,6 @@ def world() -> World:
     world = World()
     CrashableDisk(world.machine).make_directory(PATH)
     return world
-
-
-def chunks(world: World, part: Part) -> list[int]:
-    """Return jobs in each chunk."""
-    file = PartFile(CrashableDisk(world.machine), f"{INBOX}/{part.name}")
-    result, offset = [], 0
-    while offset < part.size_bytes:
-        chunk = file.chunk(offset)
-        result.append(chunk.jobs)
-        offset += CHUNK_HEADER.size + chunk.size
-    return result
 
 
 def published(world: World, *parts: Part) -> Upload:
@@ -175,18 +161,6 @@ def test_a_slice_leaves_out_no_job_whatever_kinds_come_in_turn(
             start += len(result)
 
 
-def test_a_chunk_holds_about_a_batch(world: World) -> None:
-    disk = CrashableDisk(world.machine)
-    small = write_part(disk, [b""] * (CHUNK_JOBS_MAX + 1))
-    assert chunks(world, small) == [CHUNK_JOBS_MAX, 1]
-    large = write_part(disk, [b"x" * (CHUNK_BYTES // 4)] * 9)
-    assert chunks(world, large) == [4, 4, 1]
-    writer = PartWriter(Path(PATH), "up", disk=disk)
-    writer.add_many(SPECS[0].tail, [b"x" * (CHUNK_BYTES // 4)] * 9)
-    writer.add_many(SPECS[0].tail, [b"x" * (2 * CHUNK_BYTES)] * 2)
-    assert sum(chunks(world, writer.close())) == 11
-
-
 def test_a_payload_over_the_limit_is_refused_and_the_part_goes_on(world: World) -> None:
     writer = PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine))
     large = b"x" * (PAYLOAD_BYTES_MAX + 1)
@@ -209,12 +183,6 @@ def test_what_is_aborted_leaves_nothing_and_takes_no_more(world: World) -> None:
     with pytest.raises(LogClosed):
         writer.close()
     writer.abort()
-
-
-def test_what_was_closed_stays_when_its_writer_is_left(world: World) -> None:
-    with PartWriter(Path(PATH), "up", disk=CrashableDisk(world.machine)) as writer:
-        part = writer.close()
-    assert f"{INBOX}/{part.name}" in world.machine.paths()
 
 
 @pytest.mark.parametrize("free", [100, 1_000_000])
@@ -243,19 +211,6 @@ def test_discard_leaves_what_was_published_and_what_is_anothers(tmp_path: Path) 
     names = sorted(path.name for path in (tmp_path / "inbox").glob("*.part*"))
     assert names == sorted([kept.name, other.name])
     assert discard(tmp_path / "nothing", "up") == 0
-
-
-def test_jobs_of_many_specs_keep_their_order(world: World) -> None:
-    disk = CrashableDisk(world.machine)
-    writer = PartWriter(Path(PATH), "up", disk=disk)
-    bodies = numbered(40)
-    spec, extras = EnqueueSpec(), Extras(headers={"a": "b"})
-    for number, body in enumerate(bodies):
-        writer.add(encode_tail(spec, extras if number % 3 else None), body)
-    publish_in(world, "mixed", [writer.close()])
-    process = world.process()
-    assert adopt(process) == 40
-    assert [delivery.payload for delivery in process.claim(40)] == bodies
 
 
 def test_a_manifest_may_be_as_large_as_is_read_and_no_larger(

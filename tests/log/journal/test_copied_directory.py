@@ -14,9 +14,9 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.journal.journal import Journal
-from taskq.log.journal.lock import TailHint, WriterLock, read_hint
+from taskq.log.journal.lock import TailHint, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from tests.log.world import PATH, World
+from tests.log.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,32 +99,6 @@ def test_what_a_copy_and_its_original_write_never_has_the_same_name(
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("copy", [_copied, _restored_over, _restored_over_longer])
-def test_a_copy_goes_on_in_an_epoch_of_its_own(
-    copy: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    original = tmp_path / "data"
-    before = _written(original, 10)
-    after = _written(copy(original))
-    assert {epoch for epoch, _ in before}.isdisjoint(epoch for epoch, _ in after)
-    assert after[0][1] > before[-1][1] + 2**20
-
-
-def test_a_moved_directory_goes_on_where_it_was(tmp_path: Path) -> None:
-    before = _written(tmp_path / "data")
-    moved = (tmp_path / "data").rename(tmp_path / "moved")
-    after = _written(moved)
-    assert {epoch for epoch, _ in before} == {epoch for epoch, _ in after}
-    assert after[0][1] == before[-1][1] + 1
-
-
-def test_a_copy_begins_one_epoch_and_no_other(tmp_path: Path) -> None:
-    """Its first writer makes the hint its own."""
-    _written(tmp_path / "data")
-    copy = _copied(tmp_path / "data")
-    assert _written(copy)[-1][0] == _written(copy)[0][0]
-
-
 def _hints() -> dict[str, TailHint]:
     """A hint as it was written, and what a hostile writer may make of each of its numbers."""
     world = World()
@@ -178,18 +152,3 @@ def test_a_hint_of_odd_numbers_costs_neither_a_job_nor_a_process(name: str) -> N
     frames = [item for _, item in world.reader().frames(world.reader().start())]
     assert all(isinstance(item, Frame) for item in frames)
     assert [delivery.job for delivery in world.process().claim(9)] == sorted(jobs)
-
-
-def test_a_hint_names_the_file_that_it_stands_in() -> None:
-    """Another file with the same bytes has none that is believed."""
-    world = World()
-    process = world.process()
-    process.enqueue()
-    data = world.machine.content(f"{PATH}/write.lock")
-    process.close()
-    process.disk.remove(f"{PATH}/write.lock")
-    world.machine.put(f"{PATH}/write.lock", data)
-    descriptor = process.disk.open(f"{PATH}/write.lock")
-    hint = read_hint(process.disk, descriptor)
-    assert hint is not None
-    assert hint.home != (process.disk.boot_id(), *process.disk.identity(descriptor))

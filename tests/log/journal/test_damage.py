@@ -107,37 +107,6 @@ def test_a_segment_cut_at_any_byte_of_its_last_three_records_opens_at_once(
             assert whole[:size].endswith(world.machine.content(aside[0])), size
 
 
-def test_a_tail_that_nobody_declared_synced_is_cut_with_everything_behind_it() -> None:
-    """Two processes had frames in the air, and the power loss took the first of them."""
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-    lost = first.send(Op.ENQUEUE, (PLAIN, b"lost", None))
-    later = second.send(Op.ENQUEUE, (PLAIN, b"later", None))
-    assert not lost.done()
-    assert not later.done()
-    files = _files(world)
-    frame = _frames(world)[1]
-    data = bytearray(files[_FIRST])
-    data[frame.offset + 60] ^= 0x40
-    world = _revive(files | {_FIRST: bytes(data)}, same_boot=False)
-    third = world.process()
-    assert [delivery.job for delivery in third.claim(9)] == [kept]
-    assert not third.catch_up().damage
-    assert len(third.journal.recovered) == 1
-
-
-def test_a_torn_tail_of_zeros_is_cut() -> None:
-    """What a file system leaves that kept the size and lost the data."""
-    files, before, last, _ = _last_three(together=False)
-    world = _revive(files | {_FIRST: files[_FIRST] + bytes(5_000)}, same_boot=False)
-    process = world.process()
-    assert [delivery.job for delivery in process.claim(9)] == [*before, *last]
-    assert process.journal.recovered == [
-        f"cut a torn tail of 5000 bytes off {_NAME} (kept in torn/)"
-    ]
-
-
 def test_only_the_latest_torn_tails_are_kept() -> None:
     world = World()
     for number in range(20):
@@ -196,39 +165,6 @@ def _record_ends(frame: Frame) -> list[int]:
     return ends
 
 
-def test_salvage_saves_all_records_but_the_one_that_was_hit() -> None:
-    files, jobs, frame = _three_frames([b"job one", b"job two", b"job three"])
-    ends = _record_ends(frame)
-    data = bytearray(files[_FIRST])
-    data[ends[1] - 6] ^= 1  # in the payload of the second
-    process = _revive(files | {_FIRST: bytes(data)}, same_boot=False).process()
-    bodies = [delivery.payload for delivery in process.claim(9)]
-    assert bodies == [b"a", b"job one", b"job three", b"y", b"z", b"last"]
-    assert process.catch_up().damage[0].salvaged == 2
-    assert jobs[1][1] not in [delivery.job for delivery in process.claim(9)]
-
-
-def test_two_damaged_frames_in_a_row_are_two_damages_each_salvaged() -> None:
-    world = World()
-    process = world.process()
-    groups = [_enqueue_together(process, [b"%d %d" % (n, m) for m in range(3)]) for n in range(5)]
-    process.close()
-    frames = _frames(world)
-    for frame in frames[1:3]:
-        world.machine.corrupt(_FIRST, frame.offset + codec.FRAME_HEADER_SIZE + 30, b"\xff\xff")
-    world.lose_power()
-    after = world.process()
-    damage = after.catch_up().damage
-    assert [(gap.offset, gap.first_lsn, gap.next_lsn) for gap in damage] == [
-        (frame.offset, group[0], group[-1] + 1)
-        for frame, group in zip(frames[1:3], groups[1:3], strict=True)
-    ]
-    lost = {groups[1][0], groups[2][0]}
-    assert {delivery.job for delivery in after.claim(20)} == {
-        job for group in groups for job in group
-    } - lost
-
-
 def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path) -> None:
     world = World()
     process = world.process()
@@ -263,7 +199,7 @@ def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path)
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(20, 60)))
+@pytest.mark.parametrize("seed", range(some(12, 60)))
 def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
     """Whatever is wrong with a segment's frames, the next open works, and so does a new job."""
     chance = random.Random(seed)
@@ -310,20 +246,6 @@ def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
     damage = process.catch_up().damage
     assert [(gap.first_lsn, gap.next_lsn) for gap in damage] == [(jobs[1][0], jobs[1][1] + 1)]
     assert process.enqueue() > jobs[-1][-1]
-
-
-def test_a_tail_that_cannot_be_read_is_not_cut() -> None:
-    """It may be whole, and acknowledged: the open fails, and a later one may not."""
-    world, jobs, unreadable = _unreadable_middle()
-    before = world.machine.content(_FIRST)
-    world.lose_power()
-    world.machine.unreadable = unreadable
-    with pytest.raises(OSError, match="Input/output error"):
-        world.process()
-    assert world.machine.content(_FIRST) == before
-    world.machine.unreadable = set()
-    claimed = [delivery.job for delivery in world.process().claim(99)]
-    assert claimed == [job for group in jobs for job in group]
 
 
 def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:

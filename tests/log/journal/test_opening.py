@@ -7,9 +7,8 @@ import pytest
 from taskq.core.errors import FormatError
 from taskq.core.model import Extras
 from taskq.log.format import codec
-from taskq.log.format.codec import SegmentHeader
 from tests.log.world import PATH, World
-from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.machine.crashable import CrashableDisk, ProcessKilled
 
 _FIRST = f"{PATH}/log/00000000000000000001.log"
 
@@ -18,18 +17,6 @@ def _steps_of_first_open() -> int:
     world = World()
     world.process()
     return world.machine.steps
-
-
-def test_an_acknowledged_job_of_a_new_directory_survives_a_power_loss() -> None:
-    """The directory's own entry, and its parents', are as durable as the first answer."""
-    for seed in range(20):
-        world = World(seed)
-        job = world.process().enqueue(b"first")
-        world.lose_power()
-        world.process()
-        view = world.view(job)
-        assert view is not None, f"seed {seed}"
-        assert view.payload == b"first"
 
 
 @pytest.mark.parametrize("step", range(1, _steps_of_first_open() + 1))
@@ -50,46 +37,12 @@ def test_a_first_open_killed_at_any_step_leaves_a_directory_that_the_next_one_us
         assert again.enqueue() > job
 
 
-@pytest.mark.parametrize("step", range(1, _steps_of_first_open() + 1))
-def test_a_first_open_cut_by_a_power_loss_at_any_step_can_be_repeated(step: int) -> None:
-    for seed in range(8):
-        world = World(seed)
-        world.machine.stop_at(step)
-        with pytest.raises(PowerLost):
-            world.process()
-        world.everyone_is_gone()
-        job = world.process().enqueue(b"kept")
-        world.lose_power()
-        world.process()
-        assert world.view(job) is not None, f"seed {seed}"
-
-
 def test_a_lost_identity_beside_segments_is_an_error_that_says_so() -> None:
     world = World()
     world.process().enqueue()
     CrashableDisk(world.machine).remove(f"{PATH}/taskq.json")
     with pytest.raises(FormatError, match=r"taskq\.json is missing"):
         world.process()
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64])
-def test_a_last_segment_without_frames_is_normal(size: int) -> None:
-    """It is what a crash leaves of a segment that was just being made."""
-    world = World()
-    first = world.process()
-    job = first.enqueue()
-    first.close()
-    journal = first.journal
-    header = SegmentHeader(2, journal.epoch, journal.identity.log_id.bytes, journal.time_ns)
-    path = f"{PATH}/log/00000000000000000002.log"
-    world.machine.put(path, codec.encode_segment_header(header)[:size])
-    world.lose_power()
-    second = world.process()
-    assert world.view(job) is not None
-    assert second.enqueue() > job
-    assert [delivery.job for delivery in second.claim(5)][:1] == [job]
-    assert not second.catch_up().damage
-    assert not second.journal.recovered
 
 
 @pytest.mark.parametrize("same_boot", [True, False])
@@ -146,12 +99,3 @@ def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
     assert third.claim() == []
     world.clock.advance(200)
     assert [delivery.job for delivery in third.claim()] == [job]
-
-
-def test_a_second_process_opens_without_touching_anything() -> None:
-    world = World()
-    world.process().enqueue()
-    before = {path: world.machine.content(path) for path in world.segments()}
-    second = world.process()
-    assert second.journal.recovered == []
-    assert {path: world.machine.content(path) for path in world.segments()} == before

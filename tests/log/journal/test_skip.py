@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.errors import AppendFailed
-from taskq.core.model import Extras
 from taskq.log.config import LSN_SKIP
 from taskq.log.requests import Op
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import PATH, World
+from tests.log.world import World
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 _SEEN = 5_000_000
@@ -35,17 +33,6 @@ def test_what_is_written_behind_a_skip_is_above_what_was_seen_and_of_another_epo
     assert epoch != other.journal.epoch == first.journal.epoch
     assert [delivery.job for delivery in first.claim(9)] == jobs
     assert world.reader().lost == ()
-
-
-def test_a_second_skip_over_the_same_lsn_changes_nothing() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue()
-    first = process.ask(Op.SKIP, _SEEN)
-    epoch, segments = process.journal.epoch, world.segments()
-    assert process.ask(Op.SKIP, _SEEN) == process.ask(Op.SKIP, 1) == first
-    assert (process.journal.epoch, world.segments()) == (epoch, segments)
-    assert process.enqueue() == first
 
 
 def test_a_skip_below_the_logs_end_begins_an_epoch_at_its_end() -> None:
@@ -88,21 +75,3 @@ def test_a_disk_without_room_for_a_segment_leaves_the_log_as_it_was() -> None:
     world.machine.free = None
     assert process.enqueue() == job + 1
     assert process.journal.epoch == epoch
-
-
-def test_what_stands_before_a_skip_is_compacted_whatever_its_width() -> None:
-    """Upkeep makes room for the records of a segment, not for the lsns up to the next one."""
-    world = World(config=keeping(min_free_bytes=0, reserve_bytes=0, keep_seconds=1.0))
-    process = world.process()
-    job = process.enqueue(b"waits", Extras(due_ns=10**15))
-    fill_segment(process)
-    process.enqueue(b"ends")
-    (delivery,) = process.claim()
-    process.settle(delivery)
-    last = process.journal.segment
-    process.ask(Op.SKIP, 2**48)
-    process.enqueue(b"behind")
-    world.clock.advance(60)
-    tend(process)
-    assert world.segments()[0] > f"{PATH}/log/{last:020d}.log"
-    assert world.view(job) is not None

@@ -18,7 +18,6 @@ from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq.log.requests import Op
-from taskq.log.segments.identity import SYNC_POINTS, read_identity
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk
@@ -125,57 +124,6 @@ def _rewrite_hint(world: World, data: bytes) -> None:
     process.close(descriptor)
 
 
-def test_only_a_log_that_has_sync_points_says_so_to_older_versions() -> None:
-    """They would take one for a torn tail, and cut off the claims behind it."""
-    world = World()
-    process, other = world.process(), world.process()
-    process.enqueue()
-    for rests in (False, True):
-        if rests:
-            process.rest()
-        identity = read_identity(process.disk, world.path)
-        assert identity is not None
-        assert (SYNC_POINTS in identity.incompat) == rests
-    other.enqueue()
-    other.rest()
-    assert len(world.process().journal.identity.incompat) == 1
-
-
-def test_a_log_that_rests_ends_in_one_sync_point_however_often_it_is_left_and_opened() -> None:
-    world, _ = _written(Durability.OS, rests=True)
-    size = len(world.machine.content(world.segments()[0]))
-    for _ in range(3):
-        process = world.process()
-        process.rest()
-        process.rest()
-        process.close()
-    assert len(world.machine.content(world.segments()[0])) == size
-    header = world.reader().files.frame_header(1, size - codec.FRAME_HEADER_SIZE)
-    assert header is not None
-    assert header.is_sync_point
-    assert header.synced_through == header.first_lsn == world.reader().next_lsn
-
-
-def test_nothing_says_that_it_is_on_disk_before_it_is() -> None:
-    """Another's frame that came meanwhile is not vouched for."""
-    world = _world(Durability.OS)
-    process, other = world.process(), world.process()
-    process.enqueue(b"mine")
-    syncing = process.disk.sync
-
-    def overtaken(descriptor: int) -> None:
-        syncing(descriptor)
-        other.send(Op.ENQUEUE, (PLAIN, b"another's", None))
-
-    process.disk.sync = overtaken  # type: ignore[method-assign]
-    process.rest()
-    assert not process.journal.ends_in_sync_point()
-    process.disk.sync = syncing  # type: ignore[method-assign]
-    process.rest()
-    assert process.journal.ends_in_sync_point()
-    assert [record.body for record in world.records()] == [b"mine", b"another's"]
-
-
 def test_a_full_disk_goes_without_a_sync_point() -> None:
     world, _ = _written(Durability.OS, rests=False)
     process = world.process()
@@ -218,20 +166,6 @@ async def test_rot_in_a_log_that_was_closed_well_costs_the_frame_it_is_in(
         async with TaskLog.open(tmp_path / name) as log:
             assert len(await log.claim(99)) == 59
         assert not (tmp_path / name / "torn").exists()
-
-
-@pytest.mark.parametrize("durability", ["os", "fsync"])
-async def test_the_last_frame_of_a_log_that_was_closed_well_is_no_torn_tail(
-    durability: str, tmp_path: Path
-) -> None:
-    async with TaskLog.open(tmp_path, durability=durability) as log:
-        await log.put(b"the only job")
-    (tmp_path / "write.lock").unlink()
-    segment = next((tmp_path / "log").glob("*.log"))
-    segment.write_bytes(segment.read_bytes().replace(b"the only job", b"The only job"))
-    with LogReader.open(str(tmp_path)) as reader:
-        report = reader.verify()
-    assert (len(report.damage), report.torn_bytes) == (1, 0)
 
 
 async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more(

@@ -29,24 +29,6 @@ def test_who_is_covered_by_anothers_sync_does_none(turns: tuple[SyncTurn, SyncTu
     assert second.take(BOOT, GENERATION, 26)
 
 
-def test_what_was_synced_before_a_failure_or_a_boot_covers_nobody(
-    turns: tuple[SyncTurn, SyncTurn],
-) -> None:
-    first, second = turns
-    assert first.take(BOOT, GENERATION, 10)
-    first.leave(BOOT, GENERATION, 25)
-    assert second.take(BOOT, GENERATION + 1, 5)
-    second.give_up()
-    assert second.take(BOOT + 1, GENERATION, 5)
-
-
-def test_a_failed_sync_covers_nobody(turns: tuple[SyncTurn, SyncTurn]) -> None:
-    first, second = turns
-    assert first.take(BOOT, GENERATION, 10)
-    first.give_up()
-    assert second.take(BOOT, GENERATION, 10)
-
-
 def test_a_process_that_is_stopped_in_its_turn_holds_nobody_up(
     turns: tuple[SyncTurn, SyncTurn],
 ) -> None:

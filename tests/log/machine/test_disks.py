@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log.machine import syscalls
 from taskq.log.machine.disk import LocalDisk
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
@@ -33,19 +32,6 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
 
 
 # -- the real one ----------------------------------------------------------------------------------
-
-
-def test_a_file_has_one_identity_whichever_call_tells_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two containers share a log, and one has a C library without ``statx``."""
-    (tmp_path / "a").write_bytes(b"abc")
-    file = str(tmp_path / "a")
-    fast = syscalls.StatusReader(syscalls.Pace()).status(file)
-    monkeypatch.setattr(syscalls, "_statx", None)
-    assert syscalls.StatusReader(syscalls.Pace()).status(file) == fast
-    assert fast is not None
-    assert fast[1:] == ((tmp_path / "a").stat().st_ino, 3)
 
 
 def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,19 +146,6 @@ def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk
     other.close(theirs)
     disk.lock(mine)
     assert not other.try_lock(third)
-
-
-def test_a_closed_descriptor_is_none(disks: tuple[Disk, Disk, str]) -> None:
-    disk, _, path = disks
-    descriptor = disk.open(f"{path}/a", create=True)
-    disk.close(descriptor)
-    for call in (
-        lambda: disk.size(descriptor),
-        lambda: disk.read(descriptor, 1, 0),
-        lambda: disk.write(descriptor, b"a", 0),
-    ):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            call()
 
 
 def test_a_boot_has_one_number_and_a_disk_has_room(disks: tuple[Disk, Disk, str]) -> None:

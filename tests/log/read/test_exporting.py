@@ -48,20 +48,6 @@ def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     assert rest == sorted(rest)
 
 
-@grows
-@pytest.mark.parametrize("seed", range(some(1, 5)))
-def test_every_job_that_compaction_left_or_wrote_again_is_told_once(seed: int) -> None:
-    history = History(seed, small=True)
-    for count in (15, 15, 10):
-        history.compact()
-        history.run(count)
-    world = history.world
-    known = range(1, history.processes[0].journal.next_lsn)
-    journal, now_ns = world.reader(), world.clock.wall_ns()
-    asked = [view for view in (tell(journal, lsn, now_ns) for lsn in known) if view is not None]
-    assert sorted(_all(world), key=lambda view: view.lsn) == asked
-
-
 def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None:
     world = World()
     process = world.process()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.model import SECOND_NS, Extras
+from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.log.commit.numbers import engine_stats
 from taskq.log.read.gauges import Gauges
@@ -59,42 +59,6 @@ def test_the_age_is_that_of_the_job_that_was_enqueued_first_whatever_its_priorit
         assert _age(process, "default") == 5
 
 
-def test_a_queue_without_ready_jobs_has_no_age() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(spec=_MAIL, extras=Extras(due_ns=50 * SECOND_NS))
-    assert _age(first) is None
-    first.enqueue(spec=_MAIL)
-    world.clock.advance(3)
-    assert _age(first) == 3
-    first.settle(first.claim()[0])
-    assert _age(first) is None
-
-
-def test_a_delayed_job_is_ready_since_it_was_due_and_hides_no_older_one() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(spec=_MAIL, extras=Extras(due_ns=50 * SECOND_NS))
-    world.clock.advance(30)
-    first.enqueue(spec=_MAIL)
-    world.clock.advance(21)
-    assert _age(first) == 21
-    first.claim(1)
-    assert _age(first) == 21
-    first.claim(1)
-    assert _age(first) is None
-
-
-def test_a_job_that_was_given_back_waits_since_its_enqueue() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(spec=_MAIL)
-    world.clock.advance(10)
-    first.settle(first.claim()[0], Kind.RELEASED)
-    world.clock.advance(1)
-    assert _age(first) == 11
-
-
 def test_ages_are_found_again_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     first = world.process()
@@ -111,17 +75,6 @@ def test_ages_are_found_again_without_reading(monkeypatch: pytest.MonkeyPatch) -
     assert agenda is not None
     gauges = first.committer.gauges
     assert gauges.queues(agenda, world.clock.wall_ns())[0].oldest_ready_seconds == 3
-
-
-def test_an_age_is_found_in_sealed_segments_too() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(b"x" * 40_000, spec=_MAIL)
-    for _ in range(5):
-        world.clock.advance(7)
-        first.enqueue(b"x" * 40_000)
-    assert len(world.segments()) > 2
-    assert _age(first) == _age(world.process()) == 35
 
 
 def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up() -> None:
@@ -163,16 +116,6 @@ def test_throughput_is_what_ended_over_the_last_minute() -> None:
     assert _rate(first) == 0
 
 
-def test_a_process_that_has_just_opened_the_log_knows_no_throughput() -> None:
-    world = World()
-    first = world.process()
-    _end(first, 3)
-    assert _rate(first) is None
-    world.clock.advance(1)
-    assert _rate(first) == 3
-    assert _rate(world.process()) is None
-
-
 def test_what_ended_long_ago_is_not_counted_after_a_pause() -> None:
     world = World()
     first = world.process()
@@ -185,26 +128,6 @@ def test_what_ended_long_ago_is_not_counted_after_a_pause() -> None:
     world.clock.advance(5)
     _end(first, 30)
     assert _rate(first) == 1
-
-
-def test_what_others_end_counts_when_it_is_seen() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    first.claim()
-    first.claim()
-    world.clock.advance(60)
-    _end(second, 60)
-    assert _rate(first) == 1
-
-
-def test_samples_are_few_however_many_batches_there_are() -> None:
-    world = World()
-    first = world.process()
-    first.claim()
-    for _ in range(1_000):
-        world.clock.advance(0.25)
-        first.enqueue(spec=_MAIL)
-    assert len(first.committer.gauges._samples) <= 62
 
 
 # -- the engine ------------------------------------------------------------------------------------
@@ -228,18 +151,6 @@ def test_the_engine_counts_batches_records_bytes_and_payload() -> None:
     amplification = _engine(first).write_amplification
     assert amplification == pytest.approx((engine.appended_bytes + 900) / 450)
     assert _engine(world.process()).write_amplification is None
-
-
-def test_a_refused_batch_is_not_counted() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue()
-    world.machine.free = 0
-    before = _engine(first)
-    first.committer.commit([])
-    world.machine.free = None
-    after = _engine(first)
-    assert (after.batches, after.appended_bytes) == (before.batches, before.appended_bytes)
 
 
 def test_fsyncs_are_timed_and_slow_ones_counted_and_logged(
@@ -288,32 +199,6 @@ def test_the_lock_is_excused_while_a_segment_is_sealed_and_the_next_begun(
         first.enqueue(b"x" * 40_000)
     assert len(held) > 2
     assert _engine(first).lock_hold_seconds_max == 0.25
-
-
-def test_records_of_others_are_counted_when_they_are_folded() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    first.claim()
-    own = _engine(first).caught_up_records
-    for _ in range(5):
-        second.enqueue()
-    first.enqueue()
-    assert _engine(first).caught_up_records == own + 5
-    first.enqueue()
-    assert _engine(first).caught_up_records == own + 5
-
-
-def test_opening_is_timed() -> None:
-    world = World()
-    world.process().enqueue()
-
-    def on_step(operation: str, path: str) -> None:
-        if operation == "create" and path.endswith(".log"):
-            world.clock.advance(3)
-
-    world.lose_power()
-    world.machine.on_step = on_step
-    assert _engine(world.process()).open_seconds == 3
 
 
 def test_the_disks_room_is_told() -> None:

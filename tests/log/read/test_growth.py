@@ -65,27 +65,6 @@ def test_only_what_is_on_disk_may_be_read(durability: Durability) -> None:
     assert not process.committer.waiters.growth
 
 
-def test_where_nothing_is_ever_synced_whatever_was_written_may_be_read() -> None:
-    process = World().process(config(Durability.OS))
-    process.enqueue()
-    future = follow(process, process.journal.next_lsn)
-    assert told(process) == []
-    process.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    assert not process.committer.waiters.growth.lacking
-    assert told(process) == [(None, future, extent_of(process))]
-
-
-def test_the_end_as_of_now_is_told_once_all_of_it_is_on_disk() -> None:
-    process = World().process()
-    process.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    future = follow(process, None)
-    assert told(process) == []
-    process.committer.sync()
-    ((_, answered, extent),) = told(process)
-    assert answered is future
-    assert extent == extent_of(process)
-
-
 def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
     """A claim, say, which its own process syncs only by the way."""
     world = World()

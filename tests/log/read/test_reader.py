@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.errors import LogError
-from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.reader import LogReader
@@ -21,36 +20,6 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Scanner
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> str:
-    """Fifty jobs of low priority, then one that overtakes them; all but two have succeeded."""
-    store = open_store(str(tmp_path), LogConfig())
-    port = store.thread_port
-    low = [port.enqueue(EnqueueSpec("q", "t", 1), b"low") for _ in range(50)]
-    high = port.enqueue(EnqueueSpec("q", "t", 9), b"high")
-    assert len({future.result(10) for future in [*low, high]}) == 51
-    deliveries = port.claim(ClaimRequest(49)).result(10)
-    assert port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries]).result(10)
-    store.close()
-    return str(tmp_path)
-
-
-def test_the_newest_jobs_come_first_whatever_was_settled_first(directory: str) -> None:
-    jobs = LogReader.open(directory).jobs(None, None, None, 3)
-    assert [job.payload for job in jobs] == [b"high", b"low", b"low"]
-    assert [job.lsn for job in jobs] == sorted((job.lsn for job in jobs), reverse=True)
-
-
-def test_jobs_are_found_by_state_queue_and_task(directory: str) -> None:
-    reader = LogReader.open(directory)
-    assert [job.payload for job in reader.jobs({State.SUCCEEDED}, "q", "t", 2)] == [b"high", b"low"]
-    ready = reader.jobs({State.READY}, None, None, 10)
-    assert [job.state for job in ready] == [State.READY, State.READY]
-    assert not reader.jobs({State.SCHEDULED}, None, None, 10)
-    assert not reader.jobs(None, "other", None, 10)
-    assert not reader.jobs(None, None, "other", 10)
 
 
 # -- over several segments -------------------------------------------------------------------------
@@ -89,21 +58,6 @@ def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
         monkeypatch.setattr(SegmentFiles, "scanner", spied)
         assert [job.payload[:1] for job in reader.jobs(None, None, None, 1)] == [b"4"]
         assert read == set(lsns[-2:])
-
-
-def test_jobs_are_found_by_a_state_that_a_later_segment_tells(long_log: str) -> None:
-    with LogReader.open(long_log) as reader:
-        for state, expected in (
-            (State.SUCCEEDED, [b"2", b"1", b"0"]),
-            (State.DEAD, [b"3"]),
-            (State.READY, [b"4"]),
-            (State.CANCELLED, []),
-        ):
-            jobs = reader.jobs({state}, None, "t", 10)
-            assert [job.payload[:1] for job in jobs] == expected
-            assert all(job.state is state for job in jobs)
-        both = reader.jobs({State.SUCCEEDED, State.READY}, "q", None, 2)
-        assert [job.payload[:1] for job in both] == [b"4", b"2"]
 
 
 def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) -> None:

@@ -19,7 +19,6 @@ from taskq.log.read.readers import (
     check_reader_name,
     is_read,
     read_position,
-    reader_names,
     reader_positions,
 )
 from taskq.log.segments.identity import create_identity
@@ -94,17 +93,6 @@ def test_a_crash_at_any_step_leaves_a_position_that_was_saved(
         assert len(saved) <= 1
     else:
         assert position in (saved[synced:] if power else saved[-2:])
-
-
-def test_after_a_crash_the_reader_takes_over_what_was_saved_last(tmp_path: Path) -> None:
-    for number in range(30):
-        reader = take(tmp_path)
-        reader.load()
-        for more in range(number % 4):
-            reader.save(HERE._replace(lsn=100 * number + more))
-        expected = reader.position
-        reader.release()
-        assert found(tmp_path) == expected
 
 
 def test_what_does_not_read_back_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -223,17 +211,6 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, prob
         check_reader_name(name)
     with pytest.raises(UsageError, match=problem):
         take(tmp_path, name)
-
-
-@pytest.mark.parametrize(
-    "name", ["billing", "x" * 100, "\u20ac" * 66, "a b", "x.ofs", "caf\u00e9", "-", "~", "\\"]
-)
-def test_any_other_name_is_a_reader(tmp_path: Path, name: str) -> None:
-    reader = take(tmp_path, name)
-    reader.save(HERE)
-    reader.release()
-    assert reader_names(LocalDisk(), str(tmp_path)) == [name]
-    assert found(tmp_path, name) == HERE
 
 
 def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(

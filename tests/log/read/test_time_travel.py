@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import MomentGone, UsageError
-from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.model import SECOND_NS
 from taskq.log.format.carried import encode_compacted
-from taskq.log.read.listing import Wanted, newest_jobs, tell_jobs
 from taskq.log.read.timetravel import Moment, stand_at
-from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.tending import meaning
-from tests.log.world import PATH, PLAIN, World
+from tests.log.world import PATH, World
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -87,29 +85,6 @@ def _check_told(history: History, lsns: list[int]) -> None:
             assert tell(journal, job, now_ns) == view, (lsn, job)
 
 
-def test_an_lsn_inside_a_frame_means_the_state_after_the_frame() -> None:
-    """What was committed together never was there in part."""
-    world = World()
-    process = world.process()
-    together = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % n, None) for n in range(4)])
-    process.enqueue()
-    for lsn in together:
-        assert _past(world, Moment(lsn=lsn))["next"] == together
-    assert _past(world, Moment(lsn=0))["next"] == []
-
-
-def test_what_was_due_between_two_frames_is_ready_at_a_moment_between_them() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue(extras=Extras(due_ns=60 * SECOND_NS))
-    start_ns = world.clock.wall_ns()
-    world.clock.advance(600)
-    process.enqueue()
-    assert _past(world, Moment(time_ns=start_ns + 59 * SECOND_NS))["next"] == []
-    assert _past(world, Moment(time_ns=start_ns + 60 * SECOND_NS))["next"] == [job]
-    assert _past(world, Moment(time_ns=start_ns - 1))["jobs"] == {}
-
-
 def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
     """Steps of the clock are taken for corrections: the first frames say 1970."""
     world = World()
@@ -131,25 +106,6 @@ def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
 def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
     journal = world.reader()
     return journal, stand_at(journal, moment)
-
-
-def test_jobs_are_listed_and_told_as_they_were() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue(b"the payload")
-    [delivery] = process.claim()
-    claimed_at = process.journal.next_lsn - 1
-    process.settle(delivery, body=b"42")
-    later = process.enqueue()
-    journal, now_ns = _standing(world, Moment(lsn=claimed_at))
-    [view] = newest_jobs(journal, Wanted(None, None, None, 9), now_ns)
-    assert (view.lsn, view.state, view.result, view.payload) == (
-        job, State.RUNNING, None, b"the payload",
-    )  # fmt: skip
-    running = Wanted(frozenset({State.RUNNING}), None, None, 9)
-    assert newest_jobs(journal, running, now_ns) == [view]
-    assert tell_jobs(journal, [job], now_ns) == [view]
-    assert tell_jobs(journal, [later], now_ns) == []
 
 
 # -- moments that cannot be told -------------------------------------------------------------------

@@ -59,15 +59,6 @@ def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> Non
     assert lsns[0] == job
 
 
-def test_a_job_that_is_not_there_has_no_timeline() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue()
-    [delivery] = process.claim()
-    assert timeline(world.reader(), delivery.token) == ()
-    assert timeline(world.reader(), 99) == ()
-
-
 async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_path: Path) -> None:
     """A process introduces itself in the log once, before its first claim."""
     async with TaskLog.open(tmp_path, name="early bird", segment_bytes=SEGMENT_BYTES_MIN) as log:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from taskq.core.model import Durability, State
 from taskq.core.records import Kind
-from taskq.log.format import codec
 from taskq.log.format.frames import Gap
 from taskq.log.segments.index_build import IndexBuilder
 from taskq.log.segments.index_memory import JobPlaces
@@ -94,17 +93,6 @@ def check_cursors(journal: Journal) -> None:
 @given(st.integers(0, 2**32))
 @grows
 @settings(max_examples=some(2, 5), deadline=None)
-def test_lookups_in_memory_find_what_a_plain_scan_finds(seed: int) -> None:
-    """As a reader has them that must not write."""
-    reader = random_log(seed).world.reader()
-    check_lookups(reader)
-    check_times(reader)
-    check_cursors(reader)
-
-
-@given(st.integers(0, 2**32))
-@grows
-@settings(max_examples=some(2, 5), deadline=None)
 def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
     process = random_log(seed)
     save(process)
@@ -132,30 +120,6 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
             save(other)
 
 
-@given(st.integers(0, 2**32))
-@grows
-@settings(max_examples=some(5, 15), deadline=None)
-def test_runs_are_indexed_as_if_record_by_record(seed: int) -> None:
-    """Slices with a step must see what a look at each record sees."""
-    journal = random_log(seed, frames=6).world.reader()
-    for _, item in journal.frames(journal.start()):
-        assert not isinstance(item, Gap)
-        whole = IndexBuilder(1)
-        whole.feed(item)
-        single = IndexBuilder(1)
-        offset, at = item.offset + codec.FRAME_HEADER_SIZE, item.at
-        for lsn in range(item.header.first_lsn, item.header.next_lsn):
-            length = codec.LENGTH.unpack_from(item.data, at)[0]
-            record = item.data[at : at + length]
-            single.top_time_ns = whole.top_time_ns
-            single._feed(record, 0, length, lsn, offset, item.offset)
-            at, offset = at + length, offset + length
-        assert list(whole.places.parts()) == list(single.places.parts())
-        assert whole.entries.page(0, 10**6) == single.entries.page(0, 10**6)
-        assert (whole.keys, whole.clocks) == (single.keys, single.clocks)
-        assert whole.spilled() == single.spilled()
-
-
 @given(st.integers(0, 2**32), st.integers(1, 40))
 @grows
 @settings(max_examples=some(5, 15), deadline=None)
@@ -176,31 +140,6 @@ def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, re
     assert whole.entries.page(0, 10**6) == stepped.entries.page(0, 10**6)
     assert (whole.keys, whole.clocks) == (stepped.keys, stepped.clocks)
     assert whole.spilled() == stepped.spilled()
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([5, 6, 2**32 - 1, 2**32, 2**63 - 1]), st.integers(0, 2**31 - 1)),
-        max_size=60,
-        unique=True,
-    ),
-    st.integers(0, 60),
-)
-def test_jobs_far_apart_are_found_and_sorted(pairs: list[tuple[int, int]], asked_at: int) -> None:
-    """Whatever was sorted in between by being asked."""
-    places = JobPlaces()
-    for number, (job, offset) in enumerate(pairs):
-        if number == asked_at:
-            places.of(5)
-        places.add(job, offset)
-    for job, _ in pairs:
-        assert places.of(job) == sorted(offset for other, offset in pairs if other == job)
-    assert places.of(7) == []
-    seen = [pair for jobs, offsets in places.parts() for pair in zip(jobs, offsets, strict=True)]
-    assert seen == sorted(pairs)
-    assert places.size == len(pairs)
-    if pairs:
-        assert (places.job_min, places.job_max) == (min(pairs)[0], max(pairs)[0])
 
 
 def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_than_its_pairs() -> (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.requests import Op
@@ -17,7 +16,7 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
-from tests.log.segments.test_index import check_lookups, check_times, index_files, random_log, save
+from tests.log.segments.test_index import check_lookups, index_files, random_log, save
 from tests.log.world import PATH, PLAIN, World, cuts
 
 if TYPE_CHECKING:
@@ -60,13 +59,8 @@ def test_every_sealed_segment_gets_a_file_beside_it(saved: dict[str, bytes]) -> 
     assert files == [path.replace(".log", ".idx") for path in segments[:-1]]
 
 
-def test_a_missing_file_is_written_anew(saved: dict[str, bytes]) -> None:
-    rest = {path: data for path, data in saved.items() if path != _FIRST}
-    _check_and_repair(_revive(rest), saved[_FIRST])
-
-
 @grows
-@pytest.mark.parametrize("seed", range(some(5, 12)))
+@pytest.mark.parametrize("seed", range(some(3, 12)))
 def test_a_file_with_a_flipped_bit_is_written_anew(saved: dict[str, bytes], seed: int) -> None:
     """Wherever the bit is: what is asked before is answered from the segment itself."""
     data = bytearray(saved[_FIRST])
@@ -84,13 +78,9 @@ def test_a_file_with_a_flipped_bit_is_written_anew(saved: dict[str, bytes], seed
     check_lookups(process.journal)
 
 
-@pytest.mark.parametrize("size", [0, 1, 207, 208, 5_000, -1])
+@pytest.mark.parametrize("size", [0, 207, 5_000, -1])
 def test_a_short_file_is_written_anew(saved: dict[str, bytes], size: int) -> None:
     _check_and_repair(_revive(saved | {_FIRST: saved[_FIRST][:size]}), saved[_FIRST])
-
-
-def test_a_file_with_more_behind_it_is_written_anew(saved: dict[str, bytes]) -> None:
-    _check_and_repair(_revive(saved | {_FIRST: saved[_FIRST] + bytes(4)}), saved[_FIRST])
 
 
 def test_the_index_of_another_log_is_written_anew(saved: dict[str, bytes]) -> None:
@@ -99,11 +89,6 @@ def test_the_index_of_another_log_is_written_anew(saved: dict[str, bytes]) -> No
     foreign = other.world.machine.content(_FIRST)
     assert len(foreign) == len(saved[_FIRST])
     _check_and_repair(_revive(saved | {_FIRST: foreign}), saved[_FIRST])
-
-
-def test_the_index_of_another_segment_is_written_anew(saved: dict[str, bytes]) -> None:
-    path = sorted(path for path in saved if path.endswith(".idx"))[1]
-    _check_and_repair(_revive(saved | {_FIRST: saved[path]}), saved[_FIRST])
 
 
 def test_the_index_of_a_segment_that_was_longer_or_ended_otherwise_is_written_anew() -> None:
@@ -144,18 +129,6 @@ def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) 
     check_lookups(reader)
 
 
-def test_a_page_that_rots_while_the_file_is_open_is_noticed(saved: dict[str, bytes]) -> None:
-    world = _revive(saved)
-    process = world.process()
-    check_lookups(process.journal)
-    process.journal.indexes._pages.clear()
-    world.machine.corrupt(_FIRST, 300, b"\xaa\x55\xaa\x55")
-    check_lookups(process.journal)
-    assert process.journal.indexes.missing() == [1]
-    save(process)
-    assert world.machine.content(_FIRST) == saved[_FIRST]
-
-
 @grows
 @pytest.mark.parametrize("seed", range(some(4, 10)))
 def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
@@ -179,16 +152,6 @@ def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
     for job in scan.about:
         for result in reader.indexes.about(job):
             assert result.record == scan.records[result.lsn]
-
-
-def test_a_reader_writes_nothing(saved: dict[str, bytes]) -> None:
-    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
-    world = _revive(rest)
-    steps = world.machine.steps
-    check_lookups(world.reader())
-    check_times(world.reader())
-    assert world.machine.steps == steps
-    assert not index_files(world)
 
 
 def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
@@ -225,20 +188,6 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
         segments = world.reader().files.lsns
         assert index_files(world) == [f"{PATH}/log/{index_name(lsn)}" for lsn in segments[:-1]]
     assert cut.step > 10
-
-
-def test_a_disk_that_is_full_keeps_nothing_and_stops_nobody(saved: dict[str, bytes]) -> None:
-    rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
-    world = _revive(rest)
-    process = world.process()
-    world.machine.free = 1_000
-    with pytest.raises(OSError, match="No space"):
-        save(process)
-    assert not index_files(world)
-    check_lookups(process.journal)
-    world.machine.free = None
-    save(process)
-    assert world.machine.content(_FIRST) == saved[_FIRST]
 
 
 def test_processes_that_write_the_same_index_at_a_time_do_not_harm_it(
@@ -292,24 +241,6 @@ def test_a_segment_is_indexed_in_small_steps() -> None:
     assert offset > 1024 * 1024
     assert len(sizes) > 16
     assert max(sizes) < 64 * 1024 + 30_000
-
-
-def test_a_frame_of_many_records_is_indexed_in_small_steps() -> None:
-    """Five thousand keys of one transaction held up the storage thread for 40 ms."""
-    count = 5_000
-    process = World().process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN))
-    keyed = [(PLAIN, b"", Extras(key=b"%d" % number)) for number in range(count)]
-    process.send(Op.ENQUEUE_MANY, keyed)
-    while len(process.world.segments()) < 2:
-        process.enqueue(b"y" * 20_000)
-    indexes = process.journal.indexes
-    steps = indexes.save_steps(1)
-    next(steps)
-    sizes = [len(indexes._built[1].keys)]
-    while sum(sizes) < count:
-        next(steps)
-        sizes.append(len(indexes._built[1].keys) - sum(sizes))
-    assert max(sizes) <= 256
 
 
 def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:

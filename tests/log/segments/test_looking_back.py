@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import JobNotFound
-from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Op
-from tests.log.segments.test_index import save
 from tests.log.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq.log.requests import Outcome
     from taskq.log.segments.lookup import RecordFound
     from tests.log.world import Process
 
@@ -34,33 +31,6 @@ def _old_jobs() -> tuple[Process, list[int]]:
             process.enqueue(b"x" * 30_000)
         process.enqueue(b"next")
     return process, jobs
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_the_outcome_of_a_job_that_ended_long_ago_is_told(*, indexed: bool) -> None:
-    process, jobs = _old_jobs()
-    if indexed:
-        save(process)
-    other = process.world.process()
-    outcomes: list[Outcome] = [other.ask(Op.OUTCOME, job) for job in jobs[:2]]
-    assert [(outcome.state, outcome.body) for outcome in outcomes] == [
-        (State.SUCCEEDED, b"done"),
-        (State.DEAD, b"no good"),
-    ]
-
-
-def test_the_outcome_of_an_old_job_that_ends_later_is_told_then() -> None:
-    process, jobs = _old_jobs()
-    other = process.world.process()
-    future = other.send(Op.OUTCOME, jobs[2])
-    other.sync()
-    assert not future.done()
-    [delivery] = process.claim(1)
-    assert delivery.job == jobs[2]
-    process.settle(delivery, body=b"at last")
-    other.follow()
-    other.sync()
-    assert future.result(0).body == b"at last"
 
 
 def test_a_number_that_is_no_job_is_refused() -> None:
@@ -91,25 +61,6 @@ def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPa
     assert future.result(0).body == b"done"
     assert looked
     assert not any(looked)
-
-
-def test_a_fresh_job_is_waited_for_without_any_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that waits for what it enqueued just now needs no more than a short walk."""
-    process, _ = _old_jobs()
-    other = process.world.process()
-    job = other.enqueue(b"fresh")
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("an index was asked for")
-
-    monkeypatch.setattr(other.journal.indexes, "_index", refuse)
-    future = other.send(Op.OUTCOME, job)
-    while not future.done():
-        for delivery in process.claim(9):
-            process.settle(delivery, body=b"%d" % delivery.job)
-        other.follow()
-        other.sync()
-    assert future.result(0).body == b"%d" % job
 
 
 def test_a_segment_that_compaction_takes_away_meanwhile_costs_no_answer() -> None:

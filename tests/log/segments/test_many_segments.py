@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.journal.journal import Journal
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
-from tests.log.tending import FILLER, fill_segment, keeping, tend
+from tests.log.tending import FILLER
 from tests.log.told import write
 from tests.log.world import PATH, PLAIN, World
 from tests.machine.crashable import CrashableDisk
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from tests.log.world import Process
 
-DAY = 86_400
 LOW = EnqueueSpec("default", "mail.send", 0, 3)
 HIGH = EnqueueSpec("default", "mail.send", 9, 3)
 
@@ -148,92 +147,3 @@ def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
     (queue,) = process.catch_up().need_agenda().queues.stats()
     assert (queue.expired, queue.running) == (count, 1)
     assert process.world.kinds().count(Kind.EXPIRED) == count
-
-
-def test_a_payload_that_was_claimed_is_read_though_its_segment_went() -> None:
-    world = World(config=keeping(keep_segments=1))
-    other, worker = world.process(), world.process()
-    job = other.enqueue(b"payload", Extras(headers={"a": "b"}))
-    (delivery,) = worker.claim()
-    segment = world.segments()[0]
-    for _ in range(4):
-        fill_segment(other)
-    tend(other)
-    assert segment not in world.segments()
-    assert (delivery.job, delivery.payload, delivery.headers) == (job, b"payload", {"a": "b"})
-    worker.settle(delivery, body=b"done")
-    view = world.view(job)
-    assert view is not None
-    assert (view.state, view.payload, view.result) == (State.SUCCEEDED, b"payload", b"done")
-
-
-@pytest.mark.parametrize("waits", ["scheduled", "ready", "running", "tried"])
-def test_a_job_that_is_not_over_outlives_the_time_that_finished_ones_are_kept(waits: str) -> None:
-    """However long that takes: time counts from the end of a job, and it has none yet."""
-    world = World(config=keeping(keep_seconds=DAY))
-    process = world.process()
-    delay_ns = 9 * DAY * SECOND_NS if waits == "scheduled" else 0
-    job = process.enqueue(b"x", Extras(due_ns=delay_ns))
-    if waits in {"running", "tried"}:
-        (delivery,) = process.claim()
-        if waits == "tried":
-            process.settle(delivery, Kind.RETRIED, body=b"why", delay_ns=9 * DAY * SECOND_NS)
-    for _ in range(4):
-        process.world.clock.advance(2 * DAY)
-        process.send(Op.ENQUEUE, (EnqueueSpec("other"), FILLER, None))
-        _fill(process)
-        tend(process)
-    assert len(world.segments()) <= 3
-    view = world.view(job)
-    assert view is not None
-    assert view.payload == b"x"
-    process.world.clock.advance(2 * DAY)
-    if waits != "running":
-        (delivery,) = [delivery for delivery in process.claim(99) if delivery.job == job]
-    process.settle(delivery, body=b"done")
-    view = world.view(job)
-    assert view is not None
-    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
-
-
-def test_a_compaction_ends_though_all_that_it_writes_again_is_due_at_once() -> None:
-    """Nothing is kept, but the backlog is larger than a segment: each is written again once."""
-    world = World(config=keeping(keep_seconds=0))
-    process = world.process()
-    jobs = backlog(process, 5)
-    before = world.segments()
-    world.clock.advance(1)
-    upkeep = tend(process)
-    assert world.segments() == before, "nothing ended, so there is nothing to be rid of"
-    process.ask(Op.CANCEL, jobs.pop())
-    world.clock.advance(60)
-    tend(process, upkeep)
-    assert not set(before[:-1]) & set(world.segments())
-    carried = [record.job for record in world.records() if record.kind == Kind.CARRIED]
-    assert sorted(carried) == sorted(set(carried))
-    assert [delivery.job for delivery in world.process().claim(len(jobs))] == jobs
-
-
-def _fill(process: Process) -> None:
-    """Finish jobs of another queue until a new segment begins."""
-    segment = process.journal.segment
-    request = ClaimRequest(9, queues=frozenset({"other"}), wait_until_ns=0)
-    while process.journal.segment == segment:
-        process.enqueue(FILLER, None, EnqueueSpec("other"))
-        for delivery in process.ask(Op.CLAIM, request):
-            process.settle(delivery)
-
-
-def test_a_segment_that_another_process_removes_meanwhile_counts_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World()
-    writer = world.process()
-    backlog(writer, 4)
-    size, first = world.reader().files.total_size(), world.segments()[0]
-    gone = writer.disk.size(writer.disk.open(first))
-    files = world.reader().files
-    files.refresh()
-    writer.disk.remove(first)
-    monkeypatch.setattr(type(files), "refresh", lambda _: None)  # it had looked just before
-    assert files.total_size() == size - gone

@@ -9,7 +9,6 @@ import pytest
 from taskq.core.errors import LogDamaged
 from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import ClaimRequest, Op
 from tests.log.world import Process, World
 
 SIZES = (0, 1, 90, 90, 90, 5_000, 16_300, 40_000)
@@ -30,17 +29,6 @@ def backlog() -> Process:
 def places(process: Process) -> list[tuple[int, int]]:
     agenda = process.catch_up().need_agenda()
     return [(chunk.locations[at], chunk.ids[at]) for chunk, at in agenda.table]
-
-
-@pytest.mark.parametrize("is_shuffled", [False, True])
-def test_many_records_are_those_that_are_read_one_by_one(
-    backlog: Process, is_shuffled: bool
-) -> None:
-    files, wanted = backlog.journal.files, places(backlog)
-    assert len({location >> 32 for location, _ in wanted}) > 1, "more segments than one"
-    if is_shuffled:
-        random.Random(4).shuffle(wanted)
-    assert files.records(wanted) == [files.record(*job) for job in wanted]
 
 
 def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process) -> None:
@@ -71,13 +59,6 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
         assert [record.body for record in world.records()][-1] == b"its record is damaged"
     assert given == wanted
     assert not recent.records
-
-
-def test_a_claim_of_many_brings_each_job_its_own_payload(backlog: Process) -> None:
-    deliveries = backlog.ask(Op.CLAIM, ClaimRequest(200, wait_until_ns=0))
-    assert len(deliveries) == 200
-    numbers = [int(delivery.payload.rstrip(b"\0")) for delivery in deliveries]
-    assert numbers == list(range(200))
 
 
 def test_a_backlog_is_read_in_pieces_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
-from taskq.core.model import SECOND_NS
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
 from tests.log.tending import finish
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq.log.machine.ports import Disk
 
 PATH: Final = "/srv/data"
@@ -67,41 +63,6 @@ def name(body: bytes) -> str:
 @pytest.fixture
 def place() -> Place:
     return Place()
-
-
-def test_a_body_comes_back_from_the_file_that_its_content_names(tmp_path: Path) -> None:
-    """On the real disk."""
-    spill = Spill(str(tmp_path))
-    stored = spill.put(BODY)
-    assert len(stored) == 40
-    assert spill.get(stored, WHAT) == BODY
-    assert (tmp_path / "spill" / name(BODY)).read_bytes() == BODY
-    assert len(list((tmp_path / "spill").iterdir())) == 1
-
-
-def test_equal_bodies_share_a_file_and_others_do_not(place: Place) -> None:
-    first, second = place.spill(), place.spill()
-    assert first.put(BODY) == second.put(BODY)
-    steps = place.machine.steps
-    first.put(BODY)
-    assert place.machine.steps - steps == 2, "a touch, and a sync of the directory"
-    second.put(BODY + b"!")
-    assert place.files() == sorted([name(BODY), name(BODY + b"!")])
-
-
-def test_a_body_that_is_put_again_is_young_again(place: Place) -> None:
-    """Else it might be collected before its second record is written."""
-    place.spill().put(BODY)
-    place.clock.advance(2 * HOUR)
-    stored = place.spill().put(BODY)
-    assert place.collect() == 0
-    place.clock.advance(2 * HOUR)
-    renew(place.disk(), PATH, stored, WHAT)
-    assert place.collect() == 0
-    place.clock.advance(HOUR)
-    assert place.collect(stored) == 0
-    assert place.collect() == 1
-    assert place.files() == []
 
 
 def test_a_file_that_was_damaged_is_written_anew_when_its_body_is_put_again(place: Place) -> None:
@@ -167,17 +128,6 @@ def test_new_jobs_leave_room_for_what_ends_others(place: Place) -> None:
     assert place.spill().put(BODY, lambda _: 1_000) == stored
 
 
-def test_a_file_whose_sync_failed_is_named_by_nobody(place: Place) -> None:
-    spill = place.spill()
-    place.machine.fail_next_syncs()
-    with pytest.raises(AppendFailed):
-        spill.put(BODY)
-    assert place.files() == []
-    stored = spill.put(BODY)
-    place.machine.lose_power()
-    assert place.spill().get(stored, WHAT) == BODY
-
-
 def test_after_a_failed_sync_of_the_directory_the_file_is_written_anew(place: Place) -> None:
     """The next sync would say that all is well, and the entry might not be on disk."""
     spill = place.spill()
@@ -197,45 +147,6 @@ def test_after_a_failed_sync_of_the_directory_the_file_is_written_anew(place: Pl
 
 
 # -- crashes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("power", [True, False])
-@pytest.mark.parametrize("known", [True, False])
-def test_a_crash_at_any_step_leaves_no_name_without_its_file(power: bool, known: bool) -> None:
-    """What ``put`` returned is on disk whatever happens; leftovers are collected."""
-    stop = 0
-    finished = False
-    while not finished:
-        stop += 1
-        for seed in range(20):
-            place = Place(seed)
-            if known:
-                # Another process was at the same, and did not come to the end of it.
-                place.machine.stop_at(place.machine.steps + 6, power=False)
-                with pytest.raises(ProcessKilled):
-                    place.spill().put(BODY)
-            place.machine.stop_at(place.machine.steps + stop, power=power)
-            spill = place.spill()
-            stored = None
-            try:
-                stored = spill.put(BODY)
-                place.machine.stop_at(None)
-                finished = True
-                place.machine.lose_power()
-            except (PowerLost, ProcessKilled):
-                pass
-            if stored is not None:
-                assert place.spill().get(stored, WHAT) == BODY
-            whole = [file for file in place.files() if re.fullmatch("[0-9a-f]{64}", file)]
-            for item in whole:
-                assert place.machine.content(f"{PATH}/spill/{item}") == BODY
-            # The next one who puts it gets through, whatever was left behind.
-            again = place.spill().put(BODY)
-            assert place.spill().get(again, WHAT) == BODY
-            place.clock.advance(2 * HOUR)
-            assert place.collect(again) == len(place.files()) - 1 or place.files() == [name(BODY)]
-            assert place.files() == [name(BODY)]
-    assert stop > (2 if known else 6)
 
 
 @pytest.mark.parametrize("power", [True, False])
@@ -279,17 +190,6 @@ def test_young_files_and_those_of_others_are_left_alone(place: Place) -> None:
     place.clock.advance(1)
     assert place.collect() == 1
     assert place.files() == ["notes.txt"]
-
-
-def test_what_a_killed_writer_left_unfinished_is_collected(place: Place) -> None:
-    place.machine.stop_at(place.machine.steps + 4, power=False)
-    with pytest.raises(ProcessKilled):
-        place.spill().put(BODY)
-    (left,) = place.files()
-    assert re.fullmatch(rf"{name(BODY)}\.[0-9a-f]{{16}}\.tmp", left)
-    place.clock.advance(2 * HOUR)
-    assert place.collect() == 1
-    assert place.files() == []
 
 
 @pytest.mark.parametrize("by", ["put", "renew"])
@@ -349,15 +249,3 @@ def test_the_clock_of_a_machine_that_boots_in_1970_collects_nothing(place: Place
     # Its record is written now, after all: that is seen although the clock says it is ancient.
     renew(place.disk(), PATH, young, WHAT)
     assert finish(collect(disk, PATH, old, set())) == 0
-
-
-def test_looking_for_old_files_takes_small_steps(place: Place) -> None:
-    disk = place.disk()
-    disk.make_directory(f"{PATH}/spill")
-    for number in range(1_000):
-        place.machine.put(f"{PATH}/spill/{name(b'%d' % number)}", b"")
-    place.clock.advance(2 * HOUR)
-    steps = sum(1 for _ in old_files(disk, PATH, place.clock.wall_ns()))
-    assert steps == 4
-    assert place.clock.wall_ns() > 2 * SECOND_NS
-    assert place.collect() == 1_000

@@ -31,9 +31,6 @@ _SPECS: Final = tuple(
     for priority in (5, 9)
     for flags in (Flag.CHECKED, Flag.CHECKED | Flag.DURABLE_CLAIM)
 )
-_HOW: Final = (
-    "plain", "plain", "plain", "waited", "claimed", "running", "late", "long", "due", "dead",
-)  # fmt: skip
 _JOBS: Final = st.lists(
     st.tuples(
         st.sampled_from(_SPECS[:2]) | st.sampled_from(_SPECS),
@@ -131,12 +128,3 @@ def test_who_waits_for_a_job_hears_of_an_end_that_is_written_again_alone() -> No
     assert watch.jobs == {1, 3}
     assert watch.dead == {2}
     assert watch.take() == [(2, BASE + len(records[0]))]
-
-
-def test_what_stands_behind_a_lone_carried_job_has_the_next_number() -> None:
-    born = _born(_SPECS[0], 7, b"", None)
-    carried = Carried(job=7, state=State.READY, born=born, enqueued_ns=START_NS)
-    data = encode_carried(Kind.CARRIED, carried, _FIRST) + _born(_SPECS[0], _FIRST + 1, b"", None)
-    agenda = Agenda()
-    fold_records(data, 0, len(data), _HEADER, BASE, agenda, None, None)
-    assert [chunk.ids[at] for chunk, at in agenda.table] == [7, _FIRST + 1]

@@ -66,71 +66,12 @@ def _settled(process: Process, kind: Kind = Kind.SUCCEEDED, body: bytes = b"the 
     return job
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
-def test_a_finished_job_keeps_its_end_and_its_attempts(kind: Kind) -> None:
-    process = World().process()
-    job = _settled(process, kind)
-    before = _carry(process, job)
-    assert [attempt.outcome for attempt in before.attempts] == ["retried", kind.name.lower()]
-    assert before.settled_ns
-    assert _view(process, job) == before
-
-
 def test_a_waiting_job_keeps_what_it_waits_for() -> None:
     process = World().process()
     job = process.enqueue(b"payload", Extras(due_ns=100 * _SECOND))
     before = _carry(process, job)
     assert before.state is State.SCHEDULED
     assert _view(process, job) == before
-
-
-def test_the_delay_of_a_carried_job_moves_with_the_clock() -> None:
-    process = World().process()
-    job = process.enqueue(b"payload", Extras(due_ns=100 * _SECOND))
-    before = _carry(process, job)
-    process.append(codec.encode_clock(50 * _SECOND, process.journal.next_lsn))
-    after = _view(process, job)
-    assert after is not None
-    assert after.due_ns == before.due_ns + 50 * _SECOND
-
-
-def test_a_job_that_is_to_be_tried_again_keeps_its_last_reason() -> None:
-    process = World().process()
-    job = process.enqueue(b"payload")
-    [delivery] = process.claim()
-    process.settle(delivery, Kind.RETRIED, body=b"no luck")
-    before = _carry(process, job)
-    assert (before.state, before.reason, before.attempt) == (State.READY, "no luck", 1)
-    assert _view(process, job) == before
-
-
-def test_a_carried_job_goes_on_from_where_it_was() -> None:
-    process = World().process()
-    job = process.enqueue(b"payload")
-    [delivery] = process.claim()
-    process.settle(delivery, Kind.RETRIED, body=b"no luck")
-    _carry(process, job)
-    lsn = process.journal.next_lsn
-    process.append(codec.encode_job(Kind.CLAIMED, 0, 2, job, 9))
-    process.append(codec.encode_job(Kind.SUCCEEDED, 0, 2, job, lsn, b"done", lsn + 1))
-    view = _view(process, job)
-    assert view is not None
-    assert (view.state, view.attempt, view.result) == (State.SUCCEEDED, 2, b"done")
-    assert [attempt.outcome for attempt in view.attempts] == ["retried", "succeeded"]
-
-
-def test_what_others_wrote_before_it_was_carried_is_not_told_twice() -> None:
-    """A claim between the segment that is gone and the record that carries the job."""
-    process = World().process()
-    job = process.enqueue(b"payload")
-    _next_segment(process)
-    [delivery] = process.claim()
-    assert delivery.job == job
-    process.settle(delivery, Kind.RETRIED, body=b"no luck")
-    before = _carry(process, job)
-    after = _view(process, job)
-    assert after == before
-    assert len(before.attempts) == 1
 
 
 def test_a_record_that_carries_a_job_still_known_changes_nothing() -> None:
@@ -191,23 +132,5 @@ def test_a_job_of_which_only_the_key_is_kept_is_no_job_any_more() -> None:
     reader = process.world.reader()
     assert tell(reader, job, 0) is None
     assert not is_job(reader, job)
-    with pytest.raises(JobNotFound):
-        find_end(reader, job)
-
-
-def test_a_job_that_went_with_its_segment_is_no_job_any_more() -> None:
-    """Though records that concern it are left."""
-    process = World().process()
-    job = process.enqueue(b"payload")
-    _next_segment(process)
-    for delivery in process.claim(9):
-        process.settle(delivery)
-    process.journal.files.remove(1)
-    reader = process.world.reader()
-    assert [entry.record[4] for entry in reader.indexes.about(job)] == [
-        Kind.CLAIMED,
-        Kind.SUCCEEDED,
-    ]
-    assert tell(reader, job, 0) is None
     with pytest.raises(JobNotFound):
         find_end(reader, job)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import freeze_agenda
-from taskq.core.model import Extras, State
-from taskq.core.records import Kind
+from taskq.core.model import State
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.state import fold as fold_module
@@ -41,7 +40,6 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-CUTS = st.frozensets(st.integers(1, 80), max_size=30)
 
 
 def fold(data: bytes) -> tuple[Agenda, Dedup]:
@@ -121,38 +119,6 @@ def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None
 
 
 @grows
-@settings(max_examples=some(34, 100))
-@given(steps=STEPS, cuts=CUTS)
-def test_it_does_not_matter_how_records_are_framed(steps: list[Step], cuts: frozenset[int]) -> None:
-    """The records of one moment in one frame or in several: the same fold."""
-    history = History()
-    history.run(steps)
-    data = history.segment(cuts)
-    agenda, dedup = fold(data)
-    for job in range(1, history.lsn):
-        if agenda.table.state(job):
-            assert payload_at(data, agenda.location(job)) == b"payload of %d" % job
-    check_same(history, agenda, dedup)
-
-
-@grows
-@settings(max_examples=some(17, 50))
-@given(steps=STEPS, part=st.integers(0, 80))
-def test_catching_up_equals_folding_at_once(steps: list[Step], part: int) -> None:
-    """A fold of a part, then of the rest: what a second process does."""
-    history = History()
-    history.run(steps)
-    agenda, dedup = Agenda(), Dedup()
-    frames = frames_of(history.segment(frozenset({part})))
-    for half in (frames[: part % 7], frames[part % 7 :]):
-        for frame in half:
-            fold_frame(BASE, frame, agenda, None, None)
-        for frame in half:
-            fold_frame(BASE, frame, None, dedup, None)
-    check_same(history, agenda, dedup)
-
-
-@grows
 @settings(max_examples=some(17, 50))
 @given(steps=STEPS)
 def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
@@ -172,19 +138,6 @@ def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
         assert history.agenda.table.state(job) is State.ABSENT
 
 
-def test_a_clock_step_does_not_end_delays_in_another_process() -> None:
-    """The frame that records the step is of the new time: what it holds must be known first."""
-    history, hour = History(), 3_600 * 10**9
-    history._enqueue(SPECS[0], Extras(due_ns=hour // 2))
-    history.begin(0, hour + 150, has_step=True)
-    history.enqueue(1, 1, is_wall=False)
-    history.close()
-    agenda, _ = fold(history.segment())
-    assert history.agenda.table.state(1) is State.SCHEDULED
-    assert agenda.table.state(1) is State.SCHEDULED
-    assert agenda.next_due_ns() == history.time_ns + hour // 2
-
-
 @pytest.mark.parametrize("size", [codec.PREFIX.size, codec.PREFIX.size + 8])
 def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) -> None:
     """At once and in steps: the records around it fold as they would without it."""
@@ -199,19 +152,3 @@ def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) ->
     for agenda in (at_once, in_steps):
         assert agenda.taking.next_ready(9, None) == [1, 3]
     assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns
-
-
-@pytest.mark.parametrize("kind", [Kind.CLAIMED, Kind.SUCCEEDED])
-def test_plain_claims_and_successes_of_many_jobs_are_folded_in_one_go(kind: Kind) -> None:
-    """As far as they go, and not where there are too few to be worth it."""
-    agenda = Agenda()
-    agenda.apply_enqueued_run(1, [8] * 9, agenda.queues.lane(5, SPECS[0].lane_key), 0)
-    plain = b"".join(codec.encode_job(kind, 0, 1, job, 7) for job in range(1, 8))
-    other = codec.encode_job(Kind.CANCELLED, 0, 1, 8, 7)
-    for count, folded in ((3, 0), (7, 7)):
-        data = plain[: codec.JOB.size * count] + other
-        run = fold_module.fold_plain_run(data, 0, len(data), 100, 1, agenda)
-        assert run == folded
-    stats = agenda.queues.stats()[0]
-    expected = (7, 0) if kind is Kind.CLAIMED else (0, 7)
-    assert (stats.running, stats.succeeded, stats.ready) == (*expected, 2)

@@ -215,16 +215,6 @@ def test_counts_are_bounded_before_anything_is_made_of_them(small: Small) -> Non
             read_header(disk, opened, AGENDA.kind, small.world.reader().files.log_id.bytes)
 
 
-def test_other_names_in_the_directory_are_nothing_to_it(small: Small) -> None:
-    strange = ["x.agenda.snap", f"{9:020d}.agenda.snap.tmp", "9.agenda.snap", "lock.snap"]
-    for name in [*strange, f"{0:019d}x.agenda.snap", f"{9:020d}.dedup.snap.bak"]:
-        small.put(f"{PATH}/snapshot/{name}", b"?")
-    assert small.cursor("agenda") == _lsns(small, "agenda")[0]
-    for name in names(small.world):
-        if f"{PATH}/snapshot/{name}" not in small.paths:
-            small.world.machine.unlink(f"{PATH}/snapshot/{name}")
-
-
 def test_a_disk_that_does_not_give_one_back_is_no_reason_to_fail(
     small: Small, caplog: pytest.LogCaptureFixture
 ) -> None:

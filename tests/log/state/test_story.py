@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hypothesis import given, settings
 
-from taskq.core.model import LIVE_STATES, Extras, State
+from taskq.core.model import LIVE_STATES
 from taskq.core.records import Kind
 from taskq.log.format.record import decode_record, places
 from taskq.log.state.story import Story
 from tests.effort import grows, some
-from tests.log.state.history import ALL, SPECS, History, Step, frames_of
+from tests.log.state.history import ALL, History, Step, frames_of
 from tests.log.state.test_fold import STEPS
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
 
 
 def stories(data: bytes) -> dict[int, Story]:
@@ -56,45 +51,3 @@ def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
             assert view.state is state or (not state and view.state not in LIVE_STATES)
             assert not state or view.attempt == history.agenda.attempt(job)
             assert bool(view.settled_ns) == (view.state not in LIVE_STATES)
-
-
-@grows
-@settings(max_examples=some(34, 100))
-@given(steps=STEPS)
-def test_the_counts_of_stories_are_the_counts_of_the_agenda(steps: list[Step]) -> None:
-    history = History()
-    history.run(forward(steps))
-    history.agenda.promote(history.time_ns, ALL)
-    views = [story.view(history.time_ns) for story in stories(history.segment()).values()]
-    for counts in history.agenda.queues.stats():
-        for state in set(State) - {State.ABSENT}:
-            seen = [view for view in views if view.queue == counts.queue and view.state is state]
-            assert len(seen) == getattr(counts, state.name.lower())
-
-
-def test_a_delay_is_shown_where_the_clock_moved_it() -> None:
-    """Half an hour is still half an hour after the clock was set an hour ahead; an eta is not."""
-    history, hour = History(), 3_600 * 10**9
-    history._enqueue(SPECS[0], Extras(due_ns=hour // 2))
-    history._enqueue(SPECS[0], Extras(due_ns=history.time_ns + hour // 2, due_is_wall=True))
-    history.begin(0, hour + 150, has_step=True)
-    history.close()
-    delayed, dated = (story.view(history.time_ns) for story in stories(history.segment()).values())
-    assert (delayed.state, delayed.due_ns) == (State.SCHEDULED, history.time_ns + hour // 2)
-    assert (dated.state, dated.due_ns) == (State.READY, 0)
-
-
-def test_each_attempt_is_told_with_its_outcome() -> None:
-    history = History()
-    history.enqueue(0, 1, is_wall=False)
-    history.claim(1, 7, False)
-    history.give_back(0, 0, releases=False)
-    history.claim(1, 8, False)
-    history.settle(0, 0, succeeds=True)
-    (view,) = (story.view(history.time_ns) for story in stories(history.segment()).values())
-    assert told(view) == [(1, 7, "retried"), (2, 8, "succeeded")]
-    assert (view.state, view.attempt, view.result) == (State.SUCCEEDED, 2, b"body")
-
-
-def told(view: JobView) -> list[tuple[int, int, str]]:
-    return [(attempt.number, attempt.owner, attempt.outcome) for attempt in view.attempts]

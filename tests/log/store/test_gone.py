@@ -141,17 +141,6 @@ async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path
     await app.close()
 
 
-async def test_a_log_that_is_opened_anew_after_that_is_another(path: Path) -> None:
-    async with TaskLog.open(path) as log:
-        job = await log.put(b"lost")
-        _remove(path)
-        with pytest.raises(LogGone):
-            await log.put(b"refused")
-    async with TaskLog.open(path) as log:
-        assert (await log.put(b"new")).partition("-")[0] != job.partition("-")[0]
-        assert [delivery.payload for delivery in await log.claim(9)] == [b"new"]
-
-
 @pytest.mark.parametrize("has_lock_file", [False, True])
 def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) -> None:
     with TaskQ(path) as app:
@@ -164,19 +153,6 @@ def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) 
     with pytest.raises(LogGone):
         onlooker.look()
     onlooker.close()
-
-
-def test_what_befalls_files_that_are_not_written_to_any_more_stops_nobody() -> None:
-    """Other processes rotate and compact; a sleeper finds its last segment gone, and goes on."""
-    world = World()
-    first, sleeper = world.process(), world.process()
-    old = world.segments()[0]
-    while len(world.segments()) == 1:
-        first.enqueue(b"x" * 5_000)
-    world.machine.unlink(old)
-    sleeper.committer.look_around()
-    assert not sleeper.journal.gone
-    assert sleeper.enqueue()
 
 
 def test_a_claim_that_waits_is_answered_when_the_lock_file_goes() -> None:

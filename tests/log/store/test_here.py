@@ -421,10 +421,10 @@ def counts_of(store: Store) -> Any:
 @pytest.mark.parametrize(
     ("sweep", "durability", "nth"),
     [
-        (Sweep, Durability.OS, 7),
-        (Sweep, Durability.FSYNC, 31),
-        (Keyed, Durability.OS, 23),
-        (Many, Durability.OS, 23),
+        (Sweep, Durability.OS, 13),
+        (Sweep, Durability.FSYNC, 47),
+        (Keyed, Durability.OS, 43),
+        (Many, Durability.OS, 41),
     ],
 )
 def test_the_log_is_right_wherever_a_handler_raises(

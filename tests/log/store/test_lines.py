@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.errors import LogClosed
-from taskq.core.model import Extras
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.runs import Run
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
@@ -53,26 +52,6 @@ def bodies(request: Request) -> list[bytes]:
     return list(operand.bodies) if op == Op.ENQUEUE_RUN else [operand[1]]
 
 
-def test_every_job_is_taken_once_and_in_order_while_others_come(
-    mailbox: Mailbox, port: LoopPort
-) -> None:
-    count, seen = 20_000, list[bytes]()
-    over = threading.Event()
-
-    def take() -> None:
-        while not over.is_set() or mailbox.requests:
-            for request in taken(mailbox, 20_000):
-                seen.extend(bodies(request))
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    for number in range(count):
-        port.enqueue(MAIL, b"%d" % number, None)
-    over.set()
-    thread.join()
-    assert seen == [b"%d" % number for number in range(count)]
-
-
 def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     mailbox: Mailbox, port: LoopPort
 ) -> None:
@@ -96,16 +75,6 @@ def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     for thread in threads:
         thread.join()
     assert sorted(map(int, taken_by[0] + taken_by[1])) == list(range(count))
-
-
-def test_single_jobs_of_one_loop_stay_in_the_order_in_which_they_were_asked_for(
-    mailbox: Mailbox, port: LoopPort
-) -> None:
-    extras = Extras(key=b"key")
-    for number, options in enumerate((None, None, extras, None, extras, None, None)):
-        port.enqueue(MAIL, b"%d" % number, options)
-    requests = [bodies(request) for request in taken(mailbox)]
-    assert requests == [[b"0", b"1"], [b"2"], [b"3"], [b"4"], [b"5", b"6"]]
 
 
 def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(

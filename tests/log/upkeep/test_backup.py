@@ -135,21 +135,6 @@ def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
     assert stands(target)[0] == dict.fromkeys(kept, State.READY)
 
 
-def test_only_what_is_new_is_copied(tmp_path: Path) -> None:
-    target = tmp_path / "backup"
-    with TaskQ(tmp_path / "data", segment_bytes=SEGMENT_BYTES) as app:
-        for _ in range(8):
-            app.enqueue_by_name_sync("keep", "x" * 30_000)
-        first = back_up(str(app.data_dir), str(target))
-        app.enqueue_by_name_sync("keep", "y")
-        second = back_up(str(app.data_dir), str(target))
-    assert first.copied == first.segments >= 3
-    assert second.segments == first.segments
-    assert second.copied == 1
-    assert second.copied_bytes < first.copied_bytes / 2
-    assert len(stands(target)[0]) == 9
-
-
 def test_bodies_in_files_bulk_that_waits_and_readers_come_along(tmp_path: Path) -> None:
     data, again = tmp_path / "data", tmp_path / "again"
     with TaskQ(data, spill=True, upkeep=False) as app:

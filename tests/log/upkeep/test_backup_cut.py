@@ -124,9 +124,10 @@ class Case(NamedTuple):
     new: Stands
 
 
-@pytest.fixture
-def case(tmp_path: Path) -> Case:
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A log, a backup of it from before an upload was adopted, and what stands in it and now."""
+    tmp_path = tmp_path_factory.mktemp("case")
     data, first = tmp_path / "data", tmp_path / "first"
     with TaskQ(data, segment_bytes=65_536, spill=True, upkeep=False) as app:
         handles = [app.enqueue_by_name_sync("keep", "x" * 30_000) for _ in range(4)]
@@ -183,7 +184,7 @@ def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
         assert stands(again) == case.new, f"cut at operation {step}, and then whole"
         shutil.rmtree(again)
         shutil.rmtree(target)
-        step += every(17)
+        step += every(31)
     assert case.old in seen
     assert seen[-1] == case.new
     assert len(seen) >= 3
@@ -215,4 +216,4 @@ def test_a_first_backup_that_is_cut_anywhere_is_none_or_whole(
         back_up(str(case.data), str(target))
         restore(str(target), str(again))
         assert stands(again) == case.new
-        step += every(19)
+        step += every(37)

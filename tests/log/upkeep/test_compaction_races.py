@@ -14,11 +14,11 @@ from taskq.log.commit import chores as errand
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.format import frames as segment
 from taskq.log.read.selection import letters
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Order
+from taskq.log.requests import EnqueueSpec, Op, Order
 from taskq.log.upkeep import upkeep
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import every, grows
-from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
+from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ def steps(process: Process) -> Iterator[int]:
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
     monkeypatch.setattr(errand, "STEPS_MAX", 1)
-
-
-def purge(process: Process, job: int) -> None:
-    assert process.ask(Op.PURGE, [job]) == [None]
 
 
 def requeue(process: Process, job: int) -> None:
@@ -87,60 +83,6 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
     assert number > 5
 
 
-def in_the_batch_that_carries(process: Process, op: Op, operand: Any) -> Any:
-    """Do all the upkeep that there is; what one request in the batch of a rewriting comes to."""
-    care, future = Upkeep(process.committer), Future[Any]()
-    process.catch_up()
-    is_sent = False
-    while (requests := care.step()) or care.busy:
-        if not is_sent and requests and requests[0][0] == Op.CARRY:
-            requests.append((op, None, future, operand))
-            is_sent = True
-        if requests:
-            process.commit(requests)
-            process.sync()
-    return future.result(0)
-
-
-def test_a_job_that_is_claimed_in_the_batch_that_writes_it_again_is_delivered() -> None:
-    """Its record is in no file yet: as a damaged one it would be a dead letter."""
-    world = World(config=SMALL)
-    process = world.process()
-    process.enqueue(b"first", None, OTHER)
-    for _ in range(6):
-        fill_segment(process)
-    (delivery,) = in_the_batch_that_carries(process, Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
-    assert delivery.payload == b"first"
-
-
-def test_a_job_that_is_cancelled_in_the_batch_that_writes_it_again_gives_its_key_back() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    extras = Extras(key=b"key")
-    first = process.enqueue(b"first", extras, OTHER)
-    for _ in range(6):
-        fill_segment(process)
-    in_the_batch_that_carries(process, Op.CANCEL, first)
-    assert isinstance(process.offer(b"second", extras, OTHER), int)
-
-
-def test_a_dead_letter_that_was_purged_does_not_keep_its_segment() -> None:
-    """Its death is not old enough for its segment to go; but nothing of it is needed."""
-    world = World(config=WEEK)
-    process = world.process()
-    job = process.enqueue(b"bad")
-    (delivery,) = process.claim()
-    fill_segment(process)
-    world.clock.advance(5 * DAY)
-    process.settle(delivery, Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
-    purge(process, job)
-    world.clock.advance(3 * DAY)
-    first = world.segments()[0]
-    tend(process)
-    assert first not in world.segments()
-    assert world.view(job) is None
-
-
 @pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
 def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kind) -> None:
     """Its queue keeps it for long; but what is needed of it stands where it was requeued."""
@@ -159,56 +101,6 @@ def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kin
     view = world.view(job)
     assert view is not None
     assert view.state is (State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD)
-
-
-def test_attempts_that_no_record_tells_of_any_more_are_written_again_with_the_job() -> None:
-    """Of a dead letter that was carried and then requeued, and waits since."""
-    world = World(config=SMALL)
-    process = world.process()
-    job = process.enqueue(b"bad")
-    process.settle(process.claim()[0], Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
-    for _ in range(8):
-        fill_segment(process)
-    tend(process)
-    requeue(process, job)
-    process.ask(Op.PAUSE, "default")
-    before = world.view(job)
-    assert before is not None
-    assert [attempt.reason for attempt in before.attempts] == ["why"]
-    for _ in range(2):
-        while len(world.segments()) < 9:
-            process.enqueue(FILLER, spec=OTHER)
-            for delivery in process.claim():
-                process.settle(delivery)
-        tend(process)
-        assert world.view(job) == before
-
-
-def test_keys_of_finished_jobs_do_not_pin_their_payloads() -> None:
-    """Every job holds its key for a day: of a segment little more than the keys is needed."""
-    world = World(config=SMALL)
-    process = world.process()
-    number = 0
-    while len(world.segments()) < 9:
-        number += 1
-        process.enqueue(FILLER, Extras(key=b"%d" % number, window_ns=DAY * SECOND_NS))
-        process.settle(process.claim()[0])
-    tend(process)
-    assert len(world.segments()) <= 4
-    process.offer(FILLER, Extras(key=b"1", window_ns=DAY * SECOND_NS))
-    assert world.fold().need_dedup().size == number
-
-
-def test_a_key_whose_window_is_over_is_not_written_again() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    process.enqueue(b"x", Extras(key=b"k", window_ns=SECOND_NS))
-    process.settle(process.claim()[0])
-    for _ in range(8):
-        fill_segment(process)
-    world.clock.advance(2)
-    tend(process)
-    assert Kind.CARRIED not in world.kinds()
 
 
 def test_whoever_waits_for_a_job_that_is_kept_gets_its_result_from_where_it_stands_now() -> None:

@@ -8,136 +8,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taskq.core.errors import JobNotFound
-from taskq.core.model import SECOND_NS, Extras, State
-from taskq.core.records import Cause, Kind
 from taskq.log.read.selection import WaitingFilter, letters, waiting_page
-from taskq.log.requests import Duplicate, Op, Withdrawal
+from taskq.log.requests import Op, Withdrawal
 from tests.effort import grows, some
-from tests.log.tending import fill_segment, meaning, tend
-from tests.log.upkeep.test_compaction import KEYS, OTHER, SMALL, Random
-from tests.log.world import World
+from tests.log.tending import meaning
+from tests.log.upkeep.test_compaction import KEYS, Random
 
 if TYPE_CHECKING:
     from tests.log.world import Process
-
-
-def dead_letter(process: Process, extras: Extras | None = None) -> int:
-    """Of lower priority than what fills segments."""
-    job = process.enqueue(b"payload", extras, OTHER)
-    process.settle(process.claim()[0], Kind.RETRIED, body=b"first")
-    process.settle(process.claim()[0], Kind.DEAD, body=b"second", cause=Cause.EXHAUSTED)
-    return job
-
-
-def compacted(process: Process) -> None:
-    """Nothing of what was written so far is in its old place."""
-    for _ in range(6):
-        fill_segment(process)
-    tend(process)
-    assert len(process.world.segments()) <= 4
 
 
 def requeue(process: Process, jobs: list[int]) -> list[Any]:
     process.catch_up()
     answers: list[Any] = process.ask(Op.REQUEUE, letters(process.committer.sight, jobs).items)
     return answers
-
-
-def test_a_carried_letter_is_requeued_with_all_that_it_had() -> None:
-    """Its payload, headers and key; and what is told of its attempts goes on."""
-    world = World(config=SMALL)
-    process = world.process()
-    job = dead_letter(process, Extras(headers={"a": "b"}, key=b"k"))
-    born_ns = world.clock.wall_ns()
-    world.clock.advance(60)
-    compacted(process)
-    assert requeue(process, [job]) == [None]
-    other = world.process()
-    assert other.offer(b"y", Extras(key=b"k"), OTHER) == Duplicate(job)
-    (delivery,) = other.claim()
-    assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"payload")
-    assert delivery.headers == {"a": "b"}
-    other.settle(delivery, body=b"done")
-    view = world.view(job)
-    assert view is not None
-    assert (view.state, view.result, view.enqueued_ns) == (State.SUCCEEDED, b"done", born_ns)
-    assert [attempt.outcome for attempt in view.attempts] == ["retried", "dead", "succeeded"]
-    assert [attempt.reason for attempt in view.attempts] == ["first", "second", ""]
-
-
-def test_a_requeued_job_outlives_the_segments_of_its_first_life() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    job = dead_letter(process)
-    requeue(process, [job])
-    for _ in range(2):
-        compacted(process)
-        view = world.view(job)
-        assert view is not None
-        assert (view.state, view.attempt, view.payload) == (State.READY, 0, b"payload")
-        assert process.catch_up().need_agenda().attempt(job) == 0
-    (delivery,) = world.process().claim()
-    assert (delivery.job, delivery.attempt) == (job, 1)
-
-
-def test_a_letter_that_died_twice_is_requeued_twice() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    job = dead_letter(process)
-    for _ in range(3):
-        compacted(process)
-        assert requeue(process, [job]) == [None]
-        compacted(process)
-        (delivery,) = process.claim()
-        assert (delivery.job, delivery.payload, delivery.attempt) == (job, b"payload", 1)
-        process.settle(delivery, Kind.DEAD, body=b"again")
-    compacted(process)
-    view = world.view(job)
-    assert view is not None
-    assert (view.state, view.reason) == (State.DEAD, "again")
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_purged_letter_does_not_come_back(*, before: bool) -> None:
-    """Whether it was carried before it was purged, or purged before its segment went."""
-    world = World(config=SMALL)
-    process = world.process()
-    job = dead_letter(process)
-    if before:
-        compacted(process)
-    assert process.ask(Op.PURGE, [job]) == [None]
-    compacted(process)
-    assert world.view(job) is None
-    for item in (process, world.process()):
-        assert item.catch_up().need_agenda().dead.live == 0
-        with pytest.raises(JobNotFound):
-            item.ask(Op.OUTCOME, job)
-
-
-def test_a_window_of_a_requeued_job_outlives_its_first_record() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    extras = Extras(key=b"k", window_ns=3_600 * SECOND_NS)
-    job = dead_letter(process, extras)
-    requeue(process, [job])
-    process.settle(process.claim()[0])
-    compacted(process)
-    assert world.process().offer(b"y", extras, OTHER) == Duplicate(job)
-    world.clock.advance(3_601)
-    assert isinstance(world.process().offer(b"y", extras, OTHER), int)
-
-
-def test_a_resume_is_not_undone_by_the_pause_before_it() -> None:
-    world = World(config=SMALL)
-    process = world.process()
-    process.ask(Op.PAUSE, "mail")
-    process.ask(Op.PAUSE, "sync")
-    fill_segment(process)
-    process.ask(Op.RESUME, "mail")
-    for _ in range(2):
-        compacted(process)
-        assert world.fold().need_agenda().queues.paused == {"sync"}
 
 
 # -- any history ----------------------------------------------------------------------------------

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.core.errors import NotDead, UsageError
+from taskq.core.errors import UsageError
 from taskq.core.records import Cause, Kind
 from taskq.log.config import LogConfig, QueuePolicy
-from taskq.log.read.selection import letters
 from taskq.log.requests import LETTERS_MAX, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
-from taskq.log.upkeep.retention import DeadPolicy, overdue_dead
 from tests.log.tending import keeping, tend
 from tests.log.world import World
 
@@ -45,14 +43,6 @@ def world_with(**options: Any) -> tuple[World, Process]:
     return world, world.process()
 
 
-def test_dead_letters_stay_for_ever_unless_a_limit_is_given() -> None:
-    world, process = world_with()
-    jobs = dead_letters(process, 3)
-    world.clock.advance(10 * 365 * 24 * HOUR)
-    tend(process)
-    assert left(process) == jobs
-
-
 def test_letters_go_when_they_are_dead_for_too_long() -> None:
     """Counted from their death, not from their birth; not a second too early."""
     world, process = world_with(keep_dead_seconds=HOUR)
@@ -81,13 +71,6 @@ def test_of_too_many_letters_the_oldest_deaths_go() -> None:
     assert left(process) == [first, *early[1:]]
     tend(process)
     assert len(left(process)) == 3
-
-
-def test_no_letter_is_kept_where_none_may_be() -> None:
-    _, process = world_with(dead_max=0)
-    dead_letters(process, 3)
-    tend(process)
-    assert left(process) == []
 
 
 def test_a_queue_may_keep_more_or_less_than_its_log() -> None:
@@ -130,19 +113,6 @@ def test_thousands_go_in_slices_and_passes(monkeypatch: pytest.MonkeyPatch) -> N
     assert left(process) == jobs[-5:]
     assert process.journal.meters.batches - before >= 4
     assert world.fold().need_agenda().dead.live == 5
-
-
-def test_a_letter_that_is_requeued_meanwhile_is_left_alone() -> None:
-    """What was found is looked at again under the lock."""
-    _, process = world_with(dead_max=0)
-    jobs = dead_letters(process, 3)
-    policy = DeadPolicy(process.committer.config)
-    parts = overdue_dead(process.committer.facets, process.world.clock.wall_ns(), policy)
-    assert [part for part in parts if part] == [jobs]
-    assert process.ask(Op.REQUEUE, letters(process.committer.sight, jobs[:1]).items) == [None]
-    answers = process.ask(Op.PURGE, jobs)
-    assert [type(answer) for answer in answers] == [NotDead, type(None), type(None)]
-    assert [delivery.job for delivery in process.claim(9)] == jobs[:1]
 
 
 @pytest.mark.parametrize("wrong", [-1, -100])

@@ -51,20 +51,6 @@ def test_what_a_reader_has_not_read_stays_beyond_every_limit(limit: dict[str, An
     assert world.segments()[:1] == before[1:2]
 
 
-def test_the_slowest_reader_counts() -> None:
-    world = World(config=keeping(keep_segments=1))
-    process = world.process()
-    first, second, third, *_ = grow(process, 6)
-    for name, segment in (("fast", third), ("slow", second), ("slowest", first)):
-        read_up_to(process, name, segment, segment)
-    for name, segment in (("slowest", third), ("slow", third)):
-        tended(process)
-        assert len(world.segments()) > 4
-        read_up_to(process, name, segment, segment)
-    tended(process)
-    assert world.segments()[0].endswith(f"{third:020}.log")
-
-
 def test_a_pin_is_told_once_with_the_readers_name(caplog: pytest.LogCaptureFixture) -> None:
     process = World(config=keeping(keep_segments=1)).process()
     first = grow(process, 4)[0]

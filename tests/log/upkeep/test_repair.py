@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _FIRST: Final = f"{PATH}/log/00000000000000000001.log"
 _BODY: Final = codec.FRAME_HEADER_SIZE
-_HEAD: Final = codec.SEGMENT_HEADER.size
 
 
 def _group(process: Process, count: int, extras: Extras | None = None) -> list[int]:
@@ -156,24 +155,6 @@ def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave
     assert _picture(world) != before
 
 
-def test_records_that_are_whole_stand_in_frames_of_their_own_numbers() -> None:
-    world, groups = _written()
-    frame = _frames(world)[1]
-    _flip(world, _in_record(world, frame, 2))
-    assert [gap.next_lsn - gap.first_lsn - gap.salvaged for gap in _repair(world).damage] == [1]
-    lost = groups[1][2]
-    kept = [
-        (frame.header.first_lsn, frame.header.records, frame.header.time_ns, frame.header.epoch)
-        for frame in _frames(world)
-        if groups[1][0] <= frame.header.first_lsn <= groups[1][3]
-    ]
-    head = frame.header
-    assert kept == [
-        (groups[1][0], 2, head.time_ns, head.epoch),
-        (lost + 1, 1, head.time_ns, head.epoch),
-    ]
-
-
 def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
     world, groups = _written()
     world.clock.advance(3_600)
@@ -204,33 +185,6 @@ def test_the_original_is_kept_and_no_torn_tail_drives_it_out() -> None:
     aside = [path for path in world.machine.paths() if path.startswith(f"{PATH}/torn/")]
     assert f"{PATH}/{kept}" in aside
     assert len(aside) == 17
-
-
-def test_a_segment_that_is_damaged_once_more_is_kept_once_more() -> None:
-    world, _ = _written()
-    _one_payload(world)
-    first = _repair(world).kept
-    _flip(world, _in_record(world, _frames(world)[0], 0))
-    second = _repair(world).kept
-    assert len({*first, *second}) == 2
-    for kept in (*first, *second):
-        assert world.machine.content(f"{PATH}/{kept}")
-
-
-def test_what_is_whole_is_left_as_it_is() -> None:
-    """Repairing twice does what once did, and a log without damage is not touched.
-
-    Of the segment behind the damage nothing but the header changes, which names where that ends.
-    """
-    world, _ = _written()
-    _one_payload(world)
-    second = world.machine.content(world.segments()[1])
-    _repair(world)
-    assert world.machine.content(world.segments()[1])[_HEAD:] == second[_HEAD:]
-    before = {path: world.machine.content(path) for path in world.machine.paths() if "log/" in path}
-    report = _repair(world)
-    assert (report.damage, report.kept) == ((), ())
-    assert before == {path: world.machine.content(path) for path in before}
 
 
 def test_indexes_and_snapshots_that_know_the_old_places_go() -> None:
@@ -272,16 +226,8 @@ def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> No
     assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
 
 
-def test_verify_sees_a_last_segment_that_does_not_open() -> None:
-    world, _ = _written()
-    for offset in (17, codec.SEGMENT_HEADER.size + 20):
-        _flip(world, offset, 1)
-    result = verify(world.reader()).damage
-    assert {item.segment for item in result} == {world.segments()[1].rpartition("/")[2]}
-
-
 @grows
-@pytest.mark.parametrize("seed", range(some(14, 40)))
+@pytest.mark.parametrize("seed", range(some(8, 40)))
 def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
     chance = random.Random(seed)
     world, _ = _written()
@@ -305,7 +251,7 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
 def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
     damage: Callable[[World], None], *, power: bool
 ) -> None:
-    for cut in cuts(power=power, stride=every(3)):
+    for cut in cuts(power=power, stride=every(7)):
         world, _ = _written()
         damage(world)
         before = _picture(world)
@@ -325,7 +271,7 @@ def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_ag
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(3, 40)))
+@pytest.mark.parametrize("seed", range(some(2, 40)))
 def test_behind_a_power_cut_the_original_is_there_and_nothing_knows_old_places(seed: int) -> None:
     """Behind any step; and what a repair has told is so."""
     index, snapshot = _FIRST.replace(".log", ".idx"), f"{PATH}/snapshot/00000000000000000009.snap"

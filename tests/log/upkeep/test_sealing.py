@@ -9,11 +9,10 @@ import pytest
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import KEEP_PARTS, QueuePolicy
-from taskq.log.read.readers import NamedReader, Position
 from taskq.log.requests import Cancel, EnqueueSpec, Op
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.log.tending import keeping, tend
-from tests.log.world import PATH, Process, World
+from tests.log.world import Process, World
 
 if TYPE_CHECKING:
     from taskq.log.journal.lock import TailHint
@@ -59,8 +58,13 @@ def work_on(process: Process, upkeep: Upkeep, seconds: float, pause: float) -> N
         tend(process, upkeep)
 
 
-@pytest.mark.parametrize("pause", [LOOK, LOOK - 1.0])
-@pytest.mark.parametrize("kind", ["succeeded", "result", "cancelled", "expired", "dead"])
+@pytest.mark.parametrize(
+    ("kind", "pause"),
+    [
+        *((kind, LOOK) for kind in ("succeeded", "result", "cancelled", "expired")),
+        ("dead", LOOK - 1),
+    ],
+)
 def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: float) -> None:
     """From a log that rests, and from one that is worked with all along."""
     world = World(config=keeping(keep_seconds=HOUR, keep_dead_seconds=0))
@@ -91,40 +95,6 @@ def test_a_log_that_rests_is_left_alone_once_nothing_in_it_is_to_go() -> None:
     work_on(process, upkeep, HOUR, LOOK)
     assert [(path, world.machine.content(path)) for path in world.segments()] == before
     assert len(before) == 1
-
-
-def test_of_several_processes_one_seals_and_all_go_on() -> None:
-    world = World(config=keeping(keep_seconds=60))
-    processes = [world.process() for _ in range(3)]
-    chores = [Upkeep(process.committer) for process in processes]
-    settled(processes[0], "succeeded")
-    for _ in range(20):
-        world.clock.advance(LOOK)
-        for process, upkeep in zip(processes, chores, strict=True):
-            tend(process, upkeep)
-    assert holders(world) == []
-    assert len(world.segments()) <= 2
-    for process in processes:
-        job = process.enqueue(b"after")
-        (delivery,) = process.claim()
-        assert delivery.job == job
-        process.settle(delivery)
-
-
-def test_a_reader_that_is_behind_is_waited_for_and_no_file_is_begun_meanwhile() -> None:
-    world = World(config=keeping(keep_seconds=1))
-    process = world.process()
-    upkeep = Upkeep(process.committer)
-    settled(process, "succeeded")
-    log_id = process.journal.identity.log_id
-    reader = NamedReader.take(process.disk, PATH, log_id, "billing")
-    reader.load()
-    reader.save(Position(1, 1))
-    reader.sync()
-    work_on(process, upkeep, 10 * 60, LOOK - 1.0)
-    assert len(world.segments()) <= 2
-    assert holders(world)
-    reader.release()
 
 
 def test_who_reads_along_passes_over_a_last_segment_that_was_sealed_and_went_meanwhile() -> None:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq.core.errors import JobNotFound, LogDamaged, LogError
+from taskq.core.errors import JobNotFound
 from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.frames import Cursor
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone
-from tests.log.told import check_same, folded, told, write
-from tests.log.world import PLAIN, Process, World
+from tests.log.world import Process, World
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -24,47 +23,6 @@ def rotate(process: Process) -> None:
     process.enqueue(bytes(SEGMENT_BYTES_MIN))
     for delivery in process.claim(9):
         process.settle(delivery)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_job_that_ended_in_a_segment_that_went_is_not_run_again(
-    count: int, *, listed: bool
-) -> None:
-    """Whether only the segment is gone that the process stands in, or the one after it, too.
-
-    It has the first one open still, and could read on in it, and step over what it missed.
-    """
-    world = World()
-    idle, busy = world.process(), world.process()
-    job = idle.enqueue(b"ends while the first process looks away")
-    assert idle.catch_up().need_agenda().taking.next_ready(9, None) == [job]
-    rotate(busy)
-    if listed:
-        idle.journal.files.refresh()
-    rotate(busy)
-    busy.enqueue(b"lives")
-    world.remove_oldest(count)
-    idle.catch_up()
-    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
-
-
-def test_who_looks_is_not_stopped_by_a_segment_that_went_since_it_was_told_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without the lock a whole segment may be written and compacted between two of its calls."""
-    world = World()
-    idle, busy = world.process(), world.process()
-    rotate(busy)
-    told_of = busy.journal.writer.peek()
-    idle.journal.files.refresh()
-    rotate(busy)
-    busy.enqueue(b"lives")
-    world.remove_oldest(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(idle.journal.writer, "peek", lambda: told_of)
-        idle.journal.refresh()
-    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
 
 
 def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
@@ -94,24 +52,6 @@ def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_star
         outcome.result(0)
 
 
-def test_it_begins_with_a_snapshot_if_there_is_one() -> None:
-    world = World()
-    idle, busy = world.process(), world.process()
-    idle.enqueue(b"before")
-    idle.catch_up()
-    for delivery in busy.claim(1):
-        busy.settle(delivery)
-    rotate(busy)
-    rotate(busy)
-    busy.enqueue(b"lives")
-    busy.catch_up()
-    write(busy)
-    world.remove_oldest(2)
-    # What the segments knew that are gone, the snapshot knows still.
-    assert idle.catch_up().need_agenda().queues.stats()[0].succeeded == 3
-    assert [delivery.payload for delivery in idle.claim(9)] == [b"lives"]
-
-
 @pytest.mark.parametrize("facet", ["agenda", "dedup"])
 def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None:
     """Each time at the oldest that is left."""
@@ -137,22 +77,6 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2
-
-
-def test_a_record_in_a_segment_that_is_gone_is_not_taken_for_damaged() -> None:
-    """A claim that meets one is refused; it does not end a job for what is no fault of its record.
-
-    The fold would have to be wrong for that: it is told where the record stands now.
-    """
-    world = World()
-    process = world.process()
-    job = process.enqueue(b"somewhere")
-    location = process.catch_up().need_agenda().location(job)
-    process.journal.files.forget()
-    world.remove_oldest(1)
-    with pytest.raises(LogError, match="is gone") as caught:
-        process.journal.files.record(location, job)
-    assert not isinstance(caught.value, LogDamaged)
 
 
 def test_who_reads_for_a_caller_gets_an_error() -> None:
@@ -181,18 +105,3 @@ def test_a_reader_whose_end_is_gone_gets_an_error_and_not_the_later_log() -> Non
     world.remove_oldest(1)
     with pytest.raises(SegmentGone, match="is gone"):
         list(reader.frames(reader.start()))
-
-
-def test_what_is_left_is_told_the_same_by_everybody() -> None:
-    world = World()
-    idle, busy = world.process(), world.process()
-    idle.enqueue(b"over soon")
-    idle.catch_up()
-    for _ in range(3):
-        rotate(busy)
-    for number in range(5):
-        busy.enqueue(b"%d" % number, spec=PLAIN)
-    world.remove_oldest(2)
-    check_same(world)
-    now_ns = world.clock.wall_ns()
-    assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=False), now_ns)

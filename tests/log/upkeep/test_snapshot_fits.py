@@ -25,25 +25,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- which are refused -----------------------------------------------------------------------------
 
 
-def test_a_power_loss_takes_nothing_that_a_snapshot_knows(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """With ``os`` and ``interval`` the log is synced before a snapshot gets its name."""
-    for durability in (Durability.OS, Durability.INTERVAL, Durability.FSYNC):
-        for seed in range(15):
-            config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
-            world = World(seed, config)
-            process = world.process()
-            fill(process)
-            write(process)
-            grow(process)
-            world.lose_power()
-            reader = world.process()
-            assert reader.catch_up().caught_up < 20
-            assert check_same(world).behind < 20
-    assert not caplog.records
-
-
 def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,27 +48,6 @@ def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
         refused += survivor.journal.recovered != [] or survivor.journal.next_lsn < before
     assert refused
     assert all(record.levelno <= logging.WARNING for record in caplog.records)
-
-
-def test_frames_that_were_moved_after_a_failed_sync_are_not_looked_for_where_they_were() -> None:
-    """The snapshot's writer knew more to be on disk than the process whose sync failed."""
-    for seed in range(10):
-        world = World(seed)
-        first, second = world.process(), world.process()
-        second.enqueue(b"the second knows that this is on disk")
-        fill(first)
-        write(first)
-        second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
-        second.journal.durable_lsn = 2
-        world.machine.fail_next_syncs()
-        second.sync()
-        for process in (first, second):
-            process.close()
-        third = world.process()
-        assert third.journal.recovered
-        check_same(world)
-        assert third.claim(1)[0].payload
-        check_same(world)
 
 
 def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> None:
