@@ -31,6 +31,7 @@
     ├── JobNotFound             no such job in this log; the base of all that say so
     ├── NotDead                 only a dead letter can be requeued or purged, and once
     ├── NotWaiting              only a job that waits can be edited
+    ├── JobSettled              a signal for a job that never runs again
     ├── KeyHeld                 another job holds the dedup key of one to be requeued or moved
     ├── JobNotYetEnqueued       a PendingJob has no id before its transaction
     └── JobError                what result() raises instead of a value
@@ -55,6 +56,7 @@ from taskq.core.errors import (
     JobFailed,
     JobNotFound,
     JobNotYetEnqueued,
+    JobSettled,
     KeyHeld,
     LogClosed,
     LogDamaged,
@@ -95,6 +97,7 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "JobNotYetEnqueued",
+    "JobSettled",
     "KeyHeld",
     "LogClosed",
     "LogDamaged",

@@ -412,6 +412,22 @@ class NotWaiting(TaskqError):
         self.state = state
 
 
+class JobSettled(TaskqError):
+    """The job never runs again, so a signal would reach nobody; nothing was done.
+
+    Attributes:
+        job_id: the job's id.
+        state: how it ended, in a word.
+    """
+
+    def __init__(self, job_id: str, state: str, directory: str) -> None:
+        see = command(directory, "show", job_id)
+        ended = f"it is {state}" if state else "it has ended"
+        super().__init__(f"job {job_id} takes no signals any more: {ended}; see: {see}")
+        self.job_id = job_id
+        self.state = state
+
+
 class KeyHeld(TaskqError):
     """A job may not hold its dedup key, since another one does; nothing was done.
 

@@ -57,6 +57,7 @@ class FlowPart:
         unlocks: places of the jobs that wait for it.
         jobs, ends, result: of the flow's first job: how many jobs the flow has, how many of the
             first ones make up its result, and how that nests.
+        parent: of a job that another enqueued within its run and waits for: that job.
     """
 
     index: int = 0
@@ -67,6 +68,7 @@ class FlowPart:
     jobs: int = 0
     ends: int = 0
     result: bytes = b""
+    parent: int = 0
 
     @property
     def needs(self) -> int:
@@ -76,7 +78,7 @@ class FlowPart:
     @property
     def size(self) -> int:
         """Bytes that it takes in the job's record, at most."""
-        numbers = 12 * len(self.inputs) + 8 * len(self.unlocks) + 16
+        numbers = 12 * len(self.inputs) + 8 * len(self.unlocks) + 24
         return numbers + len(self.shape) + len(self.result) + 5 * _OPTION_BYTES
 
 

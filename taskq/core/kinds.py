@@ -65,6 +65,8 @@ WITH_OWNER: Final = _with_field("owner")
 INTRODUCTIONS: Final = WITH_OWNER - OF_JOBS
 #: They may move the deadline of the claim that a job is under.
 LEASING: Final = kinds_that(lambda row: Option.LEASE in row.options) - CARRYING
+#: They hold what a step of a job gave, or what somebody tells a job.
+OF_STEPS: Final = kinds_that(lambda row: row.body is Body.VALUE)
 #: They say by how much the clock was set.
 STEPS: Final = _with_field("step_ns")
 #: They are about a queue, or about a lane.
@@ -123,6 +125,8 @@ ENDING: Final = {state: kind for kind in (SUCCESS, DEATH, CANCEL, EXPIRY) for st
 EXTENSION: Final = Kind.EXTENDED
 #: Somebody wants the running job cancelled.
 REQUEST: Final = Kind.CANCEL_ASKED
+STEP: Final = Kind.STEP_DONE
+SIGNAL: Final = Kind.SIGNAL_SENT
 PAUSE: Final = Kind.PAUSED
 RESUME: Final = Kind.RESUMED
 

@@ -30,6 +30,10 @@ TRANSACTION_BYTES_MAX: Final = 8 * 1024 * 1024
 REASON_BYTES_MAX: Final = 8 * 1024
 #: What is kept of the lines that an attempt logged.
 LINES_BYTES_MAX: Final = 64 * 1024
+#: Steps of one job, signals for it that no step has taken, and bytes of the value of one.
+STEPS_MAX: Final = 10_000
+SIGNALS_MAX: Final = 1_000
+SIGNAL_BYTES_MAX: Final = 64 * 1024
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 5
 #: Attempts are counted in 16 bits; 0 as a maximum means no limit.

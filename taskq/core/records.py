@@ -41,6 +41,8 @@ class Kind(enum.IntEnum):
     TICKED = 39
     RATED = 41
     EDITED = 42
+    STEP_DONE = 43
+    SIGNAL_SENT = 44
     OWNER = 128
 
 
@@ -122,6 +124,17 @@ class Option(enum.IntEnum):
     DETAILS = 28
     #: zlib of UTF-8, on records that end an attempt: the latest of the lines that it logged
     LINES = 29
+    #: of a step: which call of its name it is, u32; and of a signal, 0; its name, UTF-8
+    STEP = 30
+    #: what a job that gave its slot back waits for (``folds.steps``); of a carried one, first
+    #: whether it does so now
+    AWAITS = 31
+    #: UTF-8: what a signal is known by, so that it counts once
+    ONCE = 32
+    #: u64, on a step: the signal that it took
+    TAKES = 33
+    #: i64: when a step began
+    BEGAN = 34
 
 
 class Cause(enum.IntEnum):
@@ -155,6 +168,8 @@ class Cause(enum.IntEnum):
     CONDITION = 12
     #: its queue backs off, since the network fails; no attempt is burnt
     BREAKER = 13
+    #: it waits for a time, a signal or other jobs, and goes on then; no attempt is burnt
+    WAITS = 14
 
 
 #: Flags of a payload or result that is not stored as it was given.
@@ -187,6 +202,9 @@ BACK: Final = Layout("IQQq", "attempt job token due_ns")
 #: ... and of those that tell all of it.
 WHOLE: Final = Layout("IQQqq", "attempt job token due_ns enqueued_ns")
 BORN: Final = Layout("HBB", "attempts_max queue_size task_size")
+#: Of a step, by its place among the job's steps; of a signal, by the lsn of its first record.
+PLACED: Final = Layout("IQQI", "attempt job token place")
+SIGNAL: Final = Layout("IQQ", "attempt job signal")
 NAME: Final = Layout("I", "zero")
 TALLY: Final = Layout("IQQQQ", "zero succeeded dead cancelled expired")
 STEP: Final = Layout("Iq", "zero step_ns")
@@ -212,6 +230,7 @@ class Body(enum.Enum):
         "length u16 of (length of task u8, task, concurrency key), these; (moment i64, claims u32)"
     )
     OWNER = "JSON"
+    VALUE = "JSON of the value"
 
 
 class Row:
@@ -249,10 +268,13 @@ class Row:
 
 
 _WAITING: Final = (State.READY, State.SCHEDULED)
+#: What jobs know who have steps, or wait within a run, or get signals.
+STEPS_FEATURE: Final = "steps-1"
 _OF_ENDS: Final = (Option.UNLOCKS, Option.KEY_HASH, Option.LINES)
 _OF_WHOLE: Final = (
     Option.LEASE, Option.KEY_UNTIL, Option.ENDED, Option.DUE_WALL, Option.EXPIRES_RELATIVE,
     Option.CLAIM, Option.HISTORY, Option.CANCEL_WANTED, Option.NEEDS, Option.LINES,
+    Option.AWAITS,
 )  # fmt: skip
 _ROWS: Final = (
     Row(
@@ -283,7 +305,8 @@ _ROWS: Final = (
     Row(
         Kind.RELEASED, "released", "it was given back, or what it waited for is there: the cause "
         "says why, and the attempt count whether one was burnt", BACK, Body.REASON, "cause",
-        {State.RUNNING: _WAITING, State.SCHEDULED: _WAITING}, (Option.LINES,),
+        {State.RUNNING: _WAITING, State.SCHEDULED: _WAITING},
+        (Option.LINES, Option.AWAITS, Option.NEEDS),
     ),
     Row(
         Kind.CANCELLED, "cancelled", "it was withdrawn before it ran (token 0), or stopped while "
@@ -320,6 +343,18 @@ _ROWS: Final = (
     Row(
         Kind.CANCEL_ASKED, "cancel_asked", "somebody wants the running job cancelled: its owner "
         "stops it, and it never runs again", JOB,
+    ),
+    Row(
+        Kind.STEP_DONE, "stepped", "a step of the job is done, and is not done again; its name and "
+        "number are an option", PLACED, Body.VALUE, "0 step, 1 sleep, 2 event, 3 event that timed "
+        "out, 4 jobs", options=(
+            Option.STEP, Option.ONCE, Option.TAKES, Option.BEGAN, Option.INPUTS,
+        ), feature=STEPS_FEATURE,
+    ),
+    Row(
+        Kind.SIGNAL_SENT, "signalled", "somebody signals the job; written again, it names "
+        "its first record", SIGNAL, Body.VALUE, options=(Option.STEP, Option.ONCE),
+        feature=STEPS_FEATURE,
     ),
     Row(
         Kind.PAUSED, "paused", "the queue's jobs wait until it is resumed", NAME, Body.QUEUE,

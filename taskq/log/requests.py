@@ -90,7 +90,7 @@ class Op(enum.IntEnum):
     STATS = 8, Trait.BEHIND
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16, Trait.BEHIND | Trait.PATIENT
-    #: of compaction: operand [Rewrite, …] -> how many must be looked at again
+    #: of compaction: operand [Rewrite or Again, …] -> how many must be looked at again
     CARRY = 24, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
     #: of compaction: operand range of lanes -> None
     TALLY = 25, Trait.AGENDA | Trait.KEYS
@@ -126,6 +126,9 @@ class Op(enum.IntEnum):
     STEER = 50, Trait.AGENDA
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 52, Trait.AGENDA
+    #: operands of ``decide.steps``: NewStep -> Stepped or None, NewSignal -> whether it is new
+    STEP = 53, Trait.AGENDA
+    SIGNAL = 54, Trait.AGENDA
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
     SKIP = 51, Trait.BEHIND
@@ -345,7 +348,7 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload_flags(self) -> int:
-        """Return how the payload is stored, as flags of its record; 0: as it was given."""
+        """How the payload is stored, as flags of its record; 0: as it was given."""
         return self.record[FLAGS_AT] & PACKED
 
     @property

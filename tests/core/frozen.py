@@ -23,6 +23,8 @@ from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
+from taskq.core.folds.resuming import apply_signal, apply_step, apply_waiting
+from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.schedules import ScheduleState, Ticked, apply_ticked
@@ -50,6 +52,7 @@ _KEYS: Final = (
 DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
         "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
+        "steps": "kept",
         "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
         "floor_lsn": "kept", "edits": "reset",
         "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
@@ -90,6 +93,9 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     Timetable: {
         "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
         "_expiries_wall": "kept", "over": "reset", "_over_ns": "reset",
+    },
+    Steps: {
+        "places": "kept", "signals": "kept", "taken": "kept", "waits": "kept", "begun": "kept",
     },
     Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
@@ -177,6 +183,10 @@ class Columns:
 
     def take_locations(self) -> list[array[int]]:
         return self.take_arrays("Q")
+
+    @property
+    def left(self) -> int:
+        return len(self._columns)
 
     def is_empty(self) -> bool:
         return not self._columns
@@ -325,6 +335,32 @@ class Driven:
             self.agenda.apply_held(self.lsn, self.lsn << 8, self._lane(number), META_FLOW, needs)
             self.lsn += 1
         return list(self.agenda.flows.todo)
+
+    def suspend(self, number: int, delay: int, holds: bool) -> object:
+        """A running job waits within its run."""
+        job = self._pick(number, State.RUNNING)
+        due = self.time_ns + delay * (delay % 3) if delay % 2 else 2**62
+        waits = [Wait(Form.EVENT, f"é{number % 3}", 1, due if delay % 2 else 0)]
+        self.lsn += 1
+        needs = needs_of(number % 4 + 1, 1) if holds else None
+        apply_waiting(self.agenda, job, 1, due, self.time_ns, pack_waits(waits), needs)
+        return self.agenda.steps.awaits(job, "é1"), self.agenda.steps.moment(job)
+
+    def step(self, number: int, place: int, takes: bool) -> object:
+        """A step of a job is done, which may have taken a signal."""
+        job = self._pick(number, State.RUNNING)
+        signal = self.agenda.steps.find_signal(job, b"x") if takes else None
+        taken, once = (0, b"") if signal is None else (signal.number, signal.once)
+        apply_step(self.agenda, job, place % 20, (7 << 32) + self.lsn * 64, taken, once)
+        self.lsn += 1
+        return self.agenda.steps.count(job), self.agenda.steps.knows_once(job, b"once 1")
+
+    def signal(self, number: int, count: int, again: bool) -> object:
+        job = self._pick(number, State(number % 3 + 1))
+        signal = Signal(self.lsn - 3 * again, b"xy"[count % 2 :][:1], b"once %d" % (count % 5), 64)
+        apply_signal(self.agenda, job, signal)
+        self.lsn += 1
+        return self.agenda.steps.told(job, 0)
 
     def tick(self, number: int, count: int, is_gone: bool) -> object:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))

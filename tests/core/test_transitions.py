@@ -36,6 +36,8 @@ ORIGINS = {
     Kind.TICKED: set[State](),
     Kind.RATED: set[State](),
     Kind.EDITED: {State.READY, State.SCHEDULED},
+    Kind.STEP_DONE: set[State](),
+    Kind.SIGNAL_SENT: set[State](),
     Kind.OWNER: set[State](),
 }
 

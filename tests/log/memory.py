@@ -36,6 +36,8 @@ class Memory:
     #: how often a job was said to be requeued
     requeued: Counter[int] = field(default_factory=Counter)
     purged: set[int] = field(default_factory=set)
+    #: titles of the steps of each job that are done
+    steps: dict[int, list[str]] = field(default_factory=dict)
 
     def end(self, lsn: int, state: State, body: bytes | None) -> None:
         """Somebody was told that he settled a job."""
@@ -69,6 +71,7 @@ class Memory:
     def forgive(self, reference: Reference) -> None:
         """A power loss took what was never promised to survive one."""
         self.durable &= reference.jobs.keys()
+        self.steps.clear()
         self.groups = dict.fromkeys(self.groups, False)
         self.settled = {
             lsn: ended

@@ -13,15 +13,19 @@ from taskq.core.errors import (
     DuplicateKey,
     JobCancelled,
     JobNotFound,
+    JobSettled,
     KeyHeld,
     NotWaiting,
     StaleDelivery,
+    UsageError,
 )
 from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from taskq.log.upkeep.upkeep import Upkeep
@@ -49,7 +53,9 @@ SPECS: Final = [
     EnqueueSpec("third", "x", 7, 1, flags=int(Flag.DROP_RESULT)),
 ]
 #: JobCancelled: the lease of a claim that somebody wants over is not extended.
-REFUSED: Final = (StaleDelivery, JobCancelled, JobNotFound, DuplicateKey, KeyHeld)
+REFUSED: Final = (
+    StaleDelivery, JobCancelled, JobNotFound, JobSettled, DuplicateKey, KeyHeld,
+)  # fmt: skip
 
 
 class Mix:
@@ -77,7 +83,8 @@ class Mix:
     def act(self) -> None:
         acts: dict[Callable[[Process], object], int] = {
             self.put: 20, self.claim: 15, self.settle: 20, self.extend: 3, self.cancel: 2,
-            self.pause: 1, self.letter: 4, self.fill: 1, self.edit: 4,
+            self.pause: 1, self.letter: 4, self.fill: 1, self.edit: 4, self.step: 8,
+            self.signal: 6,
         }  # fmt: skip
         number = self.random.randrange(100)
         if number < 30:
@@ -147,6 +154,12 @@ class Mix:
         rest: dict[str, Any] = {}
         if kind is not Kind.SUCCEEDED:
             rest["cause"] = Cause.EXHAUSTED
+        if kind is Kind.RELEASED and pick.random() < 0.6:
+            until_ns = self.world.clock.wall_ns() + pick.choice([-1, 70, 4_000]) * SECOND_NS
+            waits = [Wait(Form.SLEEP, "sleep", 1, until_ns), Wait(Form.EVENT, "paid", 1)]
+            waits = pick.choice([waits, waits[1:], waits[:1]])
+            process.settle(delivery, kind, body=pack_waits(waits), cause=Cause.WAITS)
+            return
         if kind in (Kind.RETRIED, Kind.RELEASED):
             rest["cause"] = pick.choice([Cause.EXHAUSTED, Cause.CALLER, Cause.DRAIN])
             rest["delay_ns"] = pick.choice([0, 700]) * SECOND_NS
@@ -156,6 +169,21 @@ class Mix:
         if self.held:
             process, delivery = self.random.choice(self.held)
             process.ask(Op.EXTEND, (delivery, self.random.randrange(1, 900) * SECOND_NS))
+
+    def step(self, _: Process) -> None:
+        if not self.held:
+            return
+        process, delivery = self.random.choice(self.held)
+        form = self.random.choice(list(Form)[:4])
+        name = "paid" if form is Form.EVENT else "do"
+        number = process.committer.facets.need_agenda().steps.count(delivery.job)
+        body = b'"%s"' % (b"." * self.random.choice([3, 4_000]))
+        process.ask(Op.STEP, NewStep(delivery, form, name, number, body))
+
+    def signal(self, process: Process) -> None:
+        if self.jobs:
+            job, once = self.random.choice(self.jobs), self.random.choice(["", "a", "b"])
+            process.ask(Op.SIGNAL, NewSignal(job, self.random.choice(["paid", "x"]), b"{}", once))
 
     def cancel(self, process: Process) -> None:
         if self.jobs:
@@ -180,6 +208,8 @@ class Mix:
             return
         try:
             process.ask(Op.EDIT, wish)
+        except UsageError:  # it waits within its run
+            assert wish.due is not None
         except NotWaiting:  # it expired at the beginning of the batch
             view = self.world.view(wish.item.job)
             assert view is None or view.state not in WAITING_STATES

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.moments import STARVATION_NS
+from taskq.core.folds.steps import Form, unpack_waits
+from taskq.core.kinds import OF_STEPS
 from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Cause, Kind
 
@@ -26,7 +28,9 @@ _FINAL: Final = {
     Kind.EXPIRED: State.EXPIRED,
 }
 #: These give a job back without counting the attempt.
-_FREE: Final = {Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.CONDITION, Cause.BREAKER}
+_FREE: Final = {
+    Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.CONDITION, Cause.BREAKER, Cause.WAITS,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -59,6 +63,10 @@ class Job:
     asked: bool = False
     #: whether its key is held for as long as it lives
     key_lives: bool = False
+    #: names of its steps in order, the signals (lsn, name) that none took, and what it waits for
+    steps: list[str] = field(default_factory=list)
+    signals: list[tuple[int, str]] = field(default_factory=list)
+    awaits: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -120,6 +128,8 @@ class Reference:
             self._back(record)
         elif kind in _FINAL:
             self._ended(record)
+        elif kind in OF_STEPS:
+            self._of_steps(record)
         elif kind in (Kind.REQUEUED, Kind.PURGED):
             self._is_dead_no_more(record)
         else:
@@ -233,6 +243,11 @@ class Reference:
 
     def _back(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
+        if record.cause == Cause.INPUTS:
+            assert job.state is State.SCHEDULED
+            assert any(name in job.awaits for _, name in job.signals), f"{job} woke for nothing"
+            job.state, job.awaits, job.since_ns = State.READY, set(), self.moment
+            return
         assert job.state is State.RUNNING, f"{job} was given back"
         assert not job.asked, "a cancelled job came back"
         self._check_lease(record, job)
@@ -242,7 +257,27 @@ class Reference:
         job.attempt = record.attempt
         job.state = State.SCHEDULED if record.due_ns > record.time_ns else State.READY
         job.due_ns, job.shifts = record.due_ns - self.shift_ns, True
+        job.awaits = {wait.name for wait in unpack_waits(record.awaits)}
+        assert not any(name in job.awaits for _, name in job.signals), f"{job} waits for nothing"
         job.since_ns = self.moment
+
+    def _of_steps(self, record: LogRecord) -> None:
+        job, step = self.jobs[record.job], record.step
+        assert step is not None
+        if record.kind == Kind.SIGNAL_SENT:
+            assert self.is_live(job.lsn), "a settled job was signalled"
+            job.signals.append((record.lsn, step.name))
+            return
+        assert (job.state, job.token) == (State.RUNNING, record.token), "a step of a stale claim"
+        assert step.place == len(job.steps), "a step is missing"
+        assert step.title not in job.steps, "a step was done twice"
+        job.steps.append(step.title)
+        oldest = next((it for it in job.signals if it[1] == step.name), None)
+        if step.form in (Form.EVENT, Form.TIMEOUT):
+            assert (step.signal, step.form) == (
+                (0, Form.TIMEOUT) if oldest is None else (oldest[0], Form.EVENT)
+            )
+            job.signals = [it for it in job.signals if it != oldest]
 
     def _ended(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
@@ -372,6 +407,14 @@ class Reference:
             for lsn in seen[State.RUNNING]
             if (lease := self.jobs[lsn].lease_ns) is not None
         }
+        for job in self.jobs.values():
+            may_run = self.is_live(job.lsn) or job.state is State.DEAD
+            assert agenda.steps.count(job.lsn) == len(job.steps) * may_run
+            told = agenda.steps.signals.get(job.lsn, ())
+            assert [it.number for it in told] == [lsn for lsn, _ in job.signals if may_run]
+            assert agenda.steps.is_waiting(job.lsn) == (
+                job.state is State.SCHEDULED and bool(job.awaits)
+            )
         assert agenda.leases.asked == {job.lsn for job in self.jobs.values() if job.asked}
         stats = agenda.queues.stats()
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):

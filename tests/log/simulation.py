@@ -14,6 +14,7 @@ from taskq.core.errors import (
     DuplicateKey,
     JobCancelled,
     JobNotFound,
+    JobSettled,
     KeyHeld,
     LogError,
     LogFailed,
@@ -22,11 +23,13 @@ from taskq.core.errors import (
     StaleDelivery,
     TaskqError,
 )
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.commit.answers import SOON
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.runs import Run
+from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.requests import (
     Bundle,
@@ -251,8 +254,9 @@ class Simulation(Snapshooting, Care, Uploads):
         make = self.chance.choices(
             (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
-             self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6),
+             self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit,
+             self._step, self._signal),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 8, 4),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in SOON:
@@ -401,6 +405,31 @@ class Simulation(Snapshooting, Care, Uploads):
 
         return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
 
+    def _step(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """A job does a step, or asks for a signal; each is asked for once."""
+        pool = self.held[process] or self.old
+        if not pool:
+            return self._claim(process)
+        delivery, form = self.chance.choice(pool), self.chance.choice(list(Form)[:4])
+        self._bodies += 1
+        name = self.chance.choice(("paid", "sent")) if form is Form.EVENT else "do"
+        new = NewStep(delivery, form, name, self._bodies, b"%d" % self._bodies)
+
+        def accept(step: Any) -> None:
+            if step is not None:
+                self.memory.steps.setdefault(delivery.job, []).append(step.title)
+                self.counts[f"step: {Form(step.form).name}"] += 1
+
+        return Op.STEP, new, accept
+
+    def _signal(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        job = self._some_job()
+        if job is None:
+            return self._claim(process)
+        once = self.chance.choice(("", "", "a", "b"))
+        new = NewSignal(job, self.chance.choice(("paid", "sent")), b"{}", once)
+        return Op.SIGNAL, new, lambda _: self.counts.update(("signals",))
+
     def _extend(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         pool = self.held[process] or self.old
         if not pool:
@@ -447,7 +476,13 @@ class Simulation(Snapshooting, Care, Uploads):
         body = None if is_plain else b"end %d" % self._bodies
         cause = Cause.EXHAUSTED
         if kind is Kind.RELEASED:
-            cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER))
+            cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.WAITS))
+        if cause is Cause.WAITS:
+            until_ns = self.world.clock.wall_ns() + self.chance.choice((-5, 5, 60)) * SECOND_NS
+            form = self.chance.choice((Form.EVENT, Form.SLEEP))
+            forever = form is Form.EVENT and self.chance.random() < 0.3
+            wait = Wait(form, "paid" * (form is Form.EVENT), 1, 0 if forever else until_ns)
+            return Settlement(kind, delivery, pack_waits([wait]), 0, cause)
         children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
         if kind is Kind.SUCCEEDED and self.chance.random() < 0.4:
             children = tuple((self.chance.choice(_SPECS), self._item()[1], None) for _ in range(2))
@@ -467,9 +502,9 @@ class Simulation(Snapshooting, Care, Uploads):
             elif isinstance(error, JobNotFound):
                 assert self.memory.reborn, "a job is gone"
                 self.counts["purged jobs asked for"] += 1
-            elif isinstance(error, (StaleDelivery, JobCancelled)):
+            elif isinstance(error, (StaleDelivery, JobCancelled, JobSettled)):
                 self.counts["stale"] += 1
-            elif isinstance(error, NotWaiting | KeyHeld):
+            elif isinstance(error, NotWaiting | KeyHeld) or "waits within its run" in str(error):
                 self.counts["edit: refused"] += 1
             elif isinstance(error, DuplicateKey):
                 self.counts["refused keys"] += 1
@@ -535,6 +570,9 @@ class Simulation(Snapshooting, Care, Uploads):
             whole = there == len(group)
             assert there == 0 or whole, "a part of a transaction"
             assert whole or not acknowledged, "a transaction is gone"
+        for lsn, titles in memory.steps.items():
+            there = set(reference.jobs[lsn].steps) if lsn in reference.jobs else set()
+            assert there >= set(titles) or lsn not in memory.durable, "a step is lost"
         succeeded = {job.token for job in reference.jobs.values() if job.state is State.SUCCEEDED}
         for group, token in memory.children.items():
             there = sum(bodies[body] for body in group)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.steps import decode_step
 from taskq.log.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -97,12 +98,34 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "next": agenda.taking.next_ready(10**6, None),
         "counts": [queue for queue in agenda.queues.stats() if any(_counts(queue))],
         "keys": keys,
+        "steps": {job: _steps_of(facets, job) for job in _may_run(agenda)},
         "expiries": sorted(
             (job, moment)
             for job, moment in _expiries(agenda)
             if job in table and table[job][1] & META_EXPIRES
         ),
     }
+
+
+def _may_run(agenda: Agenda) -> list[int]:
+    tables = agenda.table, agenda.dead
+    return [chunk.ids[at] for table in tables for chunk, at in table]
+
+
+def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
+    """What is known of a job that goes on where it was."""
+    agenda = facets.need_agenda()
+    steps, files = agenda.steps, facets._journal.files
+    places = steps.places.get(job, ())
+    return (
+        [decode_step(files.unchecked_record(at)) for at in places],
+        [
+            (it[:3], decode_step(files.unchecked_record(it.location)).body)
+            for it in steps.signals.get(job, ())
+        ],
+        steps.taken.get(job, set()),
+        steps.told(job, agenda.times.shift_ns),
+    )
 
 
 def _expiries(agenda: Agenda) -> Iterator[tuple[int, int]]:

@@ -55,6 +55,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
         "leases": agenda.leases.all(),
         "asked": agenda.leases.asked,
         "stats": agenda.queues.stats(),
+        "steps": _steps(facets),
         "floor": agenda.floor_lsn,
         "ready": ready,
         "keys": [
@@ -65,6 +66,20 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
         ],
         "expired": sorted(agenda.expired(2**62, 2**62)),
     }
+
+
+def _steps(facets: Facets) -> list[object]:
+    agenda = facets.agenda
+    assert agenda is not None
+    steps = agenda.steps
+    return [
+        {job: [_place(facets, at) for at in places] for job, places in steps.places.items()},
+        {
+            job: [(it[:3], _place(facets, it.location)) for it in many]
+            for job, many in steps.signals.items()
+        },
+        steps.taken, steps.waits, steps.begun,
+    ]  # fmt: skip
 
 
 def _rows(facets: Facets, table: JobTable) -> list[tuple[object, ...]]:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from taskq.core import records
 from taskq.core.model import State
 
-ABANDONED = cast("records.Kind", 43)
+ABANDONED = cast("records.Kind", 99)
 records.TABLE[ABANDONED] = records.Row(
     ABANDONED, "abandoned", "nobody wants it any more", records.JOB, records.Body.REASON, "cause",
     {State.RUNNING: (State.CANCELLED,)}, (records.Option.KEY_HASH,),

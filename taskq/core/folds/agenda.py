@@ -21,15 +21,17 @@ from taskq.core.folds.jobtable import (
     META_BACK,
     META_EXPIRES,
     META_FLOW,
+    META_STEPS,
     RUN_MIN,
     STATE_MASK,
     JobTable,
 )
 from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
 from taskq.core.folds.queues import Queues
+from taskq.core.folds.steps import Steps
 from taskq.core.folds.taking import Taking
 from taskq.core.kinds import BY_TIME, DEATHS, ENDS, READY, RUNNING, SCHEDULED, SUCCESS, after
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Group, Lane
@@ -39,6 +41,9 @@ _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
 #: What a lane calls the number of its jobs that ended so.
 _COUNTED: Final = {kind: str(after(State.RUNNING, kind)) for kind in ENDS}
 _ALL: Final = 2**62
+_TIED: Final = META_FLOW | META_STEPS
+#: Of these the success has something to let go of.
+_SPECIAL: Final = META_EXPIRES | META_STEPS
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
 #: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
@@ -55,6 +60,7 @@ class Agenda:
         running: job -> (token, epoch, owner): the claim that holds it.
         leases: which of these claims end at a moment, or are to be cancelled.
         flows: jobs that wait for others.
+        steps: of jobs that go on where they were.
         times: when scheduled jobs are due, and when jobs expire.
         ages: since when ready jobs wait, and what the time is.
         schedules: how far each schedule has ticked, by its name.
@@ -72,6 +78,7 @@ class Agenda:
         self.running: dict[int, tuple[int, int, int]] = {}
         self.leases = Leases()
         self.flows = Flows()
+        self.steps = Steps()
         self.times = Timetable()
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
@@ -121,8 +128,7 @@ class Agenda:
         """A job that waits for others; ``needs`` is their count, and above it the policy."""
         self.table.insert(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
-        self._scheduled += 1
-        self.flows.hold(job, needs)
+        self.note_held(job, (TIME_NS_MAX, True), needs)
 
     def apply_expiry(self, job: int, expires_ns: int, is_wall: bool) -> None:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
@@ -148,7 +154,7 @@ class Agenda:
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
         chunk.metas[index] = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt) | RUNNING
         self.queues.note_running(lane, 1)
@@ -199,7 +205,7 @@ class Agenda:
         meta = chunk.metas[index]
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
-        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
         if job in self._overdue:
             # Not expired yet: the clock may have been set back since.
@@ -223,6 +229,7 @@ class Agenda:
         due: tuple[int, bool],
         since_ns: int,
         needs: int | None,
+        told: bytes = b"",
     ) -> bool:
         """A waiting job waits otherwise, by the record at ``location``. False: unknown here.
 
@@ -240,19 +247,17 @@ class Agenda:
         before = self.lanes[chunk.lanes[index]]
         self._leave(before, job, meta)
         before.discard(job)
-        if meta & STATE_MASK == SCHEDULED and not (meta & META_FLOW and self.flows.drop(job)):
+        if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
         chunk.locations[index], chunk.lanes[index] = location, lane.number
         chunk.metas[index] = (meta & ~STATE_MASK) | state | META_BACK
+        if told:
+            self.steps.apply_told(job, told, self.times.shift_ns)
         if state is State.READY:
             self.enter_ready(lane, job, since_ns - self.times.shift_ns)
         else:
             lane.scheduled += 1
-            if needs is None:
-                self.note_scheduled(job, *due)
-            else:
-                self._scheduled += 1
-                self.flows.hold(job, needs)
+            self.note_held(job, due, needs)
         self.queues.retire(before)
         return True
 
@@ -263,6 +268,8 @@ class Agenda:
             self.leases.drop(job)
         chunk = self.table.find(job)
         if chunk is None:
+            if self.steps and kind not in DEATHS:
+                self.steps.drop(job)
             return False
         index = self.table.index
         meta = chunk.metas[index]
@@ -278,8 +285,10 @@ class Agenda:
         self.table.remove(chunk, index)
         if kind in DEATHS:
             self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
-        if meta & META_FLOW:
+        if meta & _TIED:
             self.flows.drop(job)
+            if kind not in DEATHS:  # a letter may be requeued, and goes on then
+                self.steps.drop(job)
         if meta & META_EXPIRES:
             self._overdue.pop(job, None)
             self._expiring -= 1
@@ -299,7 +308,7 @@ class Agenda:
             if chunk is None:
                 continue
             index = table.index
-            if chunk.metas[index] & (STATE_MASK | META_EXPIRES) != RUNNING:
+            if chunk.metas[index] & (STATE_MASK | _SPECIAL) != RUNNING:
                 self.apply_ended(SUCCESS, job)
                 continue
             running.pop(job, None)
@@ -322,7 +331,7 @@ class Agenda:
                 break
             chunk, start, count = run
             lane = self.lanes[chunk.lanes[start]]
-            is_plain = chunk.metas[start] & (STATE_MASK | META_EXPIRES) == RUNNING
+            is_plain = chunk.metas[start] & (STATE_MASK | _SPECIAL) == RUNNING
             if count < RUN_MIN or not is_plain or lane.group is not None:
                 break
             lane.running -= count
@@ -357,6 +366,9 @@ class Agenda:
             lane.scheduled -= 1
             self._scheduled -= 1
             chunk.metas[index] = (meta & ~STATE_MASK) | _NOW_DUE | META_BACK
+            if meta & META_STEPS:
+                self.steps.wake(job)
+                self.flows.drop(job)
             self.enter_ready(lane, job, moment)
 
     def see(self, now_ns: int) -> None:
@@ -432,9 +444,21 @@ class Agenda:
     # -- inside -----------------------------------------------------------------------------------
 
     def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
-        """A job of the table waits until then."""
+        """A job of the table waits until then; TIME_NS_MAX: until it is told otherwise."""
         self._scheduled += 1
-        self.times.wait(job, due_ns, is_wall)
+        if due_ns < TIME_NS_MAX:
+            self.times.wait(job, due_ns, is_wall)
+
+    def note_held(self, job: int, due: tuple[int, bool], needs: int | None) -> None:
+        """A job of the table waits until then, and for others."""
+        if self.steps.is_waiting(job):
+            moment = self.steps.moment(job)
+            due = (moment + self.times.shift_ns, False) if moment else (TIME_NS_MAX, True)
+        elif needs is not None:
+            due = TIME_NS_MAX, True
+        self.note_scheduled(job, *due)
+        if needs is not None:
+            self.flows.hold(job, needs)
 
     def enter_ready(self, lane: Lane, job: int, moment: int | None = None) -> None:
         """A job of the table may be claimed, in its old place; it waits since ``moment``.
@@ -500,6 +524,16 @@ class Agenda:
                 lane.leave(job, self._is_fresh)
             lane.left += count
         return count
+
+    def _let_go(self, job: int, meta: int) -> bool:
+        """A job waits no more for jobs or signals; whether that is all that it waited for."""
+        was_held = self.flows.drop(job)
+        if not meta & META_STEPS:
+            return was_held
+        moment = self.steps.wake(job)
+        if moment:
+            self.times.forget_at(moment, job)
+        return was_held or moment is not None
 
     def _leave(self, lane: Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK

@@ -130,6 +130,19 @@ class SortedBlocks:
             return True
         return False
 
+    def remove_pair(self, key: int, value: int) -> bool:
+        """Take a pair out; False if it is not there."""
+        for number in range(max(bisect_left(self._firsts, key) - 1, 0), len(self._firsts)):
+            if self._firsts[number] > key:
+                break
+            keys, values = self._keys[number], self._values[number]
+            start, end = bisect_left(keys, key), bisect_right(keys, key)
+            if value in values[start:end]:
+                index = values.index(value, start, end)
+                self._replace(number, [at for at in range(len(values)) if at != index])
+                return True
+        return False
+
     def sweep(self, keep: Callable[[int], bool]) -> int:
         """Drop the pairs of the next block that are double or whose value ``keep`` refuses.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
+from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, META_STEPS, STATE_MASK
 from taskq.core.kinds import READY
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 
@@ -35,12 +35,14 @@ def apply_carried(
     *,
     since_ns: int = 0,
     needs: int | None = None,
+    told: bytes = b"",
 ) -> None:
     """The job stands at ``location`` now, in this state.
 
     ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
     they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
-    wall time since when a ready job waits; ``needs`` what a held one waits for.
+    wall time since when a ready job waits; ``needs`` what a held one waits for; ``told`` what one
+    waits for within its run, see ``Steps.told``.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -51,18 +53,17 @@ def apply_carried(
     if chunk is not None:
         chunk.locations[agenda.table.index] = location
         return
-    meta |= state
-    if state == READY:
-        meta |= META_BACK
-    if expires[0]:
-        meta |= META_EXPIRES
+    meta |= state | (META_BACK if state == READY else 0) | (META_EXPIRES if expires[0] else 0)
+    if told:
+        meta |= META_STEPS
+        agenda.steps.apply_told(job, told, agenda.times.shift_ns)
     if needs is not None:
         agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
     else:
         agenda.table.insert(job, location, lane.number, meta)
         if state is State.SCHEDULED:
             lane.scheduled += 1
-            agenda.note_scheduled(job, *due)
+            agenda.note_held(job, due, None)
         elif state is State.RUNNING:
             _run_carried(agenda, job, lane, claim, lease_ns)
         else:
@@ -131,6 +132,8 @@ def apply_requeued(
     if expires[0]:
         meta |= META_EXPIRES
         agenda.apply_expiry_again(job, *expires)
+    if agenda.steps.knows(job):
+        meta |= META_STEPS
     agenda.table.insert(job, location, lane.number, meta | READY | META_BACK)
     agenda.enter_ready(lane, job)
 

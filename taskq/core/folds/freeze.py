@@ -27,6 +27,7 @@ from taskq.core.folds.groups import (
 from taskq.core.folds.jobtable import CHUNK, Chunk, JobTable
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.queues import GONE
+from taskq.core.folds.steps import Signal
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
 from taskq.core.schedules import ScheduleState
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from taskq.core.folds.moments import Leases, Timetable
+    from taskq.core.folds.steps import Steps
 
 T = TypeVar("T")
 
@@ -87,6 +89,11 @@ class Source(Protocol):
     def take_locations(self) -> list[array[int]]:
         """Return the same for locations of records, as they are numbered in this process."""
 
+    @property
+    def left(self) -> int:
+        """Return how many bytes were not taken."""
+        ...
+
 
 # -- agenda ----------------------------------------------------------------------------------------
 
@@ -115,6 +122,8 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     _put_rated(frozen, agenda)
     frozen.put("Q", agenda.flows.held.keys())
     frozen.put("Q", agenda.flows.held.values())
+    if agenda.steps:
+        _put_steps(frozen, agenda.steps)
     return frozen
 
 
@@ -153,6 +162,8 @@ def thaw_agenda(source: Source) -> Agenda:
         raise ValueError(f"{len(ages._lsns)} frames have {len(ages._moments)} times")
     _take_rated(source, agenda)
     agenda.flows.thaw(source.take("Q"), source.take("Q"))
+    if source.left:
+        _take_steps(source, agenda.steps)
     return agenda
 
 
@@ -332,6 +343,42 @@ def _take_leases(source: Source, leases: Leases) -> None:
     leases.asked = set(source.take("Q"))
     leases._deadlines = dict(zip(source.take("Q"), source.take("Q"), strict=True))
     (leases._order,) = _take_blocks(source)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def _put_steps(frozen: Frozen, steps: Steps) -> None:
+    frozen.put("Q", steps.places)
+    frozen.put_arrays("Q", [places[:] for places in steps.places.values()])
+    frozen.put("Q", steps.signals)
+    many = list(steps.signals.values())
+    frozen.put_arrays("Q", [array("Q", (it.number for it in some)) for some in many])
+    frozen.put_arrays("Q", [array("Q", (it.location for it in some)) for some in many])
+    frozen.put_names([it.name for some in many for it in some])
+    frozen.put_names([it.once for some in many for it in some])
+    pairs = [(job, once) for job, some in steps.taken.items() for once in sorted(some)]
+    frozen.put("Q", [job for job, _ in pairs])
+    frozen.put_names([once for _, once in pairs])
+    for waits in (steps.waits, steps.begun):
+        frozen.put("Q", waits)
+        frozen.put_names(list(waits.values()))
+
+
+def _take_steps(source: Source, steps: Steps) -> None:
+    jobs, places = source.take("Q"), source.take_locations()
+    steps.places = dict(zip(jobs, places, strict=True))
+    jobs, numbers, locations = source.take("Q"), source.take_arrays("Q"), source.take_locations()
+    names, onces = iter(_take_names(source)), iter(_take_names(source))
+    for job, *columns in zip(jobs, numbers, locations, strict=True):
+        rows = zip(*columns, strict=True)
+        steps.signals[job] = [
+            Signal(number, next(names), next(onces), location) for number, location in rows
+        ]
+    for job, once in zip(source.take("Q"), _take_names(source), strict=True):
+        steps.taken.setdefault(job, set()).add(once)
+    for waits in (steps.waits, steps.begun):
+        waits.update(zip(source.take("Q"), _take_names(source), strict=True))
 
 
 # -- dedup -----------------------------------------------------------------------------------------

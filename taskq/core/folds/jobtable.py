@@ -31,6 +31,8 @@ META_DURABLE_CLAIM: Final = 1 << 5
 META_BACK: Final = 1 << 6
 #: It is part of a flow. Beyond the bits of the attempts.
 META_FLOW: Final = 1 << 24
+#: It has steps or signals, or waited within a run.
+META_STEPS: Final = 1 << 25
 FRESH_MASK: Final = STATE_MASK | META_BACK
 ATTEMPT_SHIFT: Final = 8
 ATTEMPT_UNIT: Final = 1 << ATTEMPT_SHIFT

@@ -64,6 +64,10 @@ class Timetable:
         if not self._shifted.remove(job):
             self._wall.remove(job)
 
+    def forget_at(self, moment_ns: int, job: int) -> None:
+        """Do as ``forget`` for a job that waits until that moment in shifted time."""
+        self._shifted.remove_pair(_bounded(moment_ns), job)
+
     def waits(self, job: int, moment_ns: int, is_wall: bool) -> bool:
         """Return whether the job is to be due then; in shifted time unless ``is_wall``."""
         return (self._wall if is_wall else self._shifted).has(moment_ns, job)

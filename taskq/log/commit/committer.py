@@ -26,7 +26,7 @@ from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
 from taskq.log.config import LSN_SKIP
-from taskq.log.decide.batch import Batch
+from taskq.log.decide.context import Batch
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH

@@ -22,8 +22,7 @@ from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.requests import Cancel
 
 if TYPE_CHECKING:
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.requests import Delivery, Withdrawal
     from taskq.log.state.facets import Facets

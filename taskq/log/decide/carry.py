@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import KeyHeld, NotWaiting, UsageError
 from taskq.core.folds.dedup import UNTIL_SETTLED
-from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, META_EXPIRES, STATE_MASK
+from taskq.core.folds.jobtable import (
+    ATTEMPT_MASK,
+    ATTEMPT_SHIFT,
+    META_EXPIRES,
+    META_STEPS,
+    STATE_MASK,
+)
 from taskq.core.kinds import EDIT, PAUSE, REPEAT, after
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import TABLE
@@ -25,7 +31,9 @@ from taskq.log.format.carried import (
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted
+from taskq.log.format.steps import again, fold_step
 from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.requests import Rewrite
 from taskq.log.segments.spill import collect
 from taskq.log.state.fold_rare import fold_carried
 
@@ -34,11 +42,11 @@ if TYPE_CHECKING:
 
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.dedup import Dedup
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Keys
+    from taskq.log.decide.steps import Again
     from taskq.log.format.notes import GroupKey
-    from taskq.log.requests import Edit, Floor, OldFile, Rewrite
+    from taskq.log.requests import Edit, Floor, OldFile
 
 #: What a job may be after an edit.
 _READY: Final = after(State.READY, EDIT)
@@ -52,11 +60,14 @@ class Rewrites:
         self._context = context
         self._journal = context.journal
 
-    def carry(self, batch: Batch, items: list[Rewrite]) -> int:
+    def carry(self, batch: Batch, items: list[Rewrite | Again]) -> int:
         """Write these again; returns how many had changed and must be looked at once more."""
         agenda, dedup = self._context.agenda, self._context.dedup
         missed = 0
         for item in items:
+            if not isinstance(item, Rewrite):
+                self._write_again(batch, item)
+                continue
             if item.state is State.ABSENT and _key_until(dedup, item) <= batch.time_ns:
                 continue
             carried = self._carried(agenda, dedup, item)
@@ -70,6 +81,16 @@ class Rewrites:
             # It may be claimed, or end, in this very batch, when it is in no file yet.
             self._context.recent.add(item.job, carried.born)
         return missed
+
+    def _write_again(self, batch: Batch, item: Again) -> None:
+        """Write a step or signal again that stands where it was seen; else nobody needs it."""
+        number = self._context.agenda.steps.number_at(item.job, item.location)
+        if number is None:
+            return
+        record = again(item.record, number, batch.lsn)
+        location, lsn = batch.where + batch.size, batch.lsn
+        batch.add(record)
+        fold_step(record, lsn, location, self._context.agenda)
 
     def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
         """Write down how many jobs of these lanes ended so far, what is paused, all schedules.
@@ -175,7 +196,7 @@ class Edits:
             return False
         location = batch.where + batch.size
         batch.add(encode_carried(EDIT, edited, batch.lsn))
-        batch.features = (TABLE[EDIT].feature,)
+        batch.features += (TABLE[EDIT].feature,)
         fold_carried(EDIT, edited, location, batch.time_ns, agenda, dedup)
         # As above.
         context.recent.add(job, edited.born)
@@ -185,6 +206,11 @@ class Edits:
     def _timed(self, carried: Carried, wish: Edit, now_ns: int) -> Carried:
         if wish.due is None:
             return carried
+        if self._context.agenda.steps.is_waiting(carried.job):
+            raise UsageError(
+                f"job {self._context.tag}-{carried.job} waits within its run, and no edit ends "
+                f"that: signal it, or cancel it. Its priority and queue can be changed"
+            )
         if carried.needs is not None:
             raise UsageError(
                 f"job {self._context.tag}-{carried.job} waits for other jobs, not for a moment: it "
@@ -225,7 +251,12 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         return None
     due_ns, due_is_wall = 0, item.due_is_wall
     needs = agenda.flows.held.get(job)
-    if needs is not None:
+    told = agenda.steps.told(job, agenda.times.shift_ns) if meta & META_STEPS else b""
+    if agenda.steps.is_waiting(job):
+        moment = agenda.steps.moment(job)
+        due_ns = moment + agenda.times.shift_ns if moment else TIME_NS_MAX
+        due_is_wall = not moment
+    elif needs is not None:
         due_ns, due_is_wall = TIME_NS_MAX, True
     elif item.state is State.SCHEDULED:
         if not agenda.times.waits(job, item.due_ns, item.due_is_wall):
@@ -242,7 +273,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
         claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
         key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
-        cancel_wanted=job in agenda.leases.asked, needs=needs,
+        cancel_wanted=job in agenda.leases.asked, needs=needs, told=told,
     )  # fmt: skip
 
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.taking import Taken
     from taskq.core.rates import Limit
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.requests import ClaimRequest
 

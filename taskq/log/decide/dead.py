@@ -22,8 +22,7 @@ from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.state.fold_rare import fold_carried
 
 if TYPE_CHECKING:
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Keys
     from taskq.log.requests import Letter
@@ -65,6 +64,7 @@ class DeadLetters:
             options = self._purged(batch, job)
             batch.add(codec.encode_job(REMOVAL, 0, 0, job, 0, options=options))
             forget_dead(agenda, job)
+            agenda.steps.drop(job)
             batch.interest |= INTEREST_OUTCOME
             answers.append(None)
         return answers

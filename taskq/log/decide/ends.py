@@ -25,8 +25,7 @@ from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.listeners import Deaths
     from taskq.log.requests import Delivery
 

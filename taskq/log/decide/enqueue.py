@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskq.core.model import Extras
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.runs import Run
     from taskq.log.requests import Item, Slice

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from taskq.core.folds.lanes import Lane
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Answer, Ask, Item
 

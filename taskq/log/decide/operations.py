@@ -19,13 +19,14 @@ from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
 from taskq.log.decide.listeners import Asks, Deaths
 from taskq.log.decide.queues import Queues, Ticks
 from taskq.log.decide.settle import Elsewhere, Settles, Transactions
+from taskq.log.decide.steps import Steps
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskq.log.decide.batch import Batch
+    from taskq.log.decide.context import Batch
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
 
@@ -46,7 +47,8 @@ class Operations:
         keys = Keys(context, ends)
         self.enqueues = enqueues = Enqueues(context, keys)
         self.claims = Claims(context, ends, description)
-        self.settles = Settles(context, ends, enqueues, self.deaths)
+        steps = Steps(context, ends, enqueues)
+        self.settles = Settles(context, ends, enqueues, self.deaths, steps)
         self.cancels = Cancels(context, ends)
         queues, ticks = Queues(context), Ticks(context, enqueues)
         letters, rewrites = DeadLetters(context, ends, keys), Rewrites(context)
@@ -63,6 +65,8 @@ class Operations:
             Op.CANCEL: self.cancels.cancel,
             Op.WITHDRAW: self.cancels.withdraw,
             Op.EDIT: Edits(context, keys).edit,
+            Op.STEP: steps.step,
+            Op.SIGNAL: steps.signal,
             Op.PAUSE: queues.pause,
             Op.RESUME: queues.resume,
             Op.TICK: ticks.tick,

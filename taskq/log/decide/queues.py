@@ -20,8 +20,7 @@ from taskq.log.machine.ports import INTEREST_READY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.log.decide.batch import Batch
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Duplicate, Enrolment, Steer, Turn
 

@@ -23,27 +23,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskq.core.folds.agenda import Agenda
-    from taskq.log.decide.batch import Batch
     from taskq.log.decide.cancel import Cancels
     from taskq.log.decide.claim import Claims
-    from taskq.log.decide.context import Context
+    from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.decide.listeners import Deaths
+    from taskq.log.decide.steps import Steps
     from taskq.log.requests import Bundle, Delivery, Duplicate, Ended
 
 _PLAIN_JOB: Final = codec.JOB.size
 #: What others have to do with the end of a job of these flags.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: Causes of a release that burns no attempt.
-_KEEPS_ATTEMPT: Final = frozenset({Cause.DRAIN, Cause.SNOOZE, Cause.CONDITION, Cause.BREAKER})
+_KEEPS_ATTEMPT: Final = frozenset(
+    {Cause.DRAIN, Cause.SNOOZE, Cause.CONDITION, Cause.BREAKER, Cause.WAITS}
+)
 
 
 class Settles:
     """The decisions of one process about the ends of deliveries."""
 
-    def __init__(self, context: Context, ends: Ends, enqueues: Enqueues, deaths: Deaths) -> None:
+    def __init__(
+        self, context: Context, ends: Ends, enqueues: Enqueues, deaths: Deaths, steps: Steps
+    ) -> None:
         self._context = context
+        self._steps = steps
         self._facets = context.facets
         self._enqueues = enqueues
         self._deaths = deaths
@@ -135,6 +140,9 @@ class Settles:
         else:
             keeps = cause in _KEEPS_ATTEMPT or (kind is RELEASE and cause is Cause.CALLER)
             counted = max(attempt - 1, 0) if keeps else attempt
+            if cause is Cause.WAITS:
+                self._steps.suspend(batch, delivery, counted, body or b"", options)
+                return []
             token = delivery.token
             self._back(batch, kind, cause, job, token, counted, delay_ns, body, options)
         return self._enqueues.add(batch, children, prepared)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.model import SIGNAL_BYTES_MAX
 from taskq.log.format import codec
-from taskq.log.requests import Op, Plain
+from taskq.log.requests import Op, Plain, Rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.model import Extras
+    from taskq.log.decide.steps import Again
     from taskq.log.requests import Bundle, Item, Settlement
 
 #: What moments, window and the options' own heads take at most.
@@ -19,6 +21,8 @@ _OPTIONS_BYTES: Final = 64
 _FREES_BYTES: Final = 64
 #: A TICKED record without its rule.
 _TICKED_BYTES: Final = 320
+#: A step or signal without its value, at most.
+_STEP_BYTES: Final = 640
 
 
 def request_size(op: int, operand: Any) -> int:
@@ -56,6 +60,12 @@ def _settlement_size(item: Settlement) -> int:
     return own + sum(map(_enqueue_size, item.children))
 
 
+def _carried_size(item: Rewrite | Again) -> int:
+    if not isinstance(item, Rewrite):
+        return len(item.record)
+    return len(item.born) + len(item.body or b"") + len(item.lines) + codec.WHOLE.size
+
+
 #: Of operations that are no single small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENQUEUE_MANY: lambda items: (
@@ -75,8 +85,12 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
-    Op.CARRY: lambda items: sum(
-        len(item.born) + len(item.body or b"") + len(item.lines) + codec.WHOLE.size
-        for item in items
+    Op.CARRY: lambda items: sum(map(_carried_size, items)),
+    Op.STEP: lambda step: (
+        len(step.body)
+        + SIGNAL_BYTES_MAX * (not step.body)
+        + _STEP_BYTES
+        + sum(map(_enqueue_size, step.items))
     ),
+    Op.SIGNAL: lambda signal: len(signal.body) + _STEP_BYTES + 2 * codec.BACK.size,
 }

@@ -7,7 +7,7 @@ payload, a key or a header gets them from there as from the original.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.kinds import CARRYING
@@ -68,6 +68,8 @@ class Carried(NamedTuple):
     lines: bytes = b""
     #: of EDITED: hash of its key in the queue that it left, 0 if it has none or stays there
     left_key: int = 0
+    #: what it waits for within its run, as ``core.folds.steps`` tells it; empty if it has no steps
+    told: bytes = b""
 
     @property
     def ready_ns(self) -> int:
@@ -99,18 +101,16 @@ def decode_carried(record: bytes) -> Carried:
     end = length - CRC_SIZE
     born = born_in(record)
     rest = at + len(born)
-    values: dict[str, int] = {}
-    claim, history, cancel_wanted = (0, 0), b"", False
+    values: dict[str, Any] = {}
+    claim, cancel_wanted = (0, 0), False
     needs: int | None = None
     waited: tuple[int, ...] = ()
-    lines, left_key = b"", 0
+    left_key = 0
     for tag, value in each_option(record, codec.WHOLE.size, options_size):
         if tag == Option.CLAIM:
             claim = _CLAIM.unpack(value)
-        elif tag == Option.HISTORY:
-            history = value
-        elif tag == Option.LINES:
-            lines = value
+        elif tag in _BYTES:
+            values[_BYTES[tag]] = value
         elif tag == Option.CANCEL_WANTED:
             cancel_wanted = True
         elif tag == Option.NEEDS:
@@ -125,9 +125,9 @@ def decode_carried(record: bytes) -> Carried:
     return Carried(
         job=job, state=State(state), born=born, enqueued_ns=enqueued_ns, attempt=attempt,
         token=token, due_ns=values.pop("due_wall_ns", due_ns), due_is_wall=is_wall, claim=claim,
-        history=history, body=None if flags & Flag.DROP_RESULT else record[rest:end],
+        body=None if flags & Flag.DROP_RESULT else record[rest:end],
         flags=flags & ~_OWN_FLAGS, cancel_wanted=cancel_wanted, needs=needs,
-        waited=waited, lines=lines, left_key=left_key, **values,
+        waited=waited, left_key=left_key, **values,
     )  # fmt: skip
 
 
@@ -190,6 +190,9 @@ def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
     return 0
 
 
+_BYTES: Final = {
+    int(Option.HISTORY): "history", int(Option.LINES): "lines", int(Option.AWAITS): "told",
+}  # fmt: skip
 _MOMENTS: Final = {
     int(Option.LEASE): "lease_ns",
     int(Option.KEY_UNTIL): "key_until_ns",
@@ -221,6 +224,8 @@ def _encode_options(carried: Carried) -> bytes:
         parts.append(encode_key_hash(carried.left_key))
     if carried.waited:
         parts.append(encode_unlocks(list(carried.waited)))
+    if carried.told:
+        parts.append(option(Option.AWAITS, carried.told))
     if carried.lines and sum(map(len, parts)) + len(carried.lines) + 3 <= OPTIONS_BYTES_MAX:
         parts.append(option(Option.LINES, carried.lines))
     return b"".join(parts)

@@ -58,8 +58,11 @@ def encode_part(part: FlowPart, lsn: int) -> bytes:
     """Return the options of a flow's job that is written at ``lsn``."""
     base = lsn - part.index
     parts: list[bytes] = []
-    if part.unlocks:
-        parts.append(encode_unlocks([base + place for place in part.unlocks]))
+    unlocks = [base + place for place in part.unlocks]
+    if part.parent:
+        unlocks.append(part.parent)
+    if unlocks:
+        parts.append(encode_unlocks(unlocks))
     if part.inputs:
         parts.append(encode_needs(needs_of(part.needs, part.policy)))
         runs = b"".join(_RUN.pack(base + first, count) for first, count in part.inputs)

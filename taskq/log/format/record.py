@@ -14,9 +14,11 @@ from taskq.core.kinds import (
     CARRYING,
     ENDS,
     OF_JOBS,
+    OF_STEPS,
     READY,
     REMOVALS,
     REVIVALS,
+    SIGNAL,
     after,
 )
 from taskq.core.model import SETTLED_STATES, Extras, State
@@ -27,6 +29,7 @@ from taskq.log.format.carried import decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
 from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
+from taskq.log.format.steps import decode_step
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from taskq.core.schedules import Ticked
     from taskq.log.format.carried import Carried
     from taskq.log.format.frames import Frame
+    from taskq.log.format.steps import Stepped
 
 #: Fields that every record has.
 _PREFIX_FIELDS: Final = 5
@@ -80,6 +84,10 @@ class LogRecord(NamedTuple):
     ticked: Ticked | None = None
     #: of a record that ends an attempt: what that logged, packed
     lines: bytes = b""
+    #: of a step or signal: all of it
+    step: Stepped | None = None
+    #: of a job that gave its slot back within its run: what it waits for, packed
+    awaits: bytes = b""
 
     @property
     def body_flags(self) -> int:
@@ -188,6 +196,13 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), data[fixed:end])
     body = data[fixed + options_size : end] if flags & _CHECKED else None
     attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
+    if kind in OF_STEPS:
+        step = decode_step(data)
+        token = 0 if kind == SIGNAL else token
+        return LogRecord(
+            kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt, step=step,
+            body=step.body,
+        )  # fmt: skip
     due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
     return LogRecord(
         kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
@@ -195,6 +210,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
         key_hash=decode_key_hash(data, fixed, options_size), body=body,
         lease_ns=find_moment(data, fixed, options_size, Option.LEASE),
         lines=find_option(data, fixed, options_size, Option.LINES) if options_size else b"",
+        awaits=find_option(data, fixed, options_size, Option.AWAITS) if due else b"",
     )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Looking at the jobs of flows: whom one waits for, how they stand, what their results are.
+"""Looking at jobs that wait for others: for whom, how they stand, what their results are.
+
+And at what a job has done within its run, and what it waited for there.
 
 Each function is a look of the storage thread, so none does more than some milliseconds of work:
 callers ask for a part at a time. Jobs that ended lately are found by where the fold met their ends,
@@ -11,16 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
+from taskq.core.folds.steps import unpack_waits
 from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
+from taskq.log.format.steps import Stepped, decode_step
 from taskq.log.state.story import find_end, read_outcome, read_story, tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.steps import Wait
     from taskq.log.format.flows import Takes
     from taskq.log.journal.journal import Journal
     from taskq.log.requests import Outcome
@@ -123,3 +128,28 @@ def _is_end_of(record: bytes, job: int) -> bool:
     if len(record) < codec.JOB.size or record[KIND_AT] not in ENDS:
         return False
     return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job
+
+
+#: Steps that one look reads: some 5 ms of work.
+READ_MAX: Final = 1_000
+
+
+class StepsSeen(NamedTuple):
+    """Some steps of a job, and what it waits for, or last waited for."""
+
+    steps: tuple[Stepped, ...]
+    waits: tuple[Wait, ...]
+    #: from which place on the next look goes; 0: there are no more
+    next_place: int
+
+
+def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
+    """Return the steps from a place on; a step whose record is lost is left out."""
+    agenda, files = sight.facets.need_agenda(), sight.journal.files
+    places = agenda.steps.places.get(job)
+    rows = () if places is None else places[place : place + READ_MAX]
+    steps = tuple(decode_step(files.unchecked_record(location)) for location in rows if location)
+    more = places is not None and len(places) > place + READ_MAX
+    packed = agenda.steps.waits.get(job) or agenda.steps.begun.get(job) or b""
+    waits = tuple(unpack_waits(packed, agenda.times.shift_ns))
+    return StepsSeen(steps, waits, place + READ_MAX if more else 0)

@@ -20,11 +20,13 @@ from taskq.core.folds.jobtable import (
     META_FLOW,
     META_KEYED,
 )
+from taskq.core.folds.resuming import apply_waiting
 from taskq.core.kinds import (
     CARRYING,
     DEATH,
     DEATHS,
     EDITS,
+    OF_STEPS,
     READY,
     REMOVALS,
     REPEAT,
@@ -38,19 +40,24 @@ from taskq.core.schedules import apply_ticked
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, decode_queue
 from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION
-from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_unlocks
+from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_needs, decode_unlocks
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATE_TAG, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, find_option
 from taskq.log.format.record import check_known
+from taskq.log.format.steps import fold_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.dedup import Dedup
     from taskq.core.folds.lanes import Lane
     from taskq.log.format.carried import Carried
+
+    #: Its time, lsn and location.
+    At: TypeAlias = tuple[int, int, int]
 
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
@@ -161,32 +168,50 @@ def fold_other(
     elif kind not in _ON_AGENDA:
         check_known(kind, lsn)
     elif agenda is not None:
-        _ON_AGENDA[kind](record, agenda, header.time_ns)
+        _ON_AGENDA[kind](record, agenda, (header.time_ns, lsn, location))
 
 
-def _fold_back(record: bytes, agenda: Agenda, time_ns: int) -> None:
-    _, _, _, _, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
-    agenda.apply_back(job, attempt, due_ns, time_ns)
+def _fold_step(record: bytes, agenda: Agenda, at: At) -> None:
+    fold_step(record, *at[1:], agenda)
 
 
-def _fold_extension(record: bytes, agenda: Agenda, _: int) -> None:
+def _fold_back(record: bytes, agenda: Agenda, at: At) -> None:
+    time_ns = at[0]
+    _, _, _, options_size, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
+    if not options_size:
+        agenda.apply_back(job, attempt, due_ns, time_ns)
+        return
+    packed, needs = None, None
+    for tag, value in each_option(record, codec.BACK.size, options_size):
+        if tag == Option.AWAITS:
+            packed = value
+        elif tag == Option.NEEDS:
+            needs = decode_needs(value)
+    if packed is None:
+        agenda.apply_back(job, attempt, due_ns, time_ns)
+    else:
+        apply_waiting(agenda, job, attempt, due_ns, time_ns, packed, needs)
+
+
+def _fold_extension(record: bytes, agenda: Agenda, _: At) -> None:
     options_size = codec.PREFIX.unpack_from(record)[3]
     fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
 
 
-def _fold_tally(record: bytes, agenda: Agenda, _: int) -> None:
+def _fold_tally(record: bytes, agenda: Agenda, _: At) -> None:
     succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
     lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
     apply_tallied(lane, succeeded, cancelled, expired)
 
 
-def _fold_floor(record: bytes, agenda: Agenda, _: int) -> None:
+def _fold_floor(record: bytes, agenda: Agenda, _: At) -> None:
     agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
 
 
 #: What records do that only the agenda keeps.
-_ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, int], None]]] = {
+_ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
     **dict.fromkeys(RETURNS, _fold_back),
+    **dict.fromkeys(OF_STEPS, _fold_step),
     Kind.EXTENDED: _fold_extension,
     Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
         *codec.JOB.unpack_from(record)[6:]
@@ -211,6 +236,7 @@ def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Wat
     job = codec.JOB.unpack_from(record)[6]
     if agenda is not None:
         forget_dead(agenda, job)
+        agenda.steps.drop(job)
         if codec.PREFIX.unpack_from(record)[3]:
             room = len(record) - codec.JOB.size
             fold_end(record, codec.JOB.size, room, job, location, agenda)
@@ -247,13 +273,21 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
         apply_requeued(agenda, carried.job, location, lane, meta, expires)
         agenda.flows.apply_again(carried.job, carried.waited)
     elif kind not in EDITS or not agenda.apply_edited(
-        carried.job, location, lane, carried.state, due, carried.ready_ns, carried.needs
+        carried.job,
+        location,
+        lane,
+        carried.state,
+        due,
+        carried.ready_ns,
+        carried.needs,
+        carried.told,
     ):
         meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
         apply_carried(
             agenda, carried.job, location, lane, meta, carried.state,
             expires, due, (carried.token, *carried.claim),
             carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
+            told=carried.told,
         )  # fmt: skip
         if carried.cancel_wanted:
             agenda.apply_cancel_asked(carried.job, carried.token)

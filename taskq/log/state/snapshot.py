@@ -281,15 +281,19 @@ class Contents:
         parts = self.take_arrays("Q")
         return parts if self._is_same else [self._renumbered(part) for part in parts]
 
+    @property
+    def left(self) -> int:
+        """Return how many bytes were not taken."""
+        return self._left + len(self._block)
+
     def end(self) -> None:
         """Make sure that nothing is left.
 
         Raises:
             ValueError: there is.
         """
-        left = self._left + len(self._block)
-        if left:
-            raise ValueError(f"{left} bytes are left")
+        if self.left:
+            raise ValueError(f"{self.left} bytes are left")
 
     def _renumbered(self, locations: array[int]) -> array[int]:
         if not locations:

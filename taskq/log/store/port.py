@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import CompactReport, EngineStats, JobView, QueueStats
+    from taskq.log.decide.steps import NewSignal, NewStep
+    from taskq.log.format.steps import Stepped
     from taskq.log.requests import (
         Answer,
         Bundle,
@@ -198,6 +200,16 @@ class _Port(Generic[F]):
     def extend(self, delivery: Delivery, lease_ns: int) -> Sent[None]:
         """Let a claim end so long from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
+
+    @_request
+    def step(self, new: NewStep) -> Sent[Stepped | None]:
+        """Write a step of a job that runs: what it is worth; None: no signal has come."""
+        return self._send(Op.STEP, new)
+
+    @_request
+    def signal(self, new: NewSignal) -> Sent[bool]:
+        """Signal a job: whether that is new."""
+        return self._send(Op.SIGNAL, new)
 
     @_request
     def outcome(self, lsn: int) -> Sent[Outcome]:

@@ -9,6 +9,7 @@ record on disk says that nothing in it is needed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError, command
@@ -16,6 +17,7 @@ from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.kinds import CARRYING
 from taskq.core.model import State
+from taskq.log.decide.steps import Again
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT
@@ -202,6 +204,15 @@ class Compaction:
             yield
         yield from self._find_dues(needed)
         yield from self._find_expiries(needed)
+        yield from self._find_steps(needed)
+
+    def _find_steps(self, needed: Needed) -> Iterator[None]:
+        low, high = self._low, self._high
+        for number, (location, job) in enumerate(self._agenda.steps.within(low, high)):
+            if job:
+                needed.steps.append((location - low, job))
+            if not number % _ROWS:
+                yield
 
     def _find_dues(self, needed: Needed) -> Iterator[None]:
         if not needed.waits:
@@ -234,6 +245,7 @@ class Compaction:
                 size = codec.LENGTH.unpack_from(frame.data, at)[0]
                 is_key_alone = not (is_alive or self._retained.keeps(job) or self._is_dead(job))
                 self.needed_bytes += min(size, _KEY_BYTES) if is_key_alone else size
+            self.needed_bytes += sum(len(item.record) for item in self._steps(frame, needed))
             yield
 
     def _is_dead(self, job: int) -> bool:
@@ -261,7 +273,7 @@ class Compaction:
     def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
-        items: list[Rewrite] = []
+        items: list[Rewrite | Again] = []
         for frame in self._frames():
             for job, offset, is_alive in needed.between(frame.offset, frame.end):
                 item = self._item(frame, needed, job, offset, is_alive=is_alive)
@@ -272,12 +284,26 @@ class Compaction:
                 if len(items) >= _ITEMS_MAX or size >= _ITEMS_BYTES_MAX:
                     missed += yield from self._send(items)
                     items, size = [], 0
+            for step in self._steps(frame, needed):
+                items.append(step)
+                size += len(step.record)
+                if size >= _ITEMS_BYTES_MAX or len(items) >= _ITEMS_MAX:
+                    missed += yield from self._send(items)
+                    items, size = [], 0
             yield None
         if items:
             missed += yield from self._send(items)
         return missed
 
-    def _send(self, items: list[Rewrite]) -> Generator[InnerRequest | None, None, int]:
+    def _steps(self, frame: Frame, needed: Needed) -> Iterator[Again]:
+        """Yield the steps and signals of a frame that jobs need which may run again."""
+        first = bisect_left(needed.steps, (frame.offset, 0))
+        for offset, job in needed.steps[first : bisect_left(needed.steps, (frame.end, 0))]:
+            at = _place(frame, offset)
+            length = codec.LENGTH.unpack_from(frame.data, at)[0]
+            yield Again(job, self._low + offset, frame.data[at : at + length])
+
+    def _send(self, items: list[Rewrite | Again]) -> Generator[InnerRequest | None, None, int]:
         inner = self._port.make(Op.CARRY, items)
         yield from inner.wait()
         missed = int(inner.value)

@@ -47,6 +47,7 @@ class Needed:
         dues: of scheduled jobs: (moment, whether that is wall time).
         expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
         waits, expires: whether there may be any such jobs.
+        steps: (offset, job) of the steps and signals that stand in the segment.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Needed:
         self.dues: dict[int, tuple[int, bool]] = {}
         self.expiries: dict[int, int] = {}
         self.waits = self.expires = False
+        self.steps: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -68,6 +70,7 @@ class Needed:
     def sort(self) -> None:
         """Order by offset."""
         self._keys.sort()
+        self.steps.sort()
 
     def jobs(self) -> set[int]:
         """Return all of them."""

@@ -29,7 +29,8 @@ STEPS = st.lists(
         st.sampled_from((
             "run", "run", "schedule", "schedule_many", "take", "take", "take", "claim_elsewhere",
             "back", "back", "end", "end_many", "cancel_many", "pass_time", "pass_time", "expire",
-            "ask", "pause", "hold", "tick", "revive", "carry", "key", "keys",
+            "ask", "pause", "hold", "suspend", "step", "signal", "tick", "revive", "carry", "key",
+            "keys",
         )),
         NUMBER, NUMBER, st.booleans(),
     ),
@@ -53,6 +54,10 @@ RICH: Final[list[Step]] = [
     ("pass_time", 300, 0, False), ("expire", 300, 0, False), ("run", 3, 300, True),
     ("take", 300, 4, False), ("take", 300, 4, False), ("take", 299, 4, False),
     ("back", 4, 0, False), ("back", 6, 0, False), ("pause", 0, 0, False), ("tick", 3, 2, False),
+    ("take", 6, 3, False), ("suspend", 0, 9, True), ("suspend", 1, 4, False), ("step", 0, 2, False),
+    ("signal", 2, 0, False), ("step", 2, 3, True), ("signal", 2, 0, False), ("signal", 5, 1, True),
+    ("suspend", 0, 1, False), ("suspend", 0, 1, False), ("pass_time", 300, 0, False),
+    ("pass_time", 300, 0, False), ("suspend", 0, 8, False),
     ("hold", 1, 2, False), ("hold", 2, 0, False), ("hold", 4, 7, False), ("hold", 0, 0, True),
 ]  # fmt: skip
 

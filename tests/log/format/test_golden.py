@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from taskq.core.folds.lanes import Lane
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
@@ -26,6 +27,7 @@ from taskq.log.format.carried import (
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import LogRecord, decode_record
+from taskq.log.format.steps import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.requests import EnqueueSpec
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -92,6 +94,9 @@ def _of_job(
     )  # fmt: skip
 
 
+_STEP: Final = Stepped("page", 3, Form.STEP, 2, began_ns=7, body=b"1", first=32, count=2)
+_SIGNAL: Final = Stepped("paid", once="evt", body=b"{}")
+_WAITS: Final = (Wait(Form.EVENT, "paid", 1, 99),)
 _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
 _LANE.succeeded, _LANE.dead, _LANE.cancelled, _LANE.expired = 1, 2, 3, 4
 _WAITING: Final = Carried(22, State.READY, _enqueued(None), 7)
@@ -348,6 +353,57 @@ _RECORDS: Final = {
             "07 0100 61 7b22746f223a317d d794a451"
         ),
         _job(Extras(concurrency_key=b"a")),
+    ),
+    "a step that enqueued jobs": (
+        encode_step(_STEP, 1, 22, 30, 31),
+        (
+            "4e000000 2b 00 2500 01000000 01000000 1600000000000000 1e00000000000000 02000000"
+            "1e0800 03000000 70616765 220800 0700000000000000"
+            "140c00 2000000000000000 02000000 31 e3ed278b"
+        ),
+        LogRecord(
+            Kind.STEP_DONE,
+            31,
+            8,
+            9,
+            Flag.CHECKED,
+            job=22,
+            token=30,
+            attempt=1,
+            step=_STEP,
+            body=b"1",
+        ),
+    ),
+    "a signal": (
+        encode_signal(_SIGNAL, 22, 31),
+        (
+            "37000000 2c 00 1100 01000000 00000000 1600000000000000 0000000000000000"
+            "1e0800 00000000 70616964 200300 657674 7b7d 251eb414"
+        ),
+        LogRecord(Kind.SIGNAL_SENT, 31, 8, 9, Flag.CHECKED, job=22, step=_SIGNAL, body=b"{}"),
+    ),
+    "released, and waits within its run": (
+        codec.encode_back(
+            Kind.RELEASED, Cause.WAITS, 0, 22, 30, 99, b"", 31, awaits_option(pack_waits(_WAITS))
+        ),
+        (
+            "4d000000 06 0e 2100 01000000 00000000 1600000000000000 1e00000000000000"
+            "6300000000000000 1f1e00 02 01000000 6300000000000000 0000000000000000 00000000"
+            "04 70616964 b95a18df"
+        ),
+        LogRecord(
+            Kind.RELEASED,
+            31,
+            8,
+            9,
+            Flag.CHECKED,
+            job=22,
+            token=30,
+            cause=Cause.WAITS,
+            due_ns=99,
+            body=b"",
+            awaits=pack_waits(_WAITS),
+        ),
     ),
     "rated": (
         encode_rated(("send", b"a"), _TIMES, 100, 31),

@@ -1,0 +1,53 @@
+"""Apply the records of jobs that go on where they were: their steps, signals and waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.core.folds.jobtable import META_STEPS
+from taskq.core.folds.steps import Signal, shifted
+
+if TYPE_CHECKING:
+    from taskq.core.folds.agenda import Agenda
+
+
+def apply_step(
+    agenda: Agenda, job: int, place: int, location: int, taken: int, once: bytes
+) -> None:
+    """A step of a job is done; see ``Steps.apply_step``."""
+    agenda.steps.apply_step(job, place, location, taken, once)
+    _mark(agenda, job)
+
+
+def apply_signal(agenda: Agenda, job: int, signal: Signal) -> None:
+    """Somebody signals a job."""
+    agenda.steps.apply_signal(job, signal)
+    _mark(agenda, job)
+
+
+def apply_waiting(
+    agenda: Agenda,
+    job: int,
+    attempt: int,
+    due_ns: int,
+    now_ns: int,
+    packed: bytes,
+    needs: int | None,
+) -> None:
+    """A running job waits for these within its run, until ``due_ns`` at the latest.
+
+    It does not wait at all if that has passed. ``needs`` is as for ``apply_held``.
+    """
+    if not agenda.apply_back(job, attempt, due_ns, now_ns):
+        return
+    _mark(agenda, job)
+    waits = due_ns > now_ns
+    agenda.steps.apply_waits(job, shifted(packed, -agenda.times.shift_ns), now=waits)
+    if waits and needs is not None:
+        agenda.flows.hold(job, needs)
+
+
+def _mark(agenda: Agenda, job: int) -> None:
+    chunk = agenda.table.find(job)
+    if chunk is not None:
+        chunk.metas[agenda.table.index] |= META_STEPS

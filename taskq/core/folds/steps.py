@@ -1,0 +1,244 @@
+"""The steps of jobs that go on where they were, and what such jobs wait for. A part of the agenda.
+
+Held of each job that may run again, and of no other: the places of its step records, the signals
+that no step has taken, and what it waits for. Steps of a job that is not known yet are kept, too:
+where compaction took the beginning of a log, the job itself is written again further on.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core.values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Form(enum.IntEnum):
+    """Say what a step was, or what a job waits for: the byte of a step's record."""
+
+    #: a function ran
+    STEP = 0
+    #: a time passed
+    SLEEP = 1
+    #: a signal came
+    EVENT = 2
+    #: none came in time
+    TIMEOUT = 3
+    #: other jobs were enqueued
+    CALL = 4
+
+
+class Wait(NamedTuple):
+    """Tell one thing that a job waits for.
+
+    ``until_ns`` is when the wait is over at the latest, 0 for never; ``first`` and ``count`` are
+    the jobs of a ``CALL``.
+    """
+
+    form: int
+    name: str
+    number: int
+    until_ns: int = 0
+    first: int = 0
+    count: int = 0
+
+
+class Signal(NamedTuple):
+    """Tell where the record of a signal stands that no step has taken."""
+
+    #: lsn of its first record
+    number: int
+    name: bytes
+    once: bytes
+    location: int
+
+
+#: Form, number, until when, first job, how many, length of the name; then the name.
+_WAIT: Final = struct.Struct("<BIqQIB")
+#: Before them: whether the job waits now.
+_NOW: Final = b"\1"
+_BEFORE: Final = b"\0"
+
+
+def pack_waits(waits: Iterable[Wait]) -> bytes:
+    """Return what a job waits for, as an option of its record holds it."""
+    parts: list[bytes] = []
+    for form, name, number, until_ns, first, count in waits:
+        data = name.encode("utf-8", "surrogatepass")
+        parts.append(_WAIT.pack(form, number, until_ns, first, count, len(data)) + data)
+    return b"".join(parts)
+
+
+def unpack_waits(packed: bytes, shift_ns: int = 0) -> list[Wait]:
+    """Return what the bytes say, each moment that much later; what is cut short is left out."""
+    waits: list[Wait] = []
+    at = 0
+    while at + _WAIT.size <= len(packed):
+        form, number, until_ns, first, count, size = _WAIT.unpack_from(packed, at)
+        at += _WAIT.size
+        name = packed[at : at + size].decode("utf-8", "replace")
+        until_ns += shift_ns if until_ns else 0
+        waits.append(Wait(form, name, number, until_ns, first, count))
+        at += size
+    return waits
+
+
+def shifted(packed: bytes, shift_ns: int) -> bytes:
+    """Return the same with each moment that much later."""
+    return pack_waits(unpack_waits(packed, shift_ns)) if shift_ns else packed
+
+
+def until(waits: Iterable[Wait]) -> int:
+    """Return when the first of them is over at the latest; 0 if none ever is by itself."""
+    return min((wait.until_ns for wait in waits if wait.until_ns), default=0)
+
+
+class Steps:
+    """What the agenda knows of steps. Moments are in shifted time; see ``Timetable``.
+
+    Attributes:
+        places: job -> locations of its step records, each at its place; 0: it is not known.
+        signals: job -> those that no step has taken, the oldest first.
+        taken: job -> what the signals are known by that its steps took.
+        waits: job -> what it waits for, packed.
+        begun: job -> what it had waited for when it was last woken, packed.
+    """
+
+    __slots__ = ("begun", "places", "signals", "taken", "waits")
+
+    def __init__(self) -> None:
+        self.places: dict[int, array[int]] = {}
+        self.signals: dict[int, list[Signal]] = {}
+        self.taken: dict[int, set[bytes]] = {}
+        self.waits: dict[int, bytes] = {}
+        self.begun: dict[int, bytes] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.places or self.signals or self.waits or self.begun or self.taken)
+
+    def knows(self, job: int) -> bool:
+        """Return whether there is anything of the job."""
+        return any(job in known for known in self._all())
+
+    def _all(self) -> tuple[dict[int, Any], ...]:
+        return self.places, self.signals, self.taken, self.waits, self.begun
+
+    def count(self, job: int) -> int:
+        """Return how many steps the job has had: the place of the next."""
+        return len(self.places.get(job, ()))
+
+    def apply_step(self, job: int, place: int, location: int, taken: int, once: bytes) -> None:
+        """The job's step of this place stands there; it took a signal, 0 for none."""
+        places = self.places.get(job)
+        if places is None:
+            places = self.places[job] = array("Q")
+        if place >= len(places):
+            places.extend([0] * (place + 1 - len(places)))
+        places[place] = location
+        if taken:
+            left = [signal for signal in self.signals.get(job, ()) if signal.number != taken]
+            if left:
+                self.signals[job] = left
+            else:
+                self.signals.pop(job, None)
+        if once:
+            self.taken.setdefault(job, set()).add(once)
+
+    def apply_signal(self, job: int, signal: Signal) -> None:
+        """Somebody signals the job, or is told again to have done so."""
+        signals = self.signals.setdefault(job, [])
+        for at, known in enumerate(signals):
+            if known.number == signal.number:
+                signals[at] = signal
+                return
+            if known.number > signal.number:
+                signals.insert(at, signal)
+                return
+        signals.append(signal)
+
+    def number_at(self, job: int, location: int) -> int | None:
+        """Return the number of the job's signal that stands there, 0 of a step; None of none."""
+        if location in self.places.get(job, ()):
+            return 0
+        at = (it.number for it in self.signals.get(job, ()) if it.location == location)
+        return next(at, None)
+
+    def find_signal(self, job: int, name: bytes) -> Signal | None:
+        """Return the oldest signal of a name that no step has taken."""
+        return next((it for it in self.signals.get(job, ()) if it.name == name), None)
+
+    def knows_once(self, job: int, once: bytes) -> bool:
+        """Return whether the job has had a signal that is known by this."""
+        return once in self.taken.get(job, ()) or any(
+            signal.once == once for signal in self.signals.get(job, ())
+        )
+
+    def apply_waits(self, job: int, packed: bytes, *, now: bool) -> None:
+        """The job waits for these, or had done so when it was woken."""
+        self.waits.pop(job, None)
+        self.begun.pop(job, None)
+        (self.waits if now else self.begun)[job] = packed
+
+    def apply_told(self, job: int, told: bytes, shift_ns: int) -> bool:
+        """Take in what a carried job waits for; returns whether it waits now."""
+        is_now = told[:1] == _NOW
+        if len(told) > 1:
+            self.apply_waits(job, shifted(told[1:], -shift_ns), now=is_now)
+        return is_now
+
+    def told(self, job: int, shift_ns: int) -> bytes:
+        """Return what a job that is carried waits for; empty if nothing is known of it here."""
+        packed = self.waits.get(job)
+        if packed is not None:
+            return _NOW + shifted(packed, shift_ns)
+        packed = self.begun.get(job)
+        if packed is not None:
+            return _BEFORE + shifted(packed, shift_ns)
+        return _BEFORE if self.knows(job) else b""
+
+    def is_waiting(self, job: int) -> bool:
+        """Return whether the job waits for any of this."""
+        return job in self.waits
+
+    def awaits(self, job: int, name: str) -> bool:
+        """Return whether the job waits for a signal of this name."""
+        packed = self.waits.get(job)
+        return packed is not None and any(
+            wait.form == Form.EVENT and wait.name == name for wait in unpack_waits(packed)
+        )
+
+    def moment(self, job: int) -> int:
+        """Return when the job's wait is over at the latest; 0 if never, or it does not wait."""
+        packed = self.waits.get(job)
+        return 0 if packed is None else until(unpack_waits(packed))
+
+    def wake(self, job: int) -> int | None:
+        """The job waits no more; returns its ``moment``, None if it did not wait."""
+        packed = self.waits.pop(job, None)
+        if packed is None:
+            return None
+        self.begun[job] = packed
+        return until(unpack_waits(packed))
+
+    def drop(self, job: int) -> None:
+        """The job never runs again."""
+        for known in self._all():
+            known.pop(job, None)
+
+    def within(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Yield (location, job) of the records between two locations, (0, 0) after each job."""
+        for job in list(self.places):
+            for location in self.places.get(job, ()):
+                if low <= location < high:
+                    yield location, job
+            yield 0, 0
+        for job in list(self.signals):
+            for signal in self.signals.get(job, ()):
+                if low <= signal.location < high:
+                    yield signal.location, job
+            yield 0, 0

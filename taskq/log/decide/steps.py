@@ -1,0 +1,214 @@
+"""Steps of jobs that go on where they were: what is done, what is waited for, and signals.
+
+A step is written by the claim that runs the job, and by no other. Waiting and the end of the claim
+are one record. A signal that comes first is kept; of a signal and the end of a wait the first in
+the log decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
+from taskq.core.flows import Policy, needs_of
+from taskq.core.folds.resuming import apply_waiting
+from taskq.core.folds.steps import Form, unpack_waits, until
+from taskq.core.kinds import RELEASE
+from taskq.core.model import SIGNAL_BYTES_MAX, SIGNALS_MAX, STEPS_MAX, TIME_NS_MAX
+from taskq.core.records import STEPS_FEATURE, Cause
+from taskq.core.values import NamedTuple
+from taskq.log.decide.ends import check_claim
+from taskq.log.format import codec
+from taskq.log.format.flows import encode_needs
+from taskq.log.format.steps import (
+    Stepped,
+    awaits_option,
+    decode_step,
+    encode_signal,
+    encode_step,
+    fold_step,
+)
+from taskq.log.machine.ports import INTEREST_READY
+
+if TYPE_CHECKING:
+    from taskq.core.folds.steps import Signal, Wait
+    from taskq.log.decide.context import Batch, Context
+    from taskq.log.decide.ends import Ends
+    from taskq.log.decide.enqueue import Enqueues
+    from taskq.log.requests import Delivery, Item
+
+_EVENTS: Final = frozenset({Form.EVENT, Form.TIMEOUT})
+
+
+class NewStep(NamedTuple):
+    """What a job that runs has done, or asks for, and is not to do again.
+
+    ``body`` is its value as JSON; an event's is the signal's, and it has none here. ``form`` is of
+    ``core.folds.steps``; a TIMEOUT stands only if no signal has come. ``items`` are the jobs that
+    a CALL enqueues in the same frame.
+    """
+
+    delivery: Delivery
+    form: int
+    name: str
+    number: int
+    body: bytes = b"null"
+    flags: int = 0
+    began_ns: int = 0
+    items: tuple[Item, ...] = ()
+
+
+class NewSignal(NamedTuple):
+    """What somebody tells a job; ``once`` is what it is known by, "" for nothing."""
+
+    job: int
+    name: str
+    body: bytes
+    once: str = ""
+
+
+class Again(NamedTuple):
+    """A step or signal of a job to be written again, as it stands at a location."""
+
+    job: int
+    location: int
+    record: bytes
+
+
+class Steps:
+    """The decisions of one process about steps, waits within a run, and signals."""
+
+    def __init__(self, context: Context, ends: Ends, enqueues: Enqueues) -> None:
+        self._context = context
+        self._ends = ends
+        self._enqueues = enqueues
+
+    def step(self, batch: Batch, new: NewStep) -> Stepped | None:
+        """Write a step; None if it is an event, and no signal has come.
+
+        Raises:
+            StaleDelivery: the claim is over: another runs the job now.
+            UsageError: the job has too many steps, or a job that it enqueues is wrong.
+            SpillMissing: the file of its value is gone.
+        """
+        delivery, form, name, number, body, flags, began_ns, items = new
+        agenda, job = self._context.agenda, delivery.job
+        check_claim(agenda, delivery)
+        place = agenda.steps.count(job)
+        if place >= STEPS_MAX:
+            raise UsageError(
+                f"job {delivery.job_id} has {STEPS_MAX} steps already, and that is the limit: let "
+                f"it enqueue a job that goes on, or do more in each step"
+            )
+        step = Stepped(
+            name, number, form, place, body=body, flags=flags, began_ns=began_ns,
+        )  # fmt: skip
+        if form in _EVENTS:
+            signal = agenda.steps.find_signal(job, name.encode("utf-8", "surrogatepass"))
+            if signal is not None:
+                step = self._taken(batch, step, signal)
+            elif form == Form.EVENT:
+                return None
+        if flags:
+            self._enqueues.check_packed(flags, body, f"step {step.title} of {delivery!r}")
+        prepared = self._enqueues.prepared(batch, items)
+        if items:
+            step = step._replace(first=batch.lsn + 1, count=len(items))
+        self._add(batch, encode_step(step, delivery.attempt, job, delivery.token, batch.lsn))
+        self._enqueues.add(batch, items, prepared)
+        return step
+
+    def suspend(
+        self, batch: Batch, delivery: Delivery, counted: int, waits: bytes, options: bytes
+    ) -> None:
+        """Give a job back that waits for these, whose claim is good; it burns no attempt.
+
+        It is ready at once if one of them is there already.
+        """
+        agenda, job = self._context.agenda, delivery.job
+        due_ns, needs = self._look(job, unpack_waits(waits), batch.time_ns)
+        options += awaits_option(waits)
+        if needs is not None:
+            options += encode_needs(needs)
+        record = codec.encode_back(
+            RELEASE, Cause.WAITS, counted, job, delivery.token, due_ns, b"", batch.lsn, options
+        )
+        batch.add(record)
+        batch.features += (STEPS_FEATURE,)
+        apply_waiting(agenda, job, counted, due_ns, batch.time_ns, waits, needs)
+        batch.interest |= INTEREST_READY
+
+    def _look(self, job: int, waits: list[Wait], now_ns: int) -> tuple[int, int | None]:
+        """(until when the job waits at the latest, what it needs of other jobs); 0: not at all."""
+        agenda = self._context.agenda
+        due_ns, fewest = until(waits) or TIME_NS_MAX, 0
+        is_there = due_ns <= now_ns
+        for wait in waits:
+            if wait.form == Form.EVENT:
+                name = wait.name.encode("utf-8", "surrogatepass")
+                is_there = is_there or agenda.steps.find_signal(job, name) is not None
+            elif wait.form == Form.CALL:
+                left = sum(
+                    agenda.table.find(child) is not None
+                    for child in range(wait.first, wait.first + wait.count)
+                )
+                is_there = is_there or not left
+                fewest = min(fewest or left, left)
+        if is_there:
+            return 0, None
+        return due_ns, needs_of(fewest, Policy.RUN) if fewest else None
+
+    def signal(self, batch: Batch, new: NewSignal) -> bool:
+        """Signal a job, and wake it if it waits for that; False if it has had this one.
+
+        Raises:
+            JobNotFound: no record has that number.
+            JobSettled: it never runs again.
+            UsageError: it has too many signals that no step has taken.
+            PayloadTooLarge: the value is over SIGNAL_BYTES_MAX.
+        """
+        job, name, body, once = new
+        agenda, tag = self._context.agenda, self._context.tag
+        if not 0 < job < batch.lsn:
+            raise JobNotFound(f"no job {tag}-{job} in this log")
+        if agenda.table.find(job) is None:
+            raise JobSettled(f"{tag}-{job}", "", self._context.facets.path)
+        steps = agenda.steps
+        if once and steps.knows_once(job, once.encode("utf-8", "surrogatepass")):
+            return False
+        if len(body) > SIGNAL_BYTES_MAX:
+            raise PayloadTooLarge(f"signal {name!r}", len(body), SIGNAL_BYTES_MAX)
+        if len(steps.signals.get(job, ())) >= SIGNALS_MAX:
+            raise UsageError(
+                f"job {tag}-{job} has {SIGNALS_MAX} signals that no step of it has taken, and that "
+                f"is the limit: see whether it waits for them by the same name"
+            )
+        self._add(batch, encode_signal(Stepped(name, once=once, body=body), job, batch.lsn))
+        if steps.awaits(job, name):
+            attempt = agenda.attempt(job)
+            self._ends.back(batch, RELEASE, Cause.INPUTS, job, 0, attempt, 0, None)
+        return True
+
+    def _taken(self, batch: Batch, step: Stepped, signal: Signal) -> Stepped:
+        """Return the step that takes a signal, with its value."""
+        told = decode_step(self._record(batch, signal.location))
+        return step._replace(
+            form=Form.EVENT, signal=signal.number, once=told.once, body=told.body, flags=told.flags
+        )
+
+    def _record(self, batch: Batch, location: int) -> bytes:
+        """Return the record that stands there, be it in this very batch."""
+        at = batch.where
+        if location < at or location >= at + batch.size:
+            return self._context.journal.files.unchecked_record(location)
+        for record in batch.parts:
+            if at == location:
+                return record
+            at += len(record)
+        raise KeyError(location)
+
+    def _add(self, batch: Batch, record: bytes) -> None:
+        location, lsn = batch.where + batch.size, batch.lsn
+        batch.add(record)
+        batch.features += (STEPS_FEATURE,)
+        fold_step(record, lsn, location, self._context.agenda)

@@ -1,0 +1,155 @@
+"""Steps and signals in the log: their records, and the options of jobs that wait within a run.
+
+``STEP`` is (number u32, name), of a step also ``TAKES`` (the signal u64), ``BEGAN`` and of jobs
+that it enqueued ``INPUTS``. ``AWAITS`` is as ``core.folds.steps`` packs it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from taskq.core.errors import FormatError
+from taskq.core.folds.resuming import apply_signal, apply_step
+from taskq.core.folds.steps import Form, Signal
+from taskq.core.kinds import SIGNAL, STEP
+from taskq.core.records import Flag, Option
+from taskq.core.values import NamedTuple
+from taskq.log.format import codec
+from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
+from taskq.log.format.options import each_option
+
+if TYPE_CHECKING:
+    from taskq.core.folds.agenda import Agenda
+
+_NUMBER: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_I64: Final = struct.Struct("<q")
+_RUN: Final = struct.Struct("<QI")
+#: Where the place of a step and the number of a signal stand.
+_PLACE_AT: Final = codec.JOB.size
+_SIGNAL_AT: Final = codec.JOB.size - _U64.size
+
+
+class Stepped(NamedTuple):
+    """Hold what a STEP_DONE or a SIGNAL_SENT record says besides job, attempt and token."""
+
+    name: str
+    #: which call of this name it is, from 1; 0 of a signal
+    number: int = 0
+    form: int = Form.STEP
+    #: which of the job's steps it is, from 0
+    place: int = 0
+    #: of a step: the signal that it took; of a signal that is told again: its first record
+    signal: int = 0
+    once: str = ""
+    began_ns: int = 0
+    #: jobs that it enqueued: the first, and how many
+    first: int = 0
+    count: int = 0
+    #: JSON, as it is stored
+    body: bytes = b""
+    #: how the body is stored
+    flags: int = 0
+
+    @property
+    def title(self) -> str:
+        """Return what people know it by, as ``page#3``."""
+        return f"{self.name}#{self.number}" if self.number else self.name
+
+
+def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> bytes:
+    """Return a STEP_DONE record."""
+    options = _named(step)
+    if step.signal:
+        options += option(Option.TAKES, _U64.pack(step.signal))
+    if step.began_ns:
+        options += option(Option.BEGAN, _I64.pack(step.began_ns))
+    if step.count:
+        options += option(Option.INPUTS, _RUN.pack(step.first, step.count))
+    return codec.encode(
+        STEP, attempt, job, token, step.place,
+        lsn=lsn, byte=step.form, flags=step.flags, options=options, body=step.body,
+    )  # fmt: skip
+
+
+def encode_signal(signal: Stepped, job: int, lsn: int) -> bytes:
+    """Return a SIGNAL_SENT record."""
+    return codec.encode(
+        SIGNAL, 0, job, signal.signal, lsn=lsn, options=_named(signal), body=signal.body
+    )
+
+
+def _named(step: Stepped) -> bytes:
+    name = step.name.encode("utf-8", "surrogatepass")
+    options = option(Option.STEP, _NUMBER.pack(step.number) + name)
+    if step.once:
+        options += option(Option.ONCE, step.once.encode("utf-8", "surrogatepass"))
+    return options
+
+
+def decode_step(record: bytes) -> Stepped:
+    """Return what a STEP_DONE or SIGNAL_SENT record says.
+
+    Raises:
+        FormatError: an option has another length.
+    """
+    length, kind, form, options_size, flags = codec.PREFIX.unpack_from(record)
+    fixed = codec.FIXED_SIZES[kind]
+    values: dict[str, int] = {}
+    name = once = b""
+    try:
+        for tag, value in each_option(record, fixed, options_size):
+            if tag == Option.STEP:
+                values["number"], name = _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
+            elif tag == Option.ONCE:
+                once = value
+            elif tag == Option.TAKES:
+                (values["signal"],) = _U64.unpack(value)
+            elif tag == Option.BEGAN:
+                (values["began_ns"],) = _I64.unpack(value)
+            elif tag == Option.INPUTS:
+                values["first"], values["count"] = _RUN.unpack_from(value)
+    except struct.error as error:
+        raise FormatError(
+            f"an option of a {'step' if kind == STEP else 'signal'} is cut short: use a newer taskq"
+        ) from error
+    if kind == STEP:
+        values["place"] = _NUMBER.unpack_from(record, _PLACE_AT)[0]
+    else:
+        values["signal"] = _U64.unpack_from(record, _SIGNAL_AT)[0]
+    return Stepped(
+        name.decode("utf-8", "replace"), form=form, once=once.decode("utf-8", "replace"),
+        body=record[fixed + options_size : length - CRC_SIZE],
+        flags=flags & int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED), **values,
+    )  # fmt: skip
+
+
+def job_of(record: bytes) -> int:
+    """Return the job that a STEP_DONE or SIGNAL_SENT record is about."""
+    job: int = _U64.unpack_from(record, codec.JOB_AT)[0]
+    return job
+
+
+def again(record: bytes, number: int, lsn: int) -> bytes:
+    """Return the record as it is written once more at ``lsn``; ``number`` is that of a signal."""
+    head = record[4:-CRC_SIZE]
+    if record[KIND_AT] == SIGNAL:
+        head = head[: _SIGNAL_AT - 4] + _U64.pack(number) + head[_SIGNAL_AT + 4 :]
+    return codec.encode_checked(head, b"", lsn)
+
+
+def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
+    """Let the agenda know a step, or a signal."""
+    step, job = decode_step(record), job_of(record)
+    once = step.once.encode("utf-8", "surrogatepass")
+    if record[KIND_AT] == STEP:
+        apply_step(agenda, job, step.place, location, step.signal, once)
+    else:
+        name = step.name.encode("utf-8", "surrogatepass")
+        apply_signal(agenda, job, Signal(step.signal or lsn, name, once, location))
+
+
+def awaits_option(packed: bytes) -> bytes:
+    """Return the option of a job that waits for these."""
+    return option(Option.AWAITS, packed)

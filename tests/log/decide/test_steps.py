@@ -1,0 +1,347 @@
+"""Steps, waits within a run, and signals, as the decisions of one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskq.core import model
+from taskq.core.errors import FormatError, JobSettled, PayloadTooLarge, StaleDelivery, UsageError
+from taskq.core.flows import FlowPart
+from taskq.core.folds.steps import Form, Wait, pack_waits
+from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
+from taskq.core.records import STEPS_FEATURE, Cause, Flag, Kind
+from taskq.log.decide import steps as decided
+from taskq.log.decide.steps import NewSignal, NewStep
+from taskq.log.read.flows import look_at_steps
+from taskq.log.read.selection import letters
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.segments import identity
+from tests.log.tending import fill_segment, keeping, meaning, tend
+from tests.log.told import check_same, write
+from tests.log.world import World
+
+if TYPE_CHECKING:
+    from taskq.log.format.steps import Stepped
+    from taskq.log.requests import Delivery
+    from tests.log.world import Process
+
+
+def claim(process: Process) -> Delivery:
+    (delivery,) = process.claim()
+    return delivery
+
+
+def do(
+    process: Process,
+    delivery: Delivery,
+    name: str = "do",
+    number: int = 1,
+    form: Form = Form.STEP,
+    **more: Any,
+) -> Any:
+    return process.ask(Op.STEP, NewStep(delivery, form, name, number, **more))
+
+
+def wait(process: Process, delivery: Delivery, *waits: Wait) -> None:
+    process.settle(delivery, Kind.RELEASED, body=pack_waits(waits), cause=Cause.WAITS)
+
+
+def steps_of(process: Process, job: int) -> list[Stepped]:
+    process.catch_up()
+    return list(look_at_steps(process.committer.sight, job).steps)
+
+
+def soon(world: World, seconds: float = 60) -> int:
+    return world.clock.wall_ns() + int(seconds * SECOND_NS)
+
+
+PAID = Wait(Form.EVENT, "paid", 1)
+
+
+def test_a_step_is_there_for_the_next_attempt_in_another_process() -> None:
+    world = World()
+    here, other = world.process(), world.process()
+    job = here.enqueue()
+    delivery = claim(here)
+    do(here, delivery, "charge", body=b'"receipt"', began_ns=7)
+    here.settle(delivery, Kind.RETRIED, delay_ns=0)
+    assert claim(other).attempt == 2
+    (step,) = steps_of(other, job)
+    assert (step.title, step.body, step.began_ns, step.place) == ("charge#1", b'"receipt"', 7, 0)
+
+
+def test_a_step_of_a_claim_that_is_over_is_refused() -> None:
+    world = World()
+    here, other = world.process(), world.process()
+    job = here.enqueue()
+    old = claim(here)
+    here.settle(old, Kind.RELEASED)
+    claim(other)
+    with pytest.raises(StaleDelivery):
+        do(here, old)
+    assert not steps_of(other, job)
+
+
+def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> None:
+    world = World()
+    process = world.process()
+    for kind in (Kind.SUCCEEDED, Kind.DEAD):
+        job = process.enqueue()
+        delivery = claim(process)
+        do(process, delivery)
+        process.settle(delivery, kind)
+        agenda = process.catch_up().need_agenda()
+        assert agenda.steps.knows(job) == (kind is Kind.DEAD)
+    assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
+    assert claim(process).job == job
+    assert [step.title for step in steps_of(process, job)] == ["do#1"]
+
+
+def test_a_purged_letter_leaves_nothing_of_its_steps() -> None:
+    process = World().process()
+    job = process.enqueue()
+    delivery = claim(process)
+    do(process, delivery)
+    process.settle(delivery, Kind.DEAD)
+    process.ask(Op.PURGE, [job])
+    assert not process.catch_up().need_agenda().steps
+    assert not process.world.fold().need_agenda().steps
+
+
+# -- waits -----------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_over() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, 60)), PAID)
+    view = world.view(job)
+    assert view is not None
+    assert (view.state, view.attempt, view.due_ns) == (State.SCHEDULED, 0, soon(world, 60))
+    world.clock.advance(59)
+    assert not process.claim()
+    world.clock.advance(1)
+    assert claim(process).attempt == 1
+    seen = look_at_steps(process.committer.sight, job)
+    assert [it.name for it in seen.waits] == ["sleep", "paid"]
+
+
+def test_a_wait_that_is_over_already_leaves_the_job_ready() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, -1)))
+    assert claim(process).attempt == 1
+
+
+def test_a_signal_wakes_the_job_that_waits_for_its_name_and_no_other() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    wait(process, claim(process), PAID)
+    assert process.ask(Op.SIGNAL, NewSignal(job, "other", b"1"))
+    assert not process.claim()
+    assert process.ask(Op.SIGNAL, NewSignal(job, "paid", b'{"sum":5}'))
+    delivery = claim(process)
+    taken = do(process, delivery, "paid", form=Form.EVENT)
+    assert (taken.form, taken.body) == (Form.EVENT, b'{"sum":5}')
+    assert do(process, delivery, "paid", 2, form=Form.EVENT) is None
+
+
+def test_a_signal_that_comes_first_is_kept_and_one_that_raced_the_wait_ends_it() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
+    wait(process, delivery, PAID)
+    again = claim(process)
+    assert do(process, again, "paid", form=Form.EVENT).body == b"1"
+
+
+def test_signals_are_taken_in_the_order_of_the_log() -> None:
+    process = World().process()
+    job = process.enqueue()
+    for number in range(3):
+        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"%d" % number))
+    delivery = claim(process)
+    bodies = [do(process, delivery, "paid", at, form=Form.EVENT).body for at in range(3)]
+    assert bodies == [b"0", b"1", b"2"]
+
+
+def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() -> None:
+    world = World()
+    process = world.process()
+    first, second = process.enqueue(), process.enqueue()
+    for _ in range(2):
+        wait(process, claim(process), Wait(Form.EVENT, "paid", 1, soon(world)))
+    world.clock.advance(120)
+    mine, other = process.claim(2)
+    process.ask(Op.SIGNAL, NewSignal(first, "paid", b"1"))
+    assert do(process, mine, "paid", form=Form.TIMEOUT).form == Form.EVENT
+    assert do(process, other, "paid", form=Form.TIMEOUT).form == Form.TIMEOUT
+    process.ask(Op.SIGNAL, NewSignal(second, "paid", b"1"))
+    assert [step.form for step in steps_of(process, second)] == [Form.TIMEOUT]
+
+
+def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken() -> None:
+    process = World().process()
+    job = process.enqueue()
+    event = NewSignal(job, "paid", b"1", "evt-1")
+    assert process.ask(Op.SIGNAL, event)
+    assert not process.ask(Op.SIGNAL, event)
+    do(process, claim(process), "paid", form=Form.EVENT)
+    assert not process.ask(Op.SIGNAL, event)
+    assert process.ask(Op.SIGNAL, event._replace(once="evt-2"))
+
+
+def test_a_signal_within_the_frame_of_the_step_that_takes_it_is_read_from_there() -> None:
+    process = World().process()
+    job = process.enqueue()
+    delivery = claim(process)
+    signal, step = NewSignal(job, "paid", b"12"), NewStep(delivery, Form.EVENT, "paid", 1)
+    futures: list[Future[Stepped]] = [Future(), Future()]
+    process.commit([(Op.SIGNAL, None, futures[0], signal), (Op.STEP, None, futures[1], step)])
+    process.sync()
+    assert futures[1].result(0).body == b"12"
+
+
+def test_a_settled_job_takes_no_signals() -> None:
+    process = World().process()
+    job = process.enqueue()
+    process.settle(claim(process))
+    with pytest.raises(JobSettled, match="takes no signals any more"):
+        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
+
+
+def test_a_waiting_job_can_be_cancelled_and_an_edit_does_not_end_its_wait() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    wait(process, claim(process), Wait(Form.EVENT, "paid", 1, soon(world)))
+    assert process.ask(Op.CANCEL, job)
+    assert not process.catch_up().need_agenda().steps
+    world.clock.advance(120)
+    assert not process.claim()
+
+
+# -- other jobs ------------------------------------------------------------------------------------
+
+
+def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
+    extras = Extras(flow=FlowPart(parent=parent), due_ns=later * SECOND_NS)
+    spec = EnqueueSpec(task="child", flags=int(Flag(0)))
+    return tuple((spec, b"%d" % number, extras) for number in range(count))
+
+
+def test_children_come_in_the_frame_of_their_step_and_the_last_to_end_wakes_the_job() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
+    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.count))
+    first, second = process.claim(9)
+    assert [first.job, second.job] == [step.first, step.first + 1]
+    process.settle(first, body=b"1")
+    assert not process.claim()
+    process.settle(second, Kind.DEAD, body=b"no")
+    assert claim(process).job == job
+
+
+def test_children_that_ended_before_the_job_waits_are_not_waited_for() -> None:
+    process = World().process()
+    job = process.enqueue()
+    delivery = claim(process)
+    step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
+    for child in process.claim(9):
+        process.settle(child)
+    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.count))
+    assert claim(process).job == job
+
+
+# -- limits, files, compaction ---------------------------------------------------------------------
+
+
+def test_limits_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decided, "STEPS_MAX", 2)
+    monkeypatch.setattr(decided, "SIGNALS_MAX", 2)
+    process = World().process()
+    job = process.enqueue()
+    delivery = claim(process)
+    for number in range(2):
+        do(process, delivery, number=number)
+        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
+    with pytest.raises(UsageError, match="2 steps already"):
+        do(process, delivery, number=3)
+    with pytest.raises(UsageError, match="2 signals that no step"):
+        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
+    with pytest.raises(PayloadTooLarge):
+        process.ask(Op.SIGNAL, NewSignal(process.enqueue(), "paid", bytes(SIGNAL_BYTES_MAX + 1)))
+    assert (model.STEPS_MAX, model.SIGNALS_MAX) == (10_000, 1_000)
+
+
+def test_an_older_version_refuses_a_log_with_steps_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    delivery = claim(process)
+    assert not world.reader().identity.incompat
+    do(process, delivery)
+    assert STEPS_FEATURE in world.reader().identity.incompat
+    monkeypatch.setattr(identity, "_KNOWN", identity._KNOWN - {STEPS_FEATURE})
+    with pytest.raises(FormatError, match=r"features \['steps-1'\] is unknown: use a newer taskq"):
+        world.reader()
+
+
+def busy(world: World) -> Process:
+    """Jobs that wait, run, and are dead, with steps, signals and children."""
+    process = world.process()
+    jobs = [process.enqueue() for _ in range(4)]
+    sleeps, waits, runs, dies = process.claim(4)
+    for delivery in (sleeps, waits, runs, dies):
+        for number in range(3):
+            do(process, delivery, number=number, body=b'"%d"' % number)
+    for job in jobs[1:3]:
+        process.ask(Op.SIGNAL, NewSignal(job, "sent", b"2", "evt"))
+    process.ask(Op.SIGNAL, NewSignal(jobs[2], "paid", b"1", "taken"))
+    do(process, runs, "paid", form=Form.EVENT)
+    step = do(process, waits, "call", form=Form.CALL, items=children(1, waits.job, later=9_000))
+    wait(process, sleeps, Wait(Form.SLEEP, "sleep", 1, soon(world, 9_000)))
+    wait(process, waits, Wait(Form.CALL, "call", 1, 0, step.first, step.count), PAID)
+    process.settle(dies, Kind.DEAD, body=b"no")
+    return process
+
+
+def test_compaction_carries_the_steps_of_jobs_that_may_run_again() -> None:
+    world = World(config=keeping(keep_seconds=1))
+    process = busy(world)
+    before = meaning(process.catch_up(), world.clock.wall_ns())
+    first = fill_segment(process)
+    fill_segment(process)
+    world.clock.step(100)
+    world.clock.advance(10)
+    tend(process)
+    assert first not in world.reader().files.lsns
+    folded = meaning(world.fold(), world.clock.wall_ns())
+    seen = meaning(process.catch_up(), world.clock.wall_ns())
+    assert folded["steps"] == seen["steps"]
+    for job, (steps, signals, taken, _) in before["steps"].items():
+        assert [step.title for step in folded["steps"][job][0]] == [step.title for step in steps]
+        assert folded["steps"][job][1:3] == (signals, taken)
+
+
+def test_a_snapshot_keeps_what_is_known_of_steps() -> None:
+    world = World()
+    process = busy(world)
+    process.catch_up()
+    write(process)
+    process.enqueue()
+    counts = check_same(world)
+    assert counts.behind < counts.total
