@@ -14,7 +14,7 @@ if sys.platform == "win32":
     raise ImportError("taskq runs on Linux and macOS; on Windows use WSL2")
 
 if TYPE_CHECKING:
-    from taskq import retry
+    from taskq import durable, retry
     from taskq.app.app import TaskQ
     from taskq.app.context import (
         ChildDied,
@@ -80,6 +80,7 @@ __all__ = [
     "chain",
     "chord",
     "current_job",
+    "durable",
     "group",
     "injected",
     "progress",
@@ -118,8 +119,8 @@ if not TYPE_CHECKING:  # or the type checker would take every name for one of ou
 
     def __getattr__(name: str) -> Any:
         """Import what is asked for when it is asked for: ``import taskq`` costs milliseconds."""
-        if name == "retry":
-            return importlib.import_module("taskq.retry")
+        if name in {"durable", "retry"}:
+            return importlib.import_module(f"taskq.{name}")
         if name not in _HOME_OF:
             raise _missing(name, sys._getframe(1).f_code.co_filename)
         value = getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -48,6 +48,11 @@ def relay_to(send: Callable[[float, str], None]) -> None:
     _Relay.send = send
 
 
+def is_remote() -> bool:
+    """Return whether jobs run here whose log another process has open."""
+    return _Relay.send is not None
+
+
 def tell(job: JobContext, fraction: float, message: object = "") -> None:
     """Let others see how far a running job is. From any thread; writes nothing itself.
 
@@ -117,6 +122,7 @@ class JobContext:
 
     Attributes:
         children: jobs to enqueue together with its success; None while there are none.
+        durable: its steps; set only where ``taskq.durable`` is used.
         ends_at: the deadline by the clock that only goes on; set only where there is one.
         lines: what keeps the lines that it logs; set only if its task keeps them.
         packs: payloads of its calls are to be compressed, or to go to files.
@@ -126,13 +132,14 @@ class JobContext:
     """
 
     __slots__ = (
-        "__weakref__", "_cancel_asked", "_children_size", "app", "children", "delivery", "ends_at",
-        "lines", "packs", "printed", "spent_seconds", "until_seconds",
+        "__weakref__", "_cancel_asked", "_children_size", "app", "children", "delivery", "durable",
+        "ends_at", "lines", "packs", "printed", "spent_seconds", "until_seconds",
     )  # fmt: skip
     until_seconds: float
     ends_at: float
     spent_seconds: float
     _cancel_asked: bool
+    durable: Any
     lines: Lines
     printed: str
 

@@ -7,7 +7,7 @@ only what is durable. What few programs need is imported where they ask for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import split_job_id
@@ -217,6 +217,24 @@ class LogHolder:
 
     edit_sync = blocking(edit)
 
+    async def signal(self, job: JobId, name: str, value: Any = None, *, once: str = "") -> bool:
+        """Tell a job something: ``durable.event(name)`` in it returns the value, now or later.
+
+        The value is at most 64 KiB of JSON. False if the job has had a signal that is known by the
+        text ``once``.
+
+        Raises:
+            JobSettled: it never runs again.
+            JobNotFound: the log has no such job.
+            UsageError: it has 1 000 signals that it did not ask for yet.
+        """
+        from taskq.app.signals import send_signal  # noqa: PLC0415 - few ask
+
+        there, _, _ = await self._found(job)
+        return await send_signal(there._connection, job, name, value, once)
+
+    signal_sync = blocking(signal)
+
     # -- questions ---------------------------------------------------------------------------------
 
     async def stats(self, at: datetime | int | None = None) -> LogStats:
@@ -417,22 +435,12 @@ class LogHolder:
             ReaderBusy: somebody reads under the name now.
             ReaderFellBehind: compaction removed the records there.
         """
-        from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
-        from taskq.reading.named import seek_reader  # noqa: PLC0415
+        from taskq.reading.named import sought  # noqa: PLC0415 - few ask
 
-        check_reader_name(reader)
-        time_ns = None if time is None else moment_ns(time, "time")
-        if sum(place is not None for place in (where, lsn, time_ns)) != 1:
-            raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
-        if where not in (None, "start", "end"):
-            raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
-        if lsn is not None:
-            lsn = _checked_lsn(lsn, "lsn")
+        seek = sought(reader, where, None if lsn is None else _checked_lsn(lsn, "lsn"), time)
         port = await self._connection.port()
         extent = await port.extent()
-        store = self._connection.store()
-        place = lsn if lsn is not None else where
-        return await off_loop(seek_reader, store, reader, place, time_ns, extent)
+        return await off_loop(seek, self._connection.store(), extent)
 
     seek_sync = blocking(seek)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from taskq.core.durations import moment_ns
 from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
 from taskq.core.values import dataclass
 from taskq.log.format.codec import SEGMENT_HEADER
@@ -13,11 +14,20 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.positions import count_behind, find_lsn, find_position, find_time
 from taskq.log.read.reader import open_journal
-from taskq.log.read.readers import NamedReader, Position, is_read, read_position, reader_names
+from taskq.log.read.readers import (
+    NamedReader,
+    Position,
+    check_reader_name,
+    is_read,
+    read_position,
+    reader_names,
+)
 from taskq.reading.record import open_files
 from taskq.reading.stream import check_lsn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
     from uuid import UUID
 
     from taskq.log.segments.segments import Extent, SegmentFiles
@@ -91,6 +101,24 @@ def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
     finally:
         files.forget()
     return views
+
+
+def sought(
+    reader: str, where: str | None, lsn: int | None, time: datetime | None
+) -> Callable[[Store, Extent], int]:
+    """Return what moves a reader to the one place that is given.
+
+    Raises:
+        UsageError: it is none, or there are several.
+    """
+    check_reader_name(reader)
+    time_ns = None if time is None else moment_ns(time, "time")
+    if sum(place is not None for place in (where, lsn, time_ns)) != 1:
+        raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
+    if where not in (None, "start", "end"):
+        raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
+    place = lsn if lsn is not None else where
+    return lambda store, extent: seek_reader(store, reader, place, time_ns, extent)
 
 
 def seek_reader(

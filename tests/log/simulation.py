@@ -571,8 +571,8 @@ class Simulation(Snapshooting, Care, Uploads):
             assert there == 0 or whole, "a part of a transaction"
             assert whole or not acknowledged, "a transaction is gone"
         for lsn, titles in memory.steps.items():
-            there = set(reference.jobs[lsn].steps) if lsn in reference.jobs else set()
-            assert there >= set(titles) or lsn not in memory.durable, "a step is lost"
+            done = set(reference.jobs[lsn].steps) if lsn in reference.jobs else set()
+            assert done >= set(titles) or lsn not in memory.durable, "a step is lost"
         succeeded = {job.token for job in reference.jobs.values() if job.state is State.SUCCEEDED}
         for group, token in memory.children.items():
             there = sum(bodies[body] for body in group)

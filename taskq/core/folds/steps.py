@@ -36,8 +36,8 @@ class Form(enum.IntEnum):
 class Wait(NamedTuple):
     """Tell one thing that a job waits for.
 
-    ``until_ns`` is when the wait is over at the latest, 0 for never; ``first`` and ``count`` are
-    the jobs of a ``CALL``.
+    ``until_ns`` is when the wait is over at the latest, 0 for never; ``first`` and ``jobs`` are
+    the first job of a ``CALL``, and how many it has.
     """
 
     form: int
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
     number: int
     until_ns: int = 0
     first: int = 0
-    count: int = 0
+    jobs: int = 0
 
 
 class Signal(NamedTuple):
@@ -68,9 +68,9 @@ _BEFORE: Final = b"\0"
 def pack_waits(waits: Iterable[Wait]) -> bytes:
     """Return what a job waits for, as an option of its record holds it."""
     parts: list[bytes] = []
-    for form, name, number, until_ns, first, count in waits:
+    for form, name, number, until_ns, first, jobs in waits:
         data = name.encode("utf-8", "surrogatepass")
-        parts.append(_WAIT.pack(form, number, until_ns, first, count, len(data)) + data)
+        parts.append(_WAIT.pack(form, number, until_ns, first, jobs, len(data)) + data)
     return b"".join(parts)
 
 
@@ -79,11 +79,11 @@ def unpack_waits(packed: bytes, shift_ns: int = 0) -> list[Wait]:
     waits: list[Wait] = []
     at = 0
     while at + _WAIT.size <= len(packed):
-        form, number, until_ns, first, count, size = _WAIT.unpack_from(packed, at)
+        form, number, until_ns, first, jobs, size = _WAIT.unpack_from(packed, at)
         at += _WAIT.size
         name = packed[at : at + size].decode("utf-8", "replace")
         until_ns += shift_ns if until_ns else 0
-        waits.append(Wait(form, name, number, until_ns, first, count))
+        waits.append(Wait(form, name, number, until_ns, first, jobs))
         at += size
     return waits
 

@@ -113,7 +113,7 @@ class Steps:
             self._enqueues.check_packed(flags, body, f"step {step.title} of {delivery!r}")
         prepared = self._enqueues.prepared(batch, items)
         if items:
-            step = step._replace(first=batch.lsn + 1, count=len(items))
+            step = step._replace(first=batch.lsn + 1, jobs=len(items))
         self._add(batch, encode_step(step, delivery.attempt, job, delivery.token, batch.lsn))
         self._enqueues.add(batch, items, prepared)
         return step
@@ -150,7 +150,7 @@ class Steps:
             elif wait.form == Form.CALL:
                 left = sum(
                     agenda.table.find(child) is not None
-                    for child in range(wait.first, wait.first + wait.count)
+                    for child in range(wait.first, wait.first + wait.jobs)
                 )
                 is_there = is_there or not left
                 fewest = min(fewest or left, left)

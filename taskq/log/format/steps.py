@@ -46,7 +46,7 @@ class Stepped(NamedTuple):
     began_ns: int = 0
     #: jobs that it enqueued: the first, and how many
     first: int = 0
-    count: int = 0
+    jobs: int = 0
     #: JSON, as it is stored
     body: bytes = b""
     #: how the body is stored
@@ -65,8 +65,8 @@ def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> 
         options += option(Option.TAKES, _U64.pack(step.signal))
     if step.began_ns:
         options += option(Option.BEGAN, _I64.pack(step.began_ns))
-    if step.count:
-        options += option(Option.INPUTS, _RUN.pack(step.first, step.count))
+    if step.jobs:
+        options += option(Option.INPUTS, _RUN.pack(step.first, step.jobs))
     return codec.encode(
         STEP, attempt, job, token, step.place,
         lsn=lsn, byte=step.form, flags=step.flags, options=options, body=step.body,
@@ -109,7 +109,7 @@ def decode_step(record: bytes) -> Stepped:
             elif tag == Option.BEGAN:
                 (values["began_ns"],) = _I64.unpack(value)
             elif tag == Option.INPUTS:
-                values["first"], values["count"] = _RUN.unpack_from(value)
+                values["first"], values["jobs"] = _RUN.unpack_from(value)
     except struct.error as error:
         raise FormatError(
             f"an option of a {'step' if kind == STEP else 'signal'} is cut short: use a newer taskq"

@@ -141,6 +141,8 @@ class StepsSeen(NamedTuple):
     waits: tuple[Wait, ...]
     #: from which place on the next look goes; 0: there are no more
     next_place: int
+    #: what time it is in the log
+    time_ns: int
 
 
 def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
@@ -152,4 +154,5 @@ def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
     more = places is not None and len(places) > place + READ_MAX
     packed = agenda.steps.waits.get(job) or agenda.steps.begun.get(job) or b""
     waits = tuple(unpack_waits(packed, agenda.times.shift_ns))
-    return StepsSeen(steps, waits, place + READ_MAX if more else 0)
+    time_ns = sight.journal.log_time()[0]
+    return StepsSeen(steps, waits, place + READ_MAX if more else 0, time_ns)

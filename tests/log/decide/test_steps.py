@@ -244,7 +244,7 @@ def test_children_come_in_the_frame_of_their_step_and_the_last_to_end_wakes_the_
     job = process.enqueue()
     delivery = claim(process)
     step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
-    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.count))
+    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs))
     first, second = process.claim(9)
     assert [first.job, second.job] == [step.first, step.first + 1]
     process.settle(first, body=b"1")
@@ -260,7 +260,7 @@ def test_children_that_ended_before_the_job_waits_are_not_waited_for() -> None:
     step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
     for child in process.claim(9):
         process.settle(child)
-    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.count))
+    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs))
     assert claim(process).job == job
 
 
@@ -314,7 +314,7 @@ def busy(world: World) -> Process:
     do(process, runs, "paid", form=Form.EVENT)
     step = do(process, waits, "call", form=Form.CALL, items=children(1, waits.job, later=9_000))
     wait(process, sleeps, Wait(Form.SLEEP, "sleep", 1, soon(world, 9_000)))
-    wait(process, waits, Wait(Form.CALL, "call", 1, 0, step.first, step.count), PAID)
+    wait(process, waits, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs), PAID)
     process.settle(dies, Kind.DEAD, body=b"no")
     return process
 

@@ -94,7 +94,7 @@ def _of_job(
     )  # fmt: skip
 
 
-_STEP: Final = Stepped("page", 3, Form.STEP, 2, began_ns=7, body=b"1", first=32, count=2)
+_STEP: Final = Stepped("page", 3, Form.STEP, 2, began_ns=7, body=b"1", first=32, jobs=2)
 _SIGNAL: Final = Stepped("paid", once="evt", body=b"{}")
 _WAITS: Final = (Wait(Form.EVENT, "paid", 1, 99),)
 _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)

@@ -17,7 +17,7 @@ from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
-    from taskq import Delivery, Task
+    from taskq import Delivery, JobContext, Task
     from taskq.engine import LoopPort
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -73,6 +73,15 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
     if isinstance(error, PayloadTooLarge | LogDamaged):
         return reject(delivery, reasons.summary(error))
     return None
+
+
+def settle_suspended(
+    job: JobContext | None, delivery: Delivery, error: BaseException
+) -> Settlement | None:
+    """Return the release of a job whose run ended since it waits; None if it ended otherwise."""
+    steps = getattr(job, "durable", None)
+    waits = None if steps is None else steps.waits_after(error)
+    return waits and Settlement(kinds.RELEASE, delivery, waits, 0, Cause.WAITS)
 
 
 def settle_bad_result(

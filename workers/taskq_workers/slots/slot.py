@@ -25,6 +25,7 @@ from taskq_workers.slots.outcomes import (
     release,
     settle_bad_result,
     settle_failure,
+    settle_suspended,
     settle_unreadable,
 )
 from taskq_workers.slots.settling import OUTCOMES_MAX, settled
@@ -158,6 +159,9 @@ class Slot:
             raise error
         if self._stopped_as is not None:
             return self._stopped_as(delivery)
+        suspended = settle_suspended(running_job.get(None), delivery, error)
+        if suspended is not None:
+            return suspended
         if not called:
             settlement = settle_unreadable(delivery, error)
             if settlement is not None:

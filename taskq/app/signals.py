@@ -1,0 +1,36 @@
+"""Signals: what anybody tells a job that waits for it within its run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskq.calls.serialization import encode_loose
+from taskq.connection.connection import split_job_id
+from taskq.core.errors import JobNotFound, JobSettled, UsageError
+from taskq.core.model import NAME_BYTES_MAX
+from taskq.core.parsing import check_name
+from taskq.log.decide.steps import NewSignal
+
+if TYPE_CHECKING:
+    from taskq.connection.connection import Connection, JobId
+
+#: What ``encode_loose`` puts around a single value.
+_HEAD, _TAIL = b'{"value":', b"}"
+
+
+async def send_signal(connection: Connection, job: JobId, name: str, value: Any, once: str) -> bool:
+    """Signal a job of this log; see ``LogHolder.signal``."""
+    tag, lsn = split_job_id(job)
+    check_name("the name of a signal", name)
+    if len(str(once).encode()) > NAME_BYTES_MAX:
+        raise UsageError(f"once is {once!r:.60}: give a text of at most {NAME_BYTES_MAX} bytes")
+    body = encode_loose(f"signal {name!r}", (), {"value": value})[len(_HEAD) : -len(_TAIL)]
+    port = await connection.port()
+    connection.check_tag(tag, lsn)
+    try:
+        return await port.signal(NewSignal(lsn, name, body, once))
+    except JobSettled as error:
+        view = await port.view(lsn)
+        if view is None:
+            raise JobNotFound(f"there is no job {error.job_id} in {connection.path}") from None
+        raise JobSettled(error.job_id, str(view.state), connection.path) from None
