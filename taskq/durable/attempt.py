@@ -37,7 +37,6 @@ from taskq.log.read.flows import ENDS_MAX, look_at_ends, look_at_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Token
 
     from taskq.app.context import JobContext
     from taskq.log.format.steps import Stepped
@@ -167,23 +166,16 @@ class Run:
         if done is not None:
             return await self._value(done, fn)
         self._busy += 1
-        token: Token[str] | None = step_here.set(self._key(name, number))
         try:
             began_ns = self.now_ns()
-            if inspect.iscoroutinefunction(fn):
-                value = await fn(*args, **kwargs)
-            else:
-                value = await on_thread(fn, *args, **kwargs)
-                if inspect.isawaitable(value):
-                    value = await value
-            step_here.reset(token)
-            token = None
-            await self._record(
-                Form.STEP, name, number, self._encoded(name, number, fn, value), began_ns
-            )
-        finally:
-            if token is not None:
+            token = step_here.set(self._key(name, number))
+            try:
+                value = await _called(fn, args, kwargs)
+            finally:
                 step_here.reset(token)
+            body = self._encoded(name, number, fn, value)
+            await self._record(Form.STEP, name, number, body, began_ns)
+        finally:
             self._busy -= 1
             self._look_soon()
         return value
@@ -528,6 +520,13 @@ def _is_suspended(error: BaseException) -> bool:
             _is_suspended(part) for part in error.exceptions
         )
     return isinstance(error, Suspended)
+
+
+async def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if inspect.iscoroutinefunction(fn):
+        return await fn(*args, **kwargs)
+    value = await on_thread(fn, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
 
 
 @lru_cache(_FUNCTIONS_KEPT)

@@ -18,7 +18,7 @@ from taskq.testing.draining import Drained, drain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq import State, Task, TaskQ
+    from taskq import JobHandle, State, Task, TaskQ
     from taskq.values import Duration
 
 #: A file system in memory, where the machine has one.
@@ -130,6 +130,14 @@ class Sandbox:
     def advance(self, duration: Duration) -> None:
         """Let time pass, such as "1h"."""
         self.clock.advance(duration)
+
+    async def signal(
+        self, job: JobHandle[Any] | str, name: str, value: Any = None, *, once: str = ""
+    ) -> bool:
+        """Tell a job something that it waits for; see ``TaskQ.signal``."""
+        return await self.app.signal(job, name, value, once=once)
+
+    signal_sync = blocking(signal)
 
     def enqueued(
         self, task: Task[..., Any] | str | None = None, *, state: State | None = None
