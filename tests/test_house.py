@@ -364,6 +364,7 @@ REASONS = {
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
     "Rounds.refill_soon": "a plain callback for each turn of the loop: one for all logs",
+    "Run._look_soon": "a plain callback, one turn later: nothing is awaited",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
     "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
     "Slots._spread_soon": "a plain callback for each turn of the loop, on the hot path",

@@ -100,7 +100,7 @@ class Run:
         self._waits: dict[tuple[str, int], Wait] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._counts: Counter[str] = Counter()
-        self._loading: asyncio.Future[None] | None = None
+        self._loading = asyncio.Lock()
         self._busy = 0
         #: the tasks that asked for steps, and when one did so last, by the loop
         self._tasks: set[int] = set()
@@ -285,9 +285,10 @@ class Run:
 
     async def _loaded(self) -> None:
         """Read the steps of the attempts before, once."""
-        if self._loading is None:
-            self._loading = asyncio.ensure_future(self._load())
-        await asyncio.shield(self._loading)
+        if not self._read_at_ns:
+            async with self._loading:
+                if not self._read_at_ns:
+                    await self._load()
 
     async def _load(self) -> None:
         place, job = 0, self._job.delivery.job

@@ -126,9 +126,7 @@ class Op(enum.IntEnum):
     STEER = 50, Trait.AGENDA
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 52, Trait.AGENDA
-    #: operands of ``decide.steps``: NewStep -> Stepped or None, NewSignal -> whether it is new
-    STEP = 53, Trait.AGENDA
-    SIGNAL = 54, Trait.AGENDA
+    STEP, SIGNAL = (53, Trait.AGENDA), (54, Trait.AGENDA)  # see ``decide.steps``
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
     SKIP = 51, Trait.BEHIND
@@ -348,7 +346,7 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload_flags(self) -> int:
-        """How the payload is stored, as flags of its record; 0: as it was given."""
+        """Return how the payload is stored, as flags of its record; 0: as it was given."""
         return self.record[FLAGS_AT] & PACKED
 
     @property

@@ -360,7 +360,7 @@ class Driven:
         signal = Signal(self.lsn - 3 * again, b"xy"[count % 2 :][:1], b"once %d" % (count % 5), 64)
         apply_signal(self.agenda, job, signal)
         self.lsn += 1
-        return self.agenda.steps.told(job, 0)
+        return self.agenda.steps.awaiting(job, 0)
 
     def tick(self, number: int, count: int, is_gone: bool) -> object:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))

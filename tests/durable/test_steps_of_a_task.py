@@ -330,8 +330,8 @@ async def test_a_name_that_was_something_else_is_refused(shop: Shop, box: Sandbo
 
     job = await order.enqueue()
     await box.drain(with_scheduled=True, raises=False)
-    assert "step paid#1" in (told := await reason(job))
-    assert "was a step before, and is an event now: give it another name" in told
+    assert "step paid#1" in (text := await reason(job))
+    assert "was a step before, and is an event now: give it another name" in text
 
 
 async def test_a_value_that_no_longer_fits_names_job_step_and_type(
@@ -354,9 +354,9 @@ async def test_a_value_that_no_longer_fits_names_job_step_and_type(
 
     job = await order.enqueue()
     await box.drain(with_scheduled=True, raises=False)
-    told = await reason(job)
-    assert f"step count#1 of job {job.id}" in told
-    assert "does not fit the return annotation int" in told
+    text = await reason(job)
+    assert f"step count#1 of job {job.id}" in text
+    assert "does not fit the return annotation int" in text
 
 
 async def test_a_signal_for_a_settled_job_says_how_that_ended(shop: Shop, box: Sandbox) -> None:

@@ -410,8 +410,8 @@ class Reference:
         for job in self.jobs.values():
             may_run = self.is_live(job.lsn) or job.state is State.DEAD
             assert agenda.steps.count(job.lsn) == len(job.steps) * may_run
-            told = agenda.steps.signals.get(job.lsn, ())
-            assert [it.number for it in told] == [lsn for lsn, _ in job.signals if may_run]
+            signals = agenda.steps.signals.get(job.lsn, ())
+            assert [it.number for it in signals] == [lsn for lsn, _ in job.signals if may_run]
             waits = job.state is State.SCHEDULED and bool(job.awaits)
             assert self.may_fall or agenda.steps.is_waiting(job.lsn) == waits
         assert agenda.leases.asked == {job.lsn for job in self.jobs.values() if job.asked}

@@ -124,7 +124,7 @@ def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
             for it in steps.signals.get(job, ())
         ],
         steps.taken.get(job, set()),
-        steps.told(job, agenda.times.shift_ns),
+        steps.awaiting(job, agenda.times.shift_ns),
     )
 
 

@@ -229,7 +229,7 @@ class Agenda:
         due: tuple[int, bool],
         since_ns: int,
         needs: int | None,
-        told: bytes = b"",
+        awaiting: bytes = b"",
     ) -> bool:
         """A waiting job waits otherwise, by the record at ``location``. False: unknown here.
 
@@ -251,8 +251,8 @@ class Agenda:
             self.times.forget(job)
         chunk.locations[index], chunk.lanes[index] = location, lane.number
         chunk.metas[index] = (meta & ~STATE_MASK) | state | META_BACK
-        if told:
-            self.steps.apply_told(job, told, self.times.shift_ns)
+        if awaiting:
+            self.steps.apply_told(job, awaiting, self.times.shift_ns)
         if state is State.READY:
             self.enter_ready(lane, job, since_ns - self.times.shift_ns)
         else:

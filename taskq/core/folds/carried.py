@@ -35,14 +35,14 @@ def apply_carried(
     *,
     since_ns: int = 0,
     needs: int | None = None,
-    told: bytes = b"",
+    awaiting: bytes = b"",
 ) -> None:
     """The job stands at ``location`` now, in this state.
 
     ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
     they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
-    wall time since when a ready job waits; ``needs`` what a held one waits for; ``told`` what one
-    waits for within its run, see ``Steps.told``.
+    wall time since when a ready job waits; ``needs`` what a held one waits for; ``awaiting`` what
+    one waits for within its run, see ``Steps.awaiting``.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -54,9 +54,9 @@ def apply_carried(
         chunk.locations[agenda.table.index] = location
         return
     meta |= state | (META_BACK if state == READY else 0) | (META_EXPIRES if expires[0] else 0)
-    if told:
+    if awaiting:
         meta |= META_STEPS
-        agenda.steps.apply_told(job, told, agenda.times.shift_ns)
+        agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
     if needs is not None:
         agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
     else:

@@ -184,14 +184,14 @@ class Steps:
         self.begun.pop(job, None)
         (self.waits if now else self.begun)[job] = packed
 
-    def apply_told(self, job: int, told: bytes, shift_ns: int) -> bool:
+    def apply_told(self, job: int, awaiting: bytes, shift_ns: int) -> bool:
         """Take in what a carried job waits for; returns whether it waits now."""
-        is_now = told[:1] == _NOW
-        if len(told) > 1:
-            self.apply_waits(job, shifted(told[1:], -shift_ns), now=is_now)
+        is_now = awaiting[:1] == _NOW
+        if len(awaiting) > 1:
+            self.apply_waits(job, shifted(awaiting[1:], -shift_ns), now=is_now)
         return is_now
 
-    def told(self, job: int, shift_ns: int) -> bytes:
+    def awaiting(self, job: int, shift_ns: int) -> bytes:
         """Return what a job that is carried waits for; empty if nothing is known of it here."""
         packed = self.waits.get(job)
         if packed is not None:

@@ -251,7 +251,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         return None
     due_ns, due_is_wall = 0, item.due_is_wall
     needs = agenda.flows.held.get(job)
-    told = agenda.steps.told(job, agenda.times.shift_ns) if meta & META_STEPS else b""
+    awaiting = agenda.steps.awaiting(job, agenda.times.shift_ns) if meta & META_STEPS else b""
     if agenda.steps.is_waiting(job):
         moment = agenda.steps.moment(job)
         due_ns = moment + agenda.times.shift_ns if moment else TIME_NS_MAX
@@ -273,7 +273,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
         claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
         key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
-        cancel_wanted=job in agenda.leases.asked, needs=needs, told=told,
+        cancel_wanted=job in agenda.leases.asked, needs=needs, awaiting=awaiting,
     )  # fmt: skip
 
 

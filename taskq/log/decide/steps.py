@@ -191,9 +191,13 @@ class Steps:
 
     def _taken(self, batch: Batch, step: Stepped, signal: Signal) -> Stepped:
         """Return the step that takes a signal, with its value."""
-        told = decode_step(self._record(batch, signal.location))
+        awaiting = decode_step(self._record(batch, signal.location))
         return step._replace(
-            form=Form.EVENT, signal=signal.number, once=told.once, body=told.body, flags=told.flags
+            form=Form.EVENT,
+            signal=signal.number,
+            once=awaiting.once,
+            body=awaiting.body,
+            flags=awaiting.flags,
         )
 
     def _record(self, batch: Batch, location: int) -> bytes:

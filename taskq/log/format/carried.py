@@ -69,7 +69,7 @@ class Carried(NamedTuple):
     #: of EDITED: hash of its key in the queue that it left, 0 if it has none or stays there
     left_key: int = 0
     #: what it waits for within its run, as ``core.folds.steps`` tells it; empty if it has no steps
-    told: bytes = b""
+    awaiting: bytes = b""
 
     @property
     def ready_ns(self) -> int:
@@ -191,7 +191,7 @@ def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
 
 
 _BYTES: Final = {
-    int(Option.HISTORY): "history", int(Option.LINES): "lines", int(Option.AWAITS): "told",
+    int(Option.HISTORY): "history", int(Option.LINES): "lines", int(Option.AWAITS): "awaiting",
 }  # fmt: skip
 _MOMENTS: Final = {
     int(Option.LEASE): "lease_ns",
@@ -224,8 +224,8 @@ def _encode_options(carried: Carried) -> bytes:
         parts.append(encode_key_hash(carried.left_key))
     if carried.waited:
         parts.append(encode_unlocks(list(carried.waited)))
-    if carried.told:
-        parts.append(option(Option.AWAITS, carried.told))
+    if carried.awaiting:
+        parts.append(option(Option.AWAITS, carried.awaiting))
     if carried.lines and sum(map(len, parts)) + len(carried.lines) + 3 <= OPTIONS_BYTES_MAX:
         parts.append(option(Option.LINES, carried.lines))
     return b"".join(parts)

@@ -280,14 +280,14 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
         due,
         carried.ready_ns,
         carried.needs,
-        carried.told,
+        carried.awaiting,
     ):
         meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
         apply_carried(
             agenda, carried.job, location, lane, meta, carried.state,
             expires, due, (carried.token, *carried.claim),
             carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
-            told=carried.told,
+            awaiting=carried.awaiting,
         )  # fmt: skip
         if carried.cancel_wanted:
             agenda.apply_cancel_asked(carried.job, carried.token)
