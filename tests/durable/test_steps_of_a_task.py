@@ -354,9 +354,9 @@ async def test_a_value_that_no_longer_fits_names_job_step_and_type(
 
     job = await order.enqueue()
     await box.drain(with_scheduled=True, raises=False)
-    text = await reason(job)
-    assert f"step count#1 of job {job.id}" in text
-    assert "does not fit the return annotation int" in text
+    why = await reason(job)
+    assert f"step count#1 of job {job.id}" in why
+    assert "does not fit the return annotation int" in why
 
 
 async def test_a_signal_for_a_settled_job_says_how_that_ended(shop: Shop, box: Sandbox) -> None:
