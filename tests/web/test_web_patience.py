@@ -12,7 +12,7 @@ import pytest
 
 from taskq import TaskQ
 from taskq_plugins import patience
-from taskq_plugins.web import serving
+from taskq_plugins.web import mount
 from taskq_plugins.web.door import Place
 from taskq_plugins.web.keys import Keys
 from taskq_plugins.web.site import make_site
@@ -34,10 +34,10 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     app = TaskQ(tmp_path / "data", durability="os")
     app.stats_sync()
     app.close_sync()
-    with serving.listen("127.0.0.1", 0) as listener:
+    with mount.listen("127.0.0.1", 0) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
         place = Place(scheme="http", hosts=(host,), allow_actions=True)
-        server = serving.server_of(make_site(str(tmp_path / "data"), place, Keys()), None)
+        server = mount.server_of(make_site(str(tmp_path / "data"), place, Keys()), None)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         yield listener.getsockname()
@@ -50,7 +50,7 @@ def test_as_many_half_requests_as_there_are_lines_shut_nobody_out(
     address: tuple[str, int], half: bytes
 ) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(serving._CONNECTIONS_MAX):
+        for _ in range(mount._CONNECTIONS_MAX):
             line = stack.enter_context(socket.create_connection(address, timeout=20))
             line.sendall(half)
         for _ in range(3):

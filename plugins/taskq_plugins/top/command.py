@@ -85,7 +85,7 @@ class _Views:
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
         """Return what is to be seen."""
         from taskq.errors import TaskqError  # noqa: PLC0415 - as above
-        from taskq_plugins.looks import job_of  # noqa: PLC0415 - as above
+        from taskq_plugins.looks.reading import job_of  # noqa: PLC0415 - as above
         from taskq_plugins.top.drawing import draw, draw_job  # noqa: PLC0415 - as above
 
         picture = self.look(screen)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from taskq.views import JobView, QueueStats
-    from taskq_plugins.looks import Failure, Seen
+    from taskq_plugins.looks.reading import Failure, Seen
     from taskq_plugins.top.screen import Row, Screen
     from taskq_plugins.top.seen import Picture
 

@@ -12,7 +12,7 @@ from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
     from taskq.views import JobView
-    from taskq_plugins.looks import Failure
+    from taskq_plugins.looks.reading import Failure
     from taskq_plugins.top.seen import Picture
 
 #: What a row stands for: a queue by its name, a job, or failures of one kind.

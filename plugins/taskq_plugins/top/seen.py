@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.errors import TaskqError
 from taskq.values import dataclass
 from taskq.views import SETTLED_STATES
-from taskq_plugins.looks import failures_of, now_of
+from taskq_plugins.looks.reading import Causes, now_of
 
 if TYPE_CHECKING:
     from taskq.engine import Cursor, LogReader
     from taskq.views import JobView, ProgressView, QueueStats, Standing
-    from taskq_plugins.looks import Failure
+    from taskq_plugins.looks.reading import Failure
 
 #: Jobs that ended last, of which is told.
 _ENDS_MAX: Final = 8
@@ -24,8 +24,6 @@ _ENDS_MAX: Final = 8
 _LOOK_BACK: Final = 5_000
 #: Looks that a sparkline is made of.
 SPARKS_MAX: Final = 20
-#: The failures are told apart anew so often at most: that takes a quarter of a second.
-_FAILURES_SECONDS: Final = 10.0
 #: Nothing was written: what only time changes is looked at so often.
 _IDLE_SECONDS: Final = 5.0
 
@@ -77,9 +75,8 @@ class Watcher:
         self._at = at
         self._last: Picture | None = None
         self._stand: object = None
-        self._looked = self._told_apart = float("-inf")
-        self._dead = -1
-        self._failures: tuple[Failure, ...] = ()
+        self._looked = float("-inf")
+        self._causes = Causes()
         self._ended: dict[str, int] = {}
         self._sparks: dict[str, deque[int]] = {}
         self._ends: deque[int] = deque(maxlen=_ENDS_MAX)
@@ -106,9 +103,6 @@ class Watcher:
         facts = now_of(reader)
         queues = facts["stats"].queues
         self._note_sparks(queues)
-        dead = sum(queue.dead for queue in queues)
-        if dead != self._dead and now - self._told_apart >= _FAILURES_SECONDS:
-            self._failures, self._dead, self._told_apart = tuple(failures_of(reader)), dead, now
         self._last = self._picture(facts)
         return self._last
 
@@ -128,7 +122,7 @@ class Watcher:
             sparks={name: tuple(line) for name, line in self._sparks.items()},
             running=tuple(facts["running"]),
             ended=tuple(self._told_ends()),
-            failures=self._failures,
+            failures=tuple(self._causes.of(self._reader, facts["totals"]["dead"])),
         )
 
     def _note_sparks(self, queues: tuple[QueueStats, ...]) -> None:

@@ -20,7 +20,7 @@ from taskq_plugins.web.search import Search, find_jobs
 if TYPE_CHECKING:
     from taskq import Delivery
     from taskq.engine import LogReader
-    from taskq_plugins.looks import Looks
+    from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.asked import (
         Ack,
         Claim,
@@ -97,11 +97,19 @@ class Acts:
         return {"id": asked.id, "purged": True}
 
     async def many(self, asked: Many) -> dict[str, Any]:
-        """Do one of the three to all jobs that fit, or count them: each for itself.
+        """Do one of the three to all jobs that fit, or are named, or count them: each for itself.
 
         ``count`` fitted, to ``done`` of them it was done, and the rest had changed meanwhile.
         """
         states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
+        if asked.ids:
+            jobs = await self._looks.read(partial(_in_states, ids=asked.ids, states=states))
+            done = 0 if asked.dry_run else await self._do(asked.act, jobs)
+            return {
+                "act": asked.act,
+                "count": len(jobs if asked.dry_run else asked.ids),
+                "done": done,
+            }
         search = Search.parse(asked.q, hides=self.hides).only(frozenset(states))
         count = done = 0
         before = asked.before
@@ -233,6 +241,14 @@ def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[str],
     """Return the ids of the next jobs that fit, and where those that follow begin, 0 at the end."""
     page = find_jobs(reader, search, _MANY, before)
     return [job.job_id for job in page.jobs], page.following
+
+
+def _in_states(
+    reader: LogReader, ids: list[str], states: frozenset[State] | set[State]
+) -> list[str]:
+    """Return those of these jobs that are in one of the states."""
+    jobs = (reader.job(reader.parse_id(job), body_bytes_max=0) for job in ids)
+    return [job.job_id for job in jobs if job is not None and job.state in states]
 
 
 def _token(delivery: Delivery) -> str:

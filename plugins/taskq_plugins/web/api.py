@@ -14,7 +14,7 @@ from starlette.routing import Route
 from taskq.cli import render
 from taskq.engine import LogReader
 from taskq.views import LIVE_STATES, body_document, job_head
-from taskq_plugins.looks import (
+from taskq_plugins.looks.reading import (
     failures_of,
     hurdles_of,
     job_of,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from taskq.views import JobView
-    from taskq_plugins.looks import Looks
+    from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.acts import Acts
 
 #: Requests that wait for results at a time.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from taskq.errors import UsageError
 
@@ -63,6 +63,7 @@ class Jobs(Past):
 class JobsPage(Jobs):
     """The same for a person, who goes on from page to page."""
 
+    sort: str = Field("", max_length=20, description="A column; downwards with a minus.")
     looked: int = Field(0, ge=0, lt=2**63, description="Jobs that the pages before looked at.")
     act: str = Field("", max_length=20, description="What was done just now.")
     done: int = Field(0, ge=0, lt=2**63, description="To so many jobs.")
@@ -87,12 +88,24 @@ class Edit(OneJob):
 
 
 class Many(Asked):
-    """What to do to all jobs that a search finds."""
+    """What to do to all jobs that a search finds, or to those that are named."""
 
     act: Literal["cancel", "requeue", "purge"]
-    q: str = Field(min_length=1, max_length=_TEXT_MAX, description="As for `jobs`.")
+    q: str = Field("", max_length=_TEXT_MAX, description="As for `jobs`.")
+    ids: list[str] = Field([], max_length=JOBS_MAX, description="These jobs, and no others.")
     before: int = Field(0, ge=0, lt=2**63, description="Only jobs before this number.")
     dry_run: bool = Field(False, description="Only count them.")
+
+    @field_validator("ids", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return value.split() if isinstance(value, str) else value  # a form's
+
+    @model_validator(mode="after")
+    def _names_some(self) -> Self:
+        if not (self.q or self.ids):
+            raise ValueError("choose jobs by ids, or by a search in q")
+        return self
 
 
 class OneName(Asked):

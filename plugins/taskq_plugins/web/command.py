@@ -61,7 +61,7 @@ def web(
     processes; nothing can be changed without --allow-actions.
     """
     try:
-        from taskq_plugins.web import door, keys, serving, site  # noqa: PLC0415 - help needs no package
+        from taskq_plugins.web import door, keys, mount, site  # noqa: PLC0415 - help needs no package
     except ImportError as error:
         raise Failure(missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
@@ -78,14 +78,14 @@ def web(
             f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
         )
     known = keys.Keys(_secret(token_file), keys.kept_root(path))
-    with serving.listen(str(address), port) as listener:
+    with mount.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
 
         def ready() -> None:
             render.echo(f"{place.address}{door.ENTRY}?token={known.entry()}")
 
-        serving.serve(site.make_site(path, place, known), listener, tls, ready)
+        mount.serve(site.make_site(path, place, known), listener, tls, ready)
 
 
 def _address(bind: str) -> IPv4Address | IPv6Address:

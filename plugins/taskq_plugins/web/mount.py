@@ -1,15 +1,19 @@
-"""The page of an app of this very program: within its own web app, or beside a worker."""
+"""Answer with a site: at a port until stopped, within a web app, or beside a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import uvicorn
+
+from taskq.errors import TaskqError
+from taskq_plugins.patience import Patient, config_of
 from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import Keys, kept_root
-from taskq_plugins.web.serving import listen, server_of
 from taskq_plugins.web.site import make_site
 
 if TYPE_CHECKING:
@@ -19,6 +23,14 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from taskq import TaskQ
+
+
+#: Connections at a time; more are answered with 503 until one ends.
+_CONNECTIONS_MAX: Final = 256
+#: Request line and headers together.
+_HEAD_BYTES_MAX: Final = 32 * 1024
+#: For answers that are under way when it is stopped.
+_DRAIN_SECONDS: Final = 3
 
 
 def taskq_web(
@@ -65,3 +77,55 @@ def worker_page(app: TaskQ) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def listen(address: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that listens there, at a free port for 0.
+
+    Raises:
+        TaskqError: nobody may listen there, or somebody does.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise TaskqError(f"cannot listen at {address}:{port}: {error.strerror or error}") from error
+    with listener:
+        yield listener
+
+
+def serve(
+    site: ASGIApp, listener: socket.socket, tls: tuple[str, str] | None, ready: Callable[[], None]
+) -> None:
+    """Answer until Ctrl-C or SIGTERM.
+
+    Args:
+        site: what answers.
+        listener: a socket that listens.
+        tls: files of certificate and key.
+        ready: called before the first answer.
+    """
+    server = server_of(site, tls)
+    ready()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
+    """Return what answers with a site; certificate and key as for ``serve``.
+
+    Raises:
+        TaskqError: those are of no use.
+    """
+    config = config_of(
+        site,
+        tls or (None, None),
+        lines_max=_CONNECTIONS_MAX,
+        http=Patient,
+        # Nobody stands between: what a request says of others is not believed.
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    return uvicorn.Server(config)

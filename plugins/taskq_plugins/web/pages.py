@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import time
 from functools import partial
 from http import HTTPStatus
@@ -20,37 +19,50 @@ from starlette.routing import Route
 
 from taskq import State
 from taskq.cli import render
-from taskq.engine import Identity, Moment, PatientDisk
+from taskq.engine import Identity, PatientDisk
 from taskq.errors import TaskqError
 from taskq.hooks import Choice, look_at_readers, look_at_records
 from taskq.text import hidden, printable, without_secrets
-from taskq.values import command, parse_json
-from taskq.views import LIVE_STATES, STATES, moment
-from taskq_plugins.looks import (
+from taskq.values import SECOND_NS, command
+from taskq.views import LIVE_STATES, STATES, JobView, moment
+from taskq_plugins.looks.pictures import bars_of
+from taskq_plugins.looks.reading import (
     DEAD_MAX,
+    Causes,
+    Fare,
     failures_of,
+    first_of,
     hurdles_of,
     job_of,
-    now_of,
     schedules_of,
+    tasks_of,
+    workers_of,
 )
 from taskq_plugins.web.asked import JobsPage, Many, OneJob
 from taskq_plugins.web.door import ENTRY, root_of
-from taskq_plugins.web.forms import call_of, fields_of
 from taskq_plugins.web.keys import same
+from taskq_plugins.web.moments import moment_asked, moment_back, step_of, steps_of
 from taskq_plugins.web.problems import Problem
-from taskq_plugins.web.search import Search, find_jobs, job_named
+from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
+from taskq_plugins.web.showing import (
+    as_it_is,
+    call_of,
+    code_of,
+    fields_of,
+    line,
+    shown_body,
+    table_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from jinja2.runtime import Context
     from starlette.requests import Request
 
     from taskq import Record, TaskQ
     from taskq.engine import LogReader
-    from taskq.views import JobView
-    from taskq_plugins.looks import Looks
+    from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.asked import Asked
     from taskq_plugins.web.door import Place
     from taskq_plugins.web.endpoints import Endpoint
@@ -68,41 +80,60 @@ _STATIC: Final = {
 _PAGES: Final = (
     ("/", "Now"),
     ("/jobs", "Jobs"),
+    ("/tasks", "Tasks"),
+    ("/workers", "Workers"),
     ("/failures", "Failures"),
     ("/schedules", "Schedules"),
     ("/limits", "Limits"),
     ("/log", "Log"),
 )
 #: Pages that are shown anew every two seconds; the others may take long to make.
-_LIVE: Final = frozenset({"now.html", "job.html"})
+_LIVE: Final = frozenset({"now.html", "job.html", "tasks.html", "workers.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
-_LINE_CHARACTERS_MAX: Final = 160
-#: Of a payload or result that is shown, and of one that is looked into.
-_BODY_CHARACTERS_MAX: Final = 65_536
-_READ_BYTES_MAX: Final = 4 << 20
+_CLOCK: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
 _EVENTS_MAX: Final = 200
-_BARS_MAX: Final = 30
-_BAR_UNITS: Final = 1_000
 _RECORDS_MAX: Final = 50
 _SEGMENTS_MAX: Final = 50
 _AT_CHARACTERS_MAX: Final = 60
 #: Records among which the last ends are looked for, and ends that are shown.
 _LOOKED_MAX: Final = 1_000
 _ENDS_MAX: Final = 15
+_CAUSES_MAX: Final = 60
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 #: Of a form: a task may have many parameters. Ours are told from them by a dot in their names.
 _FIELDS_MAX: Final = 512
+_MINUTE_NS: Final = 60 * SECOND_NS
+#: Places that the box at the top leads to.
+_GOALS_MAX: Final = 9
+#: Columns by which tables are sorted.
+_OF_TASKS: Final[dict[str, Callable[[Fare], Any]]] = {
+    "task": lambda fare: fare.name,
+    "a minute": lambda fare: fare.rate,
+    "waiting": lambda fare: fare.counts["ready"] + fare.counts["scheduled"],
+    "running": lambda fare: fare.counts["running"],
+    "half in": lambda fare: fare.p50_ns,
+    "95 % in": lambda fare: fare.p95_ns,
+    "success": lambda fare: 2 if fare.success is None else fare.success,
+    "dead": lambda fare: fare.counts["dead"],
+    "last failure": lambda fare: fare.failed_ns,
+    "next": lambda fare: fare.next_at.timestamp() if fare.next_at else float("inf"),
+}
+_OF_JOBS: Final[dict[str, Callable[[JobView], Any]]] = {
+    "state": lambda job: int(job.state),
+    "task": lambda job: job.task,
+    "queue": lambda job: job.queue,
+    "attempt": lambda job: job.attempt,
+    "took": lambda job: _took_ns(job) or 0,
+}
 #: Ids that are shown of each kind of jobs that a flow ties to one.
 _IDS_MAX: Final = 20
 
 
-class Bar(NamedTuple):
-    """A stretch of a job's life, in thousandths of it."""
-
-    kind: str
-    start: float
-    width: float
-    title: str
+#: What a page has that is none of a log.
+_NOTHING: Final[dict[str, Any]] = {
+    "is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, "dead": 0, "steps": (),
+    "step": 0, "beside": ("", ""),
+}  # fmt: skip
 
 
 class Elsewhere(Exception):
@@ -142,7 +173,7 @@ class Pages:
         self._keys = keys
         self._app = app
         self._shared_key = ""
-        clean, value = (str, _as_it_is) if place.show_secrets else (hidden, without_secrets)
+        clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             # All that a log holds was written by others: nothing is a page's own but the template.
@@ -158,9 +189,15 @@ class Pages:
             "size": render.size,
             "plain": lambda text: printable(clean(text)),
             "without_secrets": value,
-            "line": lambda text: _line(clean(text)),
-            "body": lambda body: _body(body, value),
+            "line": lambda text: line(clean(text)),
+            "body": lambda body: shown_body(body, value),
+            "table": lambda job: table_of(job, value),
+            "code": lambda job: printable(code_of(job, value)),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
+            "clock": lambda moment_ns: (moment(moment_ns) or "")[_CLOCK],
+            "minute": lambda moment_ns: f"{(moment(moment_ns) or '')[: _CLOCK.stop]}Z",
+            "took": _took,
+            "count": "{:,}".format,
             "served": render.served,
             "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
         }
@@ -173,6 +210,9 @@ class Pages:
             Route("/", self._page("now.html", self._now)),
             Route("/jobs", self._page("jobs.html", self._jobs)),
             Route("/jobs/{id}", self._page("job.html", self._job)),
+            Route("/go", self._page("go.html", self._go)),
+            Route("/tasks", self._page("tasks.html", self._tasks)),
+            Route("/workers", self._page("workers.html", self._workers)),
             Route("/many", self._page("many.html", self._many)),
             Route("/failures", self._page("failures.html", self._failures)),
             Route("/schedules", self._page("schedules.html", self._schedules)),
@@ -214,7 +254,8 @@ class Pages:
         def work(reader: LogReader) -> dict[str, Any]:
             return {
                 "ends": [(end, reader.job(reader.parse_id(end.job_id))) for end in reversed(ended)],
-                **now_of(reader),
+                "tag": reader.tag,
+                **first_of(reader, Causes(_CAUSES_MAX) if look.at else self._looks.causes),
             }
 
         shown: dict[str, Any] = await look.read(work)
@@ -226,26 +267,63 @@ class Pages:
         if named is not None:
             raise Elsewhere(f"/jobs/{named}")
         search = Search.parse(asked.q, hides=not self._place.show_secrets)
-        jobs, counts = await look.read(
+        jobs, lanes = await look.read(
             lambda reader: (
                 find_jobs(reader, search, asked.limit, asked.before),
-                reader.stats().queues,
+                reader.lanes(),
             )
         )
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
-        fitting = [act for act, state in acts.items() if state in (search.states or {state})]
+        states = search.states
         return {
             "asked": asked,
             "found": jobs,
-            "acts": fitting,
+            "rows": _ordered(jobs.jobs, _OF_JOBS, asked.sort),
+            "sort": asked.sort,
+            "acts": [act for act, state in acts.items() if state in (states or {state})],
             "looked": asked.looked + jobs.looked_at,
-            "total": sum(getattr(queue, state) for queue in counts for state in STATES),
+            "total": sum(counts.total() for counts in lanes.values()),
+            "rest": without_states(asked.q),
+            "counts": search.counts(lanes),
+            "state_asked": str(next(iter(states))) if states and len(states) == 1 else "",
+            "states": tuple(STATES),
         }
+
+    async def _go(self, look: Look) -> dict[str, Any]:
+        """Return the places that a few letters may mean: pages, tasks, queues, and jobs."""
+        text = look.request.query_params.get("q", "")[:_AT_CHARACTERS_MAX].strip()
+        job, lanes = await look.read(lambda reader: (job_named(reader, text), reader.lanes()))
+        goals: list[tuple[str, str, str, dict[str, str]]]
+        goals = [(name, "page", path, {}) for path, name in _PAGES]
+        for what, names in (
+            ("task", {name for _, name in lanes}),
+            ("queue", {q for q, _ in lanes}),
+        ):
+            goals += [
+                (name, what, "/jobs", {"q": f"{what}:={_quoted(name)}"})
+                for name in sorted(names)
+                if name
+            ]
+        fitting = [goal for goal in goals if text.casefold() in goal[0].casefold()]
+        if job:
+            fitting.insert(0, (job, "job", f"/jobs/{job}", {}))
+        return {"goals": fitting[:_GOALS_MAX], "text": text}
+
+    async def _tasks(self, look: Look) -> dict[str, Any]:
+        sort = look.request.query_params.get("sort", "")[:_AT_CHARACTERS_MAX]
+        fares, tag = await look.read(lambda reader: (tasks_of(reader), reader.tag))
+        return {"fares": _ordered(fares, _OF_TASKS, sort), "sort": sort, "tag": tag}
+
+    async def _workers(self, look: Look) -> dict[str, Any]:
+        shown: dict[str, Any] = await look.read(workers_of)
+        return shown
 
     async def _many(self, look: Look) -> dict[str, Any]:
         """Return how many jobs an act would be done to, and the button that does it."""
         before = await look.read(lambda reader: reader.extent.lsn)
-        given = {"before": before, **look.request.query_params, "dry_run": True}
+        query = look.request.query_params
+        given = {"before": before, **query, "ids": query.getlist("id"), "dry_run": True}
+        given.pop("id", None)
         asked = _checked(Many, given)
         return {"asked": asked, **await self._acts["many"].answer(asked)}
 
@@ -257,7 +335,7 @@ class Pages:
             "seen": seen,
             "events": seen.timeline[-_EVENTS_MAX:],
             "is_open": job.state in LIVE_STATES,
-            "bars": _bars(job, now_ns),
+            "bars": bars_of(job, now_ns),
             "command": command(self._looks.path, "show", job.job_id),
             "flow": [(name.replace("_", " "), ids[:_IDS_MAX]) for name, ids in flow.items()],
         }
@@ -328,7 +406,7 @@ class Pages:
             if act.name == "purge":  # its page is gone
                 back = f"{root}/jobs?act=purge&done=1"
             elif act.name == "many":
-                query = {"q": form["q"], "act": answer["act"], "done": answer["done"]}
+                query = {"q": form.get("q", ""), "act": answer["act"], "done": answer["done"]}
                 query["changed"] = answer["count"] - answer["done"]
                 back = f"{root}/jobs?{urlencode(query)}"
         elif self._app is not None:
@@ -358,21 +436,38 @@ class Pages:
 
     def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
         async def respond(request: Request) -> Response:
-            at, root = _moment(request.query_params.get("at", "")), root_of(request.scope)
-            last = await self._looks.read(_last)  # first, since it makes the log of an app
+            began_ns = time.process_time_ns()
+            root, query = root_of(request.scope), request.query_params
+            kept = [pair for pair in query.multi_items() if pair[0] not in ("at", "back")]
+            begun_ns, last, dead = await self._looks.read(_edges)  # makes the log of an app, too
+            if "back" in query:  # the slider, which speaks in steps
+                at = moment_back(query["back"], begun_ns)
+                there = urlencode([*kept, *([("at", at)] if at else [])])
+                return RedirectResponse(f"{request.url.path}?{there}", HTTPStatus.SEE_OTHER)
+            at = moment_asked(query.get("at", ""))
             try:
                 shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
             except Elsewhere as other:
-                query = f"?{urlencode({'at': at})}" if at else ""
-                return RedirectResponse(f"{root}{other}{query}", HTTPStatus.SEE_OTHER)
-            shown["last"] = last
+                more = f"?{urlencode({'at': at})}" if at else ""
+                return RedirectResponse(f"{root}{other}{more}", HTTPStatus.SEE_OTHER)
+            now_ns = time.time_ns()
+            shown |= {"last": last, "dead": dead, "kept": kept, "steps": steps_of(begun_ns)}
             if at:
                 shown["now_ns"], shown["lsn"] = await self._looks.read(_now_and_last, at)
+                shown["step"] = step_of(now_ns - shown["now_ns"], shown["steps"])
+                beside = [shown["now_ns"] - _MINUTE_NS, shown["now_ns"] + _MINUTE_NS]
+                shown["beside"] = [moment(each) if each < now_ns else "" for each in beside]
             is_live = template in _LIVE and not at
-            shown["kept"] = [pair for pair in request.query_params.multi_items() if pair[0] != "at"]
-            query = urlencode(shown["kept"])
-            shown["here_now"] = f"{request.url.path}?{query}" if query else request.url.path
-            return self._render(template, root, at=at, is_live=is_live, **shown)
+            order = partial(
+                _sorted_by, request.url.path, {**dict(kept), **({"at": at} if at else {})}
+            )
+            shown["sorted_by"] = order
+            shown["here_now"] = request.url.path + (f"?{urlencode(kept)}" if kept else "")
+            response = self._render(template, root, at=at, is_live=is_live, **shown)
+            # By this the page knows how often it may be renewed.
+            taken = (time.process_time_ns() - began_ns) / 1e6
+            response.headers["Server-Timing"] = f"cpu;dur={taken:.1f}"
+            return response
 
         return respond
 
@@ -393,7 +488,7 @@ class Pages:
             form_token=self._form_key(),
             pages=_PAGES if self._app is None else (*_PAGES, ("/enqueue", "Enqueue")),
             to=to,
-            **{"is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, **values},
+            **{**_NOTHING, **values},
         )
         return HTMLResponse(text, status)
 
@@ -407,20 +502,45 @@ def _last(reader: LogReader) -> int:
     return reader.extent.lsn - 1
 
 
+def _edges(reader: LogReader) -> tuple[int, int, int]:
+    """Return when the log was begun, its last record, and how many dead letters it has."""
+    begun_ns = round(reader.created_at.timestamp() * SECOND_NS)
+    dead = sum(counts["dead"] for counts in reader.lanes().values())
+    return begun_ns, _last(reader), dead
+
+
+def _sorted_by(path: str, query: dict[str, str], name: str) -> str:
+    """Return the address of a page that is sorted by a column, the other way the second time."""
+    sort = name if query.get("sort") == f"-{name}" else f"-{name}"
+    return f"{path}?{urlencode({**query, 'sort': sort})}"
+
+
+def _ordered(rows: Iterable[Any], keys: Mapping[str, Callable[[Any], Any]], sort: str) -> list[Any]:
+    """Return rows by one of their columns, downwards with a minus; as they are without one."""
+    key = keys.get(sort.removeprefix("-"))
+    return list(rows) if key is None else sorted(rows, key=key, reverse=sort.startswith("-"))
+
+
+def _took_ns(job: JobView, now_ns: int = 0) -> int | None:
+    """Return how long its last attempt took, or has taken so far; None without one."""
+    if not job.attempts:
+        return None
+    last = job.attempts[-1]
+    return max((last.ended_ns or now_ns or time.time_ns()) - last.started_ns, 0)
+
+
+@pass_context
+def _took(context: Context, job: JobView) -> str:
+    took_ns = _took_ns(job, context["now_ns"])
+    return "" if took_ns is None else render.precise(took_ns)
+
+
+def _quoted(name: str) -> str:
+    return name if " " not in name else f'"{name}"'
+
+
 def _now_and_last(reader: LogReader) -> tuple[int, int]:
     return reader.now_ns, _last(reader)
-
-
-def _moment(text: str) -> str:
-    """Return a moment as it stays the same while pages are walked through: a span back would not.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not text:
-        return ""
-    at = Moment.parse(text[:_AT_CHARACTERS_MAX], time.time_ns(), "at")
-    return str(at.lsn) if at.time_ns is None else moment(at.time_ns) or "0"
 
 
 def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
@@ -446,51 +566,3 @@ def _inside(back: str) -> str:
     # Browsers read two slashes, of either kind, as the beginning of another host.
     is_ours = back.startswith("/") and not back.startswith("//") and "\\" not in back
     return back if is_ours and back.isprintable() else "/"
-
-
-def _line(text: str) -> str:
-    line = printable(text.partition("\n")[0])
-    return line if len(line) <= _LINE_CHARACTERS_MAX else f"{line[:_LINE_CHARACTERS_MAX]}…"
-
-
-def _as_it_is(value: Any, _name: str = "") -> Any:
-    return value
-
-
-def _body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
-    """Return a payload or result, as it may be told: a page is shown to others."""
-    if len(body) > _READ_BYTES_MAX:
-        return f"({len(body)} bytes)"
-    try:
-        text = json.dumps(cleaned(parse_json(body)), indent=2, ensure_ascii=False)
-    except ValueError:
-        text = cleaned(render.body_text(body))
-    if len(text) <= _BODY_CHARACTERS_MAX:
-        return printable(text)
-    return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
-
-
-def _bars(job: JobView, now_ns: int) -> list[Bar]:
-    """Return how long it waited, and each of its latest attempts."""
-    attempts = job.attempts[-_BARS_MAX:]
-    first_ns = job.enqueued_ns if len(attempts) == len(job.attempts) else attempts[0].started_ns
-    end_ns = max(job.settled_ns or now_ns, first_ns + 1)
-
-    def bar(kind: str, start_ns: int, stop_ns: int, title: str) -> Bar:
-        start = _BAR_UNITS * (start_ns - first_ns) / (end_ns - first_ns)
-        width = max(_BAR_UNITS * (stop_ns - start_ns) / (end_ns - first_ns), 2)
-        return Bar(kind, round(start, 1), round(width, 1), title)
-
-    started_ns = attempts[0].started_ns if attempts else end_ns
-    waited = bar("wait", first_ns, started_ns, f"waited {render.precise(started_ns - first_ns)}")
-    ran = [
-        bar(
-            attempt.outcome or "running",
-            attempt.started_ns,
-            attempt.ended_ns or now_ns,
-            f"attempt {attempt.number}: {attempt.outcome or 'running'}, "
-            f"{render.precise((attempt.ended_ns or now_ns) - attempt.started_ns)}",
-        )
-        for attempt in attempts
-    ]
-    return [waited, *ran]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +15,11 @@ from taskq.errors import TaskqError, UsageError
 from taskq.text import hidden, without_secrets
 from taskq.values import TIME_NS_MAX, dataclass, nanoseconds, parse_json, rather
 from taskq.views import STATES
-from taskq_plugins.looks import only_job
+from taskq_plugins.looks.reading import only_job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskq import State
     from taskq.engine import LogReader
     from taskq.views import JobView
@@ -106,6 +109,23 @@ class Search:
         among = states if self.states is None else self.states & states
         return replace(self, states=among) if among else None
 
+    def counts(self, lanes: Mapping[tuple[str, str], Counter[str]]) -> Counter[str] | None:
+        """Return how many jobs of its queues and tasks are in each state; None if it asks more."""
+        bare = replace(
+            self, states=None, queue=None, task=None, exact_queue=None, exact_task=None, hides=True
+        )
+        if bare != Search():
+            return None
+        counts: Counter[str] = Counter()
+        for (queue, task), counted in lanes.items():
+            parts = ((self.queue, queue), (self.task, task))
+            wholes = ((self.exact_queue, queue), (self.exact_task, task))
+            if all(part is None or part in name for part, name in parts) and all(
+                whole is None or whole == name for whole, name in wholes
+            ):
+                counts.update(counted)
+        return counts
+
     def fits(self, job: JobView) -> bool:
         """Return whether it has the properties, and says the words of itself."""
         if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
@@ -165,6 +185,15 @@ def _took(job: JobView, least_ns: int, most_ns: int) -> bool:
     if not job.attempts or not job.attempts[-1].ended_ns:
         return False
     return least_ns <= job.attempts[-1].ended_ns - job.attempts[-1].started_ns <= most_ns
+
+
+def without_states(text: str) -> str:
+    """Return a line of words without those that name states."""
+    return " ".join(
+        word or f'"{quoted}"'
+        for quoted, word in _WORD.findall(text)
+        if not word.casefold().startswith("state:")
+    )
 
 
 def job_named(reader: LogReader, text: str) -> str | None:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from taskq.engine import LogReader
 from taskq.errors import TaskqError
-from taskq_plugins.looks import Looks
+from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api
 from taskq_plugins.web.door import API, Door, path_of, root_of

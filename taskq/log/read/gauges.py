@@ -181,10 +181,15 @@ _INTRODUCED: Final = codec.encode_owner(0, b"", 0)[KIND_AT : codec.MARK.size - 8
 
 
 class Minute(NamedTuple):
-    """Count what happened in a minute, by outcome; jobs that came are "enqueued"."""
+    """Count what happened in a minute, by outcome; jobs that came are "enqueued".
+
+    ``waiting`` and ``running``: by how many jobs more waited and ran at its end than before it.
+    """
 
     begin_ns: int
     counts: dict[str, int]
+    waiting: int = 0
+    running: int = 0
 
 
 class Pace(NamedTuple):
@@ -215,6 +220,8 @@ class LastHour:
         self._cursor: Cursor | None = None
         #: by minute, and then by the lengths and names of queue and task; b"" where nobody knows
         self._minutes: dict[int, dict[bytes, Counter[str]]] = {}
+        #: by minute, and whether they run: by how many jobs more
+        self._changes: dict[int, list[int]] = {}
         self._first = self._looked = self._look_ups = 0
         self._names: dict[int, bytes] = {}
         #: job -> (start of its attempt, owner)
@@ -234,25 +241,25 @@ class LastHour:
         """
         now = now_ns // _MINUTE_NS
         if self._cursor is None or now - self._looked >= MINUTES:  # all that is known is older
-            for known in (self._minutes, self._work, self._names, self._running):
+            for known in (self._minutes, self._work, self._changes, self._names, self._running):
                 known.clear()
             self._cursor = self._start(now, MINUTES, end)
         self._looked, self._look_ups = now, 0
         for _, frame in self.journal.frames(self._cursor):
             if not isinstance(frame, Gap):
                 self._take(frame)
-        for counted in (self._minutes, self._work):
+        for counted in (self._minutes, self._work, self._changes):
             for minute in [minute for minute in counted if minute <= now - MINUTES]:
                 del counted[minute]
 
     def minutes(self) -> list[Minute]:
         """Return the minutes, the oldest first."""
-        return [
-            Minute(
-                minute * _MINUTE_NS, dict(sum(self._minutes.get(minute, {}).values(), Counter()))
-            )
-            for minute in self._shown()
-        ]
+        minutes = []
+        for number in self._shown():
+            counts = sum(self._minutes.get(number, {}).values(), Counter[str]())
+            change = self._changes.get(number, (0, 0))
+            minutes.append(Minute(number * _MINUTE_NS, dict(counts), *change))
+        return minutes
 
     def paces(self) -> dict[tuple[str, str], Pace]:
         """Return how each queue and task fared."""
@@ -295,6 +302,7 @@ class LastHour:
         data, now_ns = frame.data, frame.header.time_ns
         minute = now_ns // _MINUTE_NS
         counts = self._minutes.setdefault(minute, {})
+        change = self._changes.setdefault(minute, [0, 0])
         for lsn, at, _ in places(frame):
             kind = data[at + KIND_AT]
             if kind in BIRTHS:
@@ -302,15 +310,21 @@ class LastHour:
                 name = data[start : start + 2 + data[start] + data[start + 1]]
                 if len(self._names) < _NAMES_MAX:
                     self._names[lsn] = name
+                change[0] += 1
             elif kind in CLAIMS:
                 job, owner = _TWO.unpack_from(data, at + codec.JOB_AT)
                 self._running[job] = now_ns, owner
                 self._seen[owner] = now_ns
+                change[0] -= 1
+                change[1] += 1
                 continue
             elif kind in _ENDING:
-                job = _TWO.unpack_from(data, at + codec.JOB_AT)[0]
+                job, token = _TWO.unpack_from(data, at + codec.JOB_AT)
                 name = self._ended(job, kind, now_ns)
+                change[1 if token else 0] -= 1
+                change[0] += kind in RETURNS
             else:
+                change[0] += kind in REVIVALS
                 continue
             if kind in _COUNTED:
                 counted = counts.get(name)

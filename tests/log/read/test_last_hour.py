@@ -142,6 +142,8 @@ def test_each_queue_and_task_has_a_pace_of_its_own(
         rest.enqueue_sync()
     with LogReader.open(str(tmp_path)) as reader:
         hour = reader.last_hour()
+        assert sum(minute.waiting for minute in hour.minutes()) == 1
+        assert sum(minute.running for minute in hour.minutes()) == 0
         paces = hour.paces()
         assert set(paces) == {("default", "work"), ("night", "rest")}
         work = paces["default", "work"]

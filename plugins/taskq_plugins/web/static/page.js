@@ -1,12 +1,13 @@
-// Shows a page anew every two seconds, unless somebody reads or writes in it just then; "/" finds, buttons copy.
+// Shows a page anew every two seconds, or as seldom as its server's time asks for, unless somebody reads or writes in it
+// just then; leads anywhere from the box at the top; tells what a slider and a picture point at; buttons copy.
 "use strict";
 const EVERY_MS = 2000;
-const main = document.getElementById("main");
-const opened = (root) => [...root.querySelectorAll("details")].map((one) => one.open);
-const prepare = () => main.querySelectorAll("[data-copy]").forEach((button) => { button.hidden = false; });
+const main = document.getElementById("main"), field = document.getElementById("q"), goals = document.getElementById("goals");
+const opened = (root) => [...root.querySelectorAll("details")].map((item) => item.open);
+const prepare = () => main.querySelectorAll("[data-copy], .all").forEach((item) => { item.hidden = false; });
 let shown = opened(main).join();
 const fresh = document.getElementById("fresh");
-let updated = Date.now(), trouble = "";
+let updated = Date.now(), trouble = "", every = EVERY_MS;
 // Tells how old the page is, and why it is not renewed: what is shown must not pass for what is.
 function tell() {
   const seconds = Math.round((Date.now() - updated) / 1000);
@@ -30,22 +31,77 @@ async function renew() {
           updated = Date.now();
         }
         trouble = "";
+        // A hundredth of a processor, whatever a page costs.
+        every = Math.max(EVERY_MS, 100 * Number(/dur=([\d.]+)/.exec(answer.headers.get("Server-Timing"))?.[1] ?? 0));
       } else if (answer.status === 401) trouble = "This browser is not known any more: open the address that the server printed at its start.";
       else trouble = `The server answers ${answer.status}; it is asked again every ${EVERY_MS / 1000} s.`;
     } catch { trouble = `The server does not answer; it is asked again every ${EVERY_MS / 1000} s.`; }
   }
-  setTimeout(renew, EVERY_MS);
+  setTimeout(renew, trouble ? EVERY_MS : every);
 }
+document.documentElement.classList.add("js");
 prepare();
 if ("live" in document.body.dataset) { setTimeout(renew, EVERY_MS); setInterval(tell, 1000); }
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.target.matches("input, select, textarea")) return;
+  const typing = event.target.matches("input:not([type=checkbox]):not([type=range]), select, textarea");
+  if (!field || !((event.key === "/" && !typing) || (event.key.toLowerCase() === "k" && (event.metaKey || event.ctrlKey)))) return;
   event.preventDefault();
-  const field = document.getElementById("q");
-  if (field) field.focus(); else location.href = document.querySelector("nav a[href$='/jobs']").href;
+  field.focus();
+  field.select();
 });
-document.querySelector("[data-slide]")?.addEventListener("change", (event) => event.target.form.submit());
+// The places that the letters in the box may mean, as the server tells them.
+let asked = 0;
+async function lead() {
+  const number = ++asked, url = field.form.dataset.goals;
+  const answer = await fetch(`${url}${url.includes("?") ? "&" : "?"}q=${encodeURIComponent(field.value)}`).catch(() => null);
+  const text = answer?.ok ? await answer.text() : "";
+  if (number !== asked || !text || goals.contains(document.activeElement)) return;  // late, or somebody is about to choose
+  goals.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
+  goals.hidden = !goals.children.length;
+}
+field?.addEventListener("input", lead);
+field?.addEventListener("focus", lead);
+field?.form.addEventListener("keydown", (event) => {
+  const places = [field, ...goals.querySelectorAll("a")], at = places.indexOf(event.target);
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (event.key === "Escape") { goals.hidden = true; field.focus(); }
+  if (!step || goals.hidden) return;
+  event.preventDefault();
+  places[(at + step + places.length) % places.length].focus();
+});
+document.addEventListener("focusin", (event) => { if (goals && !field.form.contains(event.target)) goals.hidden = true; });
+document.addEventListener("click", (event) => { if (goals && !field.form.contains(event.target)) goals.hidden = true; });
+const slider = document.querySelector("[data-slide]");
+slider?.addEventListener("input", () => {
+  const words = slider.dataset.slide.split("|")[-slider.value];
+  slider.form.querySelector("output").textContent = words;
+  slider.setAttribute("aria-valuetext", words);
+});
+slider?.addEventListener("change", () => slider.form.submit());
+// A picture tells the figures of a minute to pointers and to the arrow keys, and leads there.
+function point(figure, column) {
+  figure.querySelector(".here")?.classList.remove("here");
+  column.classList.add("here");
+  figure.parentElement.querySelector(".told").textContent = column.querySelector("title").textContent;
+}
+const visit = (column) => { location.href = `${column.closest("[data-figures]").dataset.figures}?at=${encodeURIComponent(column.dataset.at)}`; };
+main.addEventListener("pointerover", (event) => {
+  const column = event.target.closest("[data-figures] g");
+  if (column) point(column.closest("[data-figures]"), column);
+});
+main.addEventListener("keydown", (event) => {
+  if (!event.target.matches("[data-figures]")) return;
+  const columns = [...event.target.querySelectorAll("g")], at = columns.findIndex((item) => item.matches(".here"));
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (event.key === "Enter" && at >= 0) visit(columns[at]);
+  if (!step) return;
+  event.preventDefault();
+  point(event.target, columns[at < 0 ? columns.length - 1 : Math.min(Math.max(at + step, 0), columns.length - 1)]);
+});
 main.addEventListener("click", async (event) => {
+  const column = event.target.closest("[data-figures] g");
+  if (column) visit(column);
+  if (event.target.matches("[data-all]")) event.target.form.querySelectorAll("[name=id]").forEach((box) => { box.checked = event.target.checked; });
   if (!event.target.matches("[data-copy]")) return;
   await navigator.clipboard.writeText(event.target.previousElementSibling.textContent);
   event.target.textContent = "Copied";

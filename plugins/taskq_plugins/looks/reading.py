@@ -1,12 +1,16 @@
-"""Reads the log in a directory for the pages and the API: no lock, no write, without the app."""
+"""Read the log in a directory for the pages and the API: no lock, no write, without the app."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,6 +22,7 @@ from taskq.errors import JobNotFound, LogError
 from taskq.hooks import views_of
 from taskq.values import PAYLOAD_BYTES_MAX, dataclass
 from taskq.views import STATES
+from taskq_plugins.looks.pictures import Graph, chart_of, graph_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -28,8 +33,8 @@ if TYPE_CHECKING:
         JobEvent,
         JobView,
         LimitView,
-        Minute,
         OwnerView,
+        Pace,
         ProgressView,
         Reason,
         ScheduleView,
@@ -46,12 +51,15 @@ _READERS_MAX: Final = 3
 _RUNNING_MAX: Final = 20
 #: Limits of tasks, or of concurrency keys, that are told.
 HURDLES_MAX: Final = 100
-#: Jobs of one flow that are drawn, and how far apart.
-NODES_MAX: Final = 40
-_BOX: Final = 200
-_COLUMN: Final = 250
-_ROW: Final = 48
-_MATTERING: Final = frozenset({"ready", "running", "dead"})
+#: Tasks and running jobs that are told of, and tasks whose last failure is looked up in the log.
+TASKS_MAX: Final = 500
+_WORKING_MAX: Final = 200
+_FAILURES_MAX: Final = 50
+#: Dead letters that a first look tells apart, and how often it does so anew.
+_CAUSES_MAX: Final = 60
+_CAUSES_SECONDS: Final = 10.0
+#: Of the last hour, the minutes that "a minute" is taken from.
+_RECENT: Final = 5
 
 
 class Looks:
@@ -68,6 +76,8 @@ class Looks:
     def __init__(self, path: str, begin: Callable[[], Awaitable[object]] | None = None) -> None:
         self.path = path
         self._begin = begin
+        #: of the first page
+        self.causes = Causes(_CAUSES_MAX)
         self._turn = anyio.CapacityLimiter(1)
         #: by the moment that they tell of, "" for now; the one used last stands last
         self._readers: dict[str, LogReader] = {}
@@ -176,11 +186,26 @@ def job_of(reader: LogReader, text: str) -> Seen:
     )
 
 
-def now_of(reader: LogReader) -> dict[str, Any]:
-    """Return what goes on: how the log stands in words, counts of queues, jobs, and processes.
+class Causes:
+    """Tells failures apart, anew every ten seconds at most: that takes a quarter of a second."""
 
-    The states that no job is in are left out of ``shown``, but for those that matter.
-    """
+    def __init__(self, count: int = DEAD_MAX) -> None:
+        self._count = count
+        self._dead = -1
+        self._looked = float("-inf")
+        self._failures: list[Failure] = []
+
+    def of(self, reader: LogReader, dead: int) -> list[Failure]:
+        """Return the failures of a log that has so many dead letters."""
+        now = time.monotonic()
+        if dead != self._dead and now - self._looked >= _CAUSES_SECONDS:
+            self._failures = failures_of(reader, self._count)
+            self._dead, self._looked = dead, now
+        return self._failures
+
+
+def now_of(reader: LogReader) -> dict[str, Any]:
+    """Return what goes on: how the log stands in words, counts of queues, jobs, and processes."""
     stats, owners = reader.stats(), reader.owners()
     totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
@@ -189,61 +214,162 @@ def now_of(reader: LogReader) -> dict[str, Any]:
         "stats": stats,
         "standing": reader.standing(stats),
         "totals": totals,
-        "shown": tuple(name for name in STATES if totals[name] or name in _MATTERING),
         "running": [(job, reader.progress(job.lsn)) for job in running],
         "lost": {job.lsn for job in running if are_lost and _is_lost(reader, job)},
-        "hour": chart_of(reader.last_hour().minutes()),
         "owners": owners,
         "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
     }
 
 
-#: From the bottom up, as colours name them; "enqueued" is drawn as a line.
-_STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
-_BAR: Final = 16
-_CHART_HEIGHT: Final = 100
+def first_of(reader: LogReader, causes: Causes) -> dict[str, Any]:
+    """Return the same for the first page: with the last hour, and why jobs died."""
+    facts, hour = now_of(reader), reader.last_hour()
+    totals = facts["totals"]
+    waiting = totals["ready"] + totals["scheduled"]
+    minutes = hour.minutes()
+    fares = fares_of(reader.lanes(), hour.paces(), 0)
+    ended: Counter[str] = sum((Counter(minute.counts) for minute in minutes), Counter())
+    return {
+        **facts,
+        "hour": chart_of(minutes, waiting, totals["running"]),
+        "ended": ended,
+        "fares": {fare.name: fare for fare in fares},
+        "rates": sum(fare.rate for fare in fares),
+        "slots": sum(
+            serving.slots for owner in facts["owners"] if owner.alive for serving in owner.serves
+        ),
+        "failures": causes.of(reader, totals["dead"]),
+    }
 
 
-class Column(NamedTuple):
-    """One minute of the picture: boxes as (kind, y, height), and what they stand for."""
+class Fare(NamedTuple):
+    """How the jobs of a queue, or of a task, fare.
 
-    x: int
-    boxes: tuple[tuple[str, float, float], ...]
-    counts: dict[str, int]
-    begin_ns: int
+    Attributes:
+        name: of the queue, or the task.
+        queues: where they are.
+        counts: how many there are, by state.
+        line: points of the attempts that ended, by minute; ``rate``: a minute, of late.
+        p50_ns, p95_ns: how long attempts took; 0 where none was in the last hour.
+        success: what part of the attempts succeeded in that.
+        failed_ns, failed: when an attempt failed last, and of which job.
+        next_at: when a schedule brings the next.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """The last hour, a column a minute; ``line`` holds the points of what came."""
-
-    columns: tuple[Column, ...]
+    name: str
+    queues: tuple[str, ...]
+    counts: Counter[str]
     line: str
-    top: int
-    width: int
-    height: int = _CHART_HEIGHT
+    rate: float
+    p50_ns: int
+    p95_ns: int
+    success: float | None
+    failed_ns: int
+    failed: int
+    next_at: datetime | None = None
 
 
-def chart_of(minutes: list[Minute]) -> Chart | None:
-    """Return the picture of the last hour; None where nothing happened in it."""
-    ended = [sum(minute.counts.get(kind, 0) for kind in _STACKED) for minute in minutes]
-    came = [minute.counts.get("enqueued", 0) for minute in minutes]
-    top = max((*ended, *came), default=0)
-    if not top:
-        return None
-    columns, points = [], []
-    for number, minute in enumerate(minutes):
-        y = float(_CHART_HEIGHT)
-        boxes = []
-        for kind in _STACKED:
-            height = round(_CHART_HEIGHT * minute.counts.get(kind, 0) / top, 1)
-            if minute.counts.get(kind):
-                y = round(y - max(height, 1.0), 1)  # what happened at all is seen
-                boxes.append((kind, max(y, 0.0), max(height, 1.0)))
-        columns.append(Column(number * _BAR, tuple(boxes), minute.counts, minute.begin_ns))
-        level = round(_CHART_HEIGHT * (1 - came[number] / top), 1)
-        points.append(f"{number * _BAR + _BAR // 2},{level}")
-    return Chart(columns=tuple(columns), line=" ".join(points), top=top, width=len(minutes) * _BAR)
+def fares_of(
+    lanes: Mapping[tuple[str, str], Counter[str]],
+    paces: Mapping[tuple[str, str], Pace],
+    which: int,
+) -> list[Fare]:
+    """Return how each queue fares, or with ``which`` 1 each task, by name."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for lane in sorted({*lanes, *paces}):
+        groups.setdefault(lane[which], []).append(lane)
+    return [
+        _fare(
+            name,
+            tuple(dict.fromkeys(queue for queue, _ in among)),
+            sum((lanes[lane] for lane in among if lane in lanes), Counter[str]()),
+            [paces[lane] for lane in among if lane in paces],
+        )
+        for name, among in groups.items()
+    ]
+
+
+def _fare(name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[Pace]) -> Fare:
+    minutes = [sum(at) for at in zip(*(pace.minutes for pace in paces), strict=True)]
+    took = sorted(span for pace in paces for span in pace.took_ns)
+    ends = sum((Counter(pace.counts) for pace in paces), Counter[str]())
+    tried = ends["succeeded"] + ends["retried"] + ends["dead"]
+    failed_ns, failed = max((pace.failed for pace in paces), default=(0, 0))
+    return Fare(
+        name=name,
+        queues=queues,
+        counts=counts,
+        line=line_of(minutes),
+        rate=sum(minutes[-_RECENT:]) / _RECENT,
+        p50_ns=_quantile(took, 0.5),
+        p95_ns=_quantile(took, 0.95),
+        success=ends["succeeded"] / tried if tried else None,
+        failed_ns=failed_ns,
+        failed=failed,
+    )
+
+
+def _quantile(values: list[int], part: float) -> int:
+    return values[min(int(len(values) * part), len(values) - 1)] if values else 0
+
+
+def tasks_of(reader: LogReader) -> list[Fare]:
+    """Return how each task fares: at most TASKS_MAX, by name."""
+    hour, ticks = reader.last_hour(), dict[str, datetime]()
+    for schedule in schedules_of(reader):
+        if schedule.next_ticks and not schedule.paused:
+            at = schedule.next_ticks[0]
+            ticks[schedule.task] = min(at, ticks.get(schedule.task, at))
+    fares = [fare for fare in fares_of(reader.lanes(), hour.paces(), 1) if fare.name][:TASKS_MAX]
+    looked = [fare.name for fare in fares if fare.counts["dead"] and not fare.failed]
+    last = {name: reader.jobs({State.DEAD}, None, name, 1) for name in looked[:_FAILURES_MAX]}
+    rows = []
+    for fare in fares:
+        job = next(iter(last.get(fare.name, ())), None)
+        failed = (fare.failed_ns, fare.failed) if job is None else (job.settled_ns, job.lsn)
+        rows.append(
+            fare._replace(next_at=ticks.get(fare.name), failed_ns=failed[0], failed=failed[1])
+        )
+    return rows
+
+
+class WorkerRow(NamedTuple):
+    """A process: what it runs with how far that is, attempts by minute, and bytes of memory."""
+
+    owner: OwnerView
+    jobs: list[tuple[JobView, ProgressView | None]]
+    line: str
+    rate: float
+    memory: int
+
+
+def workers_of(reader: LogReader) -> dict[str, Any]:
+    """Return the processes that have the log open, and those of today that are gone."""
+    work = reader.last_hour().work()
+    jobs: dict[int, list[JobView]] = {}
+    for job in reader.jobs({State.RUNNING}, None, None, _WORKING_MAX):
+        jobs.setdefault(job.attempts[-1].owner if job.attempts else 0, []).append(job)
+    rows = [
+        WorkerRow(
+            owner,
+            [(job, reader.progress(job.lsn)) for job in jobs.get(owner.owner, ())],
+            line_of(work.get(owner.owner, ())),
+            sum(work.get(owner.owner, ())[-_RECENT:]) / _RECENT,
+            _memory_of(owner),
+        )
+        for owner in reader.owners()
+    ]
+    return {"rows": rows, "gone": [] if reader.journal.is_past else reader.gone()}
+
+
+def _memory_of(owner: OwnerView) -> int:
+    """Return the bytes that a process of this machine has in memory; 0 where that is not known."""
+    if not owner.alive or owner.host != socket.gethostname():
+        return 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = Path(f"/proc/{owner.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _is_lost(reader: LogReader, job: JobView) -> bool:
@@ -251,10 +377,10 @@ def _is_lost(reader: LogReader, job: JobView) -> bool:
     return reason is not None and reason.code == "worker_lost"
 
 
-def failures_of(reader: LogReader) -> list[Failure]:
-    """Return the newest DEAD_MAX dead letters by what they share, the most frequent first."""
+def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[Failure]:
+    """Return the newest dead letters by what they share, the most frequent first."""
     kinds: dict[str, list[JobView]] = {}
-    for job in reader.dead(None, DEAD_MAX):
+    for job in reader.dead(None, count):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
     failures = []
     for fingerprint, jobs in kinds.items():
@@ -306,93 +432,6 @@ def hurdles_of(reader: LogReader) -> Hurdles:
         limits=tuple(limits[:HURDLES_MAX]),
         holds=tuple((owner, hold) for owner, served in serving for hold in served.holds),
     )
-
-
-class Node(NamedTuple):
-    """A job of a flow, and where it stands in the picture."""
-
-    job: JobView
-    x: int
-    y: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """Jobs that wait for each other, from left to right; ``lines`` are (x, y, x, y)."""
-
-    nodes: tuple[Node, ...]
-    lines: tuple[tuple[int, int, int, int], ...]
-    width: int
-    height: int
-
-
-def graph_of(reader: LogReader, job: int) -> Graph | None:
-    """Return the flow of a job, NODES_MAX of its jobs at most; None of one that stands alone."""
-    inputs: dict[int, tuple[int, ...]] = {}
-    left = deque([job])
-    while left and len(inputs) < NODES_MAX:
-        number = left.popleft()
-        ties = None if number in inputs else reader.ties(number)
-        if ties is not None:
-            inputs[number] = ties.inputs
-            left += (*ties.inputs, *ties.unlocks)
-    jobs = {number: reader.job(number, body_bytes_max=0) for number in sorted(inputs)}
-    views = {number: view for number, view in jobs.items() if view is not None}
-    if len(views) <= 1:
-        return None
-    places, steps = lay_out({number: inputs[number] for number in views})
-    return Graph(
-        nodes=tuple(
-            Node(views[number], column * _COLUMN, row * _ROW)
-            for number, (column, row) in places.items()
-        ),
-        lines=tuple(
-            (left * _COLUMN + (_BOX if left < right else 0), at * _ROW + _ROW // 2,
-             right * _COLUMN + (0 if left < right else _BOX), to * _ROW + _ROW // 2)
-            for (left, at), (right, to) in steps
-        ),
-        width=max(column for column, _ in places.values()) * _COLUMN + _BOX,
-        height=(max(row for step in steps for _, row in step) + 1) * _ROW,
-    )  # fmt: skip
-
-
-#: A column and a row.
-_Place: TypeAlias = tuple[int, int]
-
-
-def lay_out(
-    inputs: Mapping[int, tuple[int, ...]],
-) -> tuple[dict[int, _Place], list[tuple[_Place, _Place]]]:
-    """Return where each job stands, and the steps of the lines that lead to it from its inputs.
-
-    A step leads from one column to the next, between their boxes, or across a column in a row of
-    its own: no line passes behind a box.
-    """
-    columns: dict[int, int] = {}
-    for _ in inputs:  # as often as the longest way may be long
-        for number, before in inputs.items():
-            columns[number] = max(
-                (columns.get(first, 0) + 1 for first in before if first in inputs), default=0
-            )
-    rows: Counter[int] = Counter()
-
-    def take(column: int) -> _Place:
-        rows[column] += 1
-        return column, rows[column] - 1
-
-    places = {number: take(columns[number]) for number in inputs}
-    steps: list[tuple[_Place, _Place]] = []
-    for number, before in inputs.items():
-        for first in before:
-            if first not in inputs:
-                continue
-            at = places[first]
-            for column in range(columns[first] + 1, columns[number]):
-                across = take(column)
-                steps += [(at, across), (across, across)]
-                at = across
-            steps.append((at, places[number]))
-    return places, steps
 
 
 def log_document(reader: LogReader) -> dict[str, Any]:
