@@ -28,7 +28,17 @@ CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") o
 AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.min.js"))
 #: A page on another machine, as the browser sees it.
 EVIL_HOST: Final = "evil.example"
-PAGES: Final = ("/", "/jobs", "/tasks", "/workers", "/failures", "/schedules", "/limits", "/log", "/?at=1")
+PAGES: Final = (
+    "/",
+    "/jobs",
+    "/tasks",
+    "/workers",
+    "/failures",
+    "/schedules",
+    "/limits",
+    "/log",
+    "/?at=1",
+)
 WIDTHS: Final = (400, 1_400)
 #: When a page showed its first content, in milliseconds; a page's policy allows no ``eval``, by
 #: which playwright would wait for it.

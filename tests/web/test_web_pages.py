@@ -101,7 +101,8 @@ async def test_a_page_is_fit_for_keyboards_readers_and_narrow_screens(data: Path
             labelled = {label["for"] for label in page.named("label")}
             fields = [item for item in page.named("input") if item.get("type") != "hidden"]
             assert {field["id"] for field in fields if "aria-label" not in field} == labelled
-            assert all({"aria-label", "aria-hidden"} & set(picture) for picture in page.named("svg"))
+            named = {"aria-label", "aria-hidden"}
+            assert all(named & set(picture) for picture in page.named("svg"))
             assert "viewport" in {item.get("name") for item in page.named("meta")}
 
 
