@@ -1,0 +1,25 @@
+"""A device and its hub through all that goes wrong between them: some sessions by default."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.effort import grows, some
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@grows
+@pytest.mark.timeout(300)
+def test_whatever_goes_wrong_a_copy_is_its_log_and_each_job_ran_once(tmp_path: Path) -> None:
+    """In a process of its own, whose clock is off."""
+    command = [sys.executable, "-m", "tests.processes.hub_chaos", "--dir", str(tmp_path)]
+    words = ("--sessions", str(some(25, 3_000)), "--kills", str(some(5, 150)))
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nothing lost, nothing twice" in done.stdout
