@@ -83,6 +83,7 @@ class Proxy:
         self._chance = chance
         self._late: list[bytes] = []
         self._answers: dict[bytes, bytes] = {}
+        self._lines = set[asyncio.Task[Any] | None]()  # the loop itself holds none of them
 
     async def serve(self) -> asyncio.Server:
         """Listen."""
@@ -91,6 +92,7 @@ class Proxy:
         return server
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._lines.add(task := asyncio.current_task())
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while request := await _message(reader):
                 answer = await self._answer(request)
@@ -99,6 +101,7 @@ class Proxy:
                 if not answer or b"content-length" not in answer.lower():
                     break
         writer.transport.abort()
+        self._lines.discard(task)
 
     async def _answer(self, request: bytes) -> bytes:
         """Return what a request is answered, or as much of it as comes."""
@@ -276,9 +279,9 @@ class Chaos:
             self.kill()
             server.close()
         self.check()
-        told = ", ".join(f"{count} {name or 'well'}" for name, count in self.proxy.seen.items())
+        requests = ", ".join(f"{count} {name or 'well'}" for name, count in self.proxy.seen.items())
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        return f"{counts}; requests: {told}; {time.monotonic() - began:.0f} s"
+        return f"{counts}; requests: {requests}; {time.monotonic() - began:.0f} s"
 
     async def _strike(self) -> None:
         chance = self.chance.random()
