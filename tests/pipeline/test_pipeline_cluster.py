@@ -16,7 +16,7 @@ from taskq import TaskQ
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.report import Lines
+from taskq_plugins.spark.run.report import Report
 from tests.pipeline.twolakes import rows_of_equal_tables
 from tests.programs import run_python
 
@@ -163,7 +163,7 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
     run(home, *pipeline, "--master", cluster.master)
     options = RunOptions(journals=home / "hub", max_bytes=2**23)
     with Lake.open(tmp_path / "plain", create=True).writer() as writer:
-        run_increment(writer, options, Lines())
+        run_increment(writer, options, Report())
     rows = rows_of_equal_tables(tmp_path / "plain", home / "lake")
     assert rows["jobs"] == 2 * ROWS + JOBS
     assert rows["attempts"] == JOBS

@@ -24,7 +24,7 @@ from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.report import Lines
+from taskq_plugins.spark.run.report import Report
 from tests.bench.harness import family
 from tests.pipeline.rowmaking import live
 from tests.pipeline.scripts.pipeline_run import STEPS
@@ -132,7 +132,7 @@ class Hub:
         assert process.returncode == 0, self.said.read_text()
         options_here = RunOptions(journals=self.journals, max_bytes=EVERYTHING)
         with Lake.open(self.plain, create=True).writer() as writer:
-            run_increment(writer, options_here, Lines())
+            run_increment(writer, options_here, Report())
         return rows_of_equal_tables(self.plain, self.lake)
 
 

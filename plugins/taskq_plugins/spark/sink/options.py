@@ -14,7 +14,7 @@ from taskq.hooks import OptionChanges, Options
 from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskq import TaskQ
 
@@ -30,7 +30,6 @@ _KNOWN: Final = (
 #: What Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _PER_ROW: Final = frozenset({"key", "eta", "value"})
-_TRUE: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         task=task,
         changes=_changes(options),
         app=options.get("app", ""),
-        adopt=_flag("adopt", options.get("adopt", "true")),
+        adopt=_read("adopt", options.get("adopt", "true")),
         upload=_upload(options),
     )
 
@@ -124,18 +123,10 @@ def _directory(path: str) -> Path:
 
 
 def _changes(options: Mapping[str, str]) -> OptionChanges:
-    values: dict[str, Any] = {}
     if "queue" in options:
         check_name("queue name", options["queue"])
-        values["queue"] = options["queue"]
-    values |= {name: _number(name, options[name]) for name in _NUMBERS if name in options}
-    values |= {name: span(options[name]) for name in _SPANS if name in options}
-    if "until" in options:
-        values["until"] = _choice("until", options["until"], ("settled",))
-    if "compress" in options:
-        values["compress"] = _choice("compress", options["compress"], get_args(Compression))
-    if "headers" in options:
-        values["headers"] = _headers(options["headers"])
+    names = ("queue", *_NUMBERS, *_SPANS, "until", "compress", "headers")
+    values = {name: _read(name, options[name]) for name in names if name in options}
     changes: OptionChanges = values  # type: ignore[assignment]
     probe: OptionChanges = {**changes, "key": "k"} if KEY_OPTIONS & values.keys() else changes
     # Checked here, so that a wrong option fails before a single row is read.
@@ -143,37 +134,41 @@ def _changes(options: Mapping[str, str]) -> OptionChanges:
     return changes
 
 
-def _number(name: str, text: str) -> int:
+def _read(name: str, text: str) -> Any:
+    """Return what an option says."""
+    if name not in _READS:
+        return span(text) if name in _SPANS else text
+    read, wanted = _READS[name]
     try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be a whole number") from None
+        return read(text)
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be {wanted}") from None
 
 
-def _choice(name: str, text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
-        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be {' or '.join(known)}")
-    return text
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
 
 
-def _flag(name: str, text: str) -> bool:
-    value = _TRUE.get(text.lower())
-    if value is None:
-        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be true or false")
-    return value
-
-
-def _headers(text: str) -> dict[str, str]:
-    try:
-        headers = parse_json(text)
-    except ValueError:
-        headers = None
+def _object(text: str) -> dict[str, str]:
+    headers: dict[str, str] = parse_json(text)
     if not isinstance(headers, dict):
-        raise UsageError(
-            f"option 'headers' is {text[:60]!r}: write one JSON object of text by name, such as "
-            f'{{"source": "import"}}'
-        )
+        raise TypeError(text)
     return headers
+
+
+def _one_of(known: Sequence[str]) -> tuple[Callable[[str], str], str]:
+    return {name: name for name in known}.__getitem__, " or ".join(known)
+
+
+#: What reads an option, and what it must be; others are text as it is.
+_READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "priority": (int, "a whole number"),
+    "attempts": (int, "a whole number"),
+    "until": _one_of(("settled",)),
+    "compress": _one_of(get_args(Compression)),
+    "adopt": (_flag, "true or false"),
+    "headers": (_object, 'one JSON object of text by name, such as {"source": "import"}'),
+}
 
 
 def _upload(options: Mapping[str, str]) -> str:
