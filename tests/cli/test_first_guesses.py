@@ -16,10 +16,11 @@ from click.testing import CliRunner
 from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import TaskqError
-from tests.terminal import matches
+from tests.terminal import Shell, matches, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 GUESSES: Final = Path(__file__).with_name("first_guesses.md")
 SHOP: Final = """
@@ -130,3 +131,39 @@ class read_only:  # noqa: N801 - used as a function is
     def __exit__(self, *_: object) -> None:
         if self._place is not None:
             subprocess.run(["umount", str(self._place)], check=True)
+
+
+SESSION: Final = Path(__file__).with_name("terminal_session.md")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_first_hour_at_a_terminal_reads_as_it_is_written(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    wrong: list[str] = []
+    try:
+        for step in steps(SESSION.read_text()):
+            shown = shell.run(step.typed).replace(str(tmp_path), "/home/you")
+            if not matches(shown, step.shown):
+                parts = (f"line {step.line}: $ {step.typed}", step.shown, shown)
+                wrong.append("\n--- ".join(parts))
+    finally:
+        shell.close()
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected", "fits"),
+    [
+        ("a 12 b", "a … b", True),
+        ("a 12 b\nc", "a … b", False),
+        ("a\nb\nc", "a\n...\nc", True),
+        ("a\nc", "a\n...\nc", True),
+        ("a\nb\nc", "a\n...", True),
+        ("a\nb", "...\nc", False),
+        ("", "", True),
+        ("x", "", False),
+    ],
+)
+def test_only_what_is_marked_may_differ(shown: str, expected: str, fits: bool) -> None:
+    assert matches(shown, expected) is fits

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,17 +17,23 @@ from anyio import CancelScope, sleep_forever
 
 from taskq import TaskQ
 from taskq.core.errors import TaskqError
-from taskq_workers.pool import Worker
+from taskq.core.model import SECOND_NS
+from taskq.core.views import Serving
+from taskq.errors import LogGone
+from taskq.log.commit.committer import LOOK_AROUND_NS
+from taskq_workers import Worker
+from tests.workers import afar_jobs
+from tests.workers.afar_jobs import app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from anyio.abc import TaskStatus
 
     from taskq import DeadLetter
     from taskq.log.store.store import Store
     from tests.workers.fakes import FakeApp
+
 
 SECONDS = 30
 
@@ -186,3 +196,90 @@ async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from
                 assert [item async for item in app.stream(follow=False)]
     finally:
         is_over.set()
+
+
+async def test_a_worker_that_sleeps_stops_when_its_directory_is_removed(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data")
+    app.task(name="idle")(lambda: None)
+    worker = Worker(app)
+    await worker.start()
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    async with asyncio.timeout(3 * LOOK_AROUND_NS / SECOND_NS):
+        await worker.stopped.wait()
+    with pytest.raises(LogGone, match="removed, moved or replaced"):
+        await worker.run()
+    await app.close()
+
+
+async def test_a_worker_tells_its_queues_tasks_and_slots_until_it_drains(fake: FakeApp) -> None:
+    @fake.task(name="first")
+    async def first() -> None: ...
+
+    async with Worker(fake, concurrency=3, queues=["mail"]) as worker:
+        names, queues = frozenset({"first"}), frozenset({"mail"})
+        assert fake.fake.served == [Serving(queues=queues, tasks=names, slots=3)]
+
+        @fake.task(name="second")
+        async def second() -> None: ...
+
+        assert worker._task_names() == {"first", "second"}
+        answer = fake.fake.served[-1]
+        assert answer is not None
+        assert answer.tasks == frozenset({"first", "second"})
+    assert fake.fake.served[-1] is None
+
+
+async def test_a_job_that_waits_keeps_no_later_one_from_its_slot(tmp_path: Path) -> None:
+    """The first of eight slots is taken; what is enqueued then runs at once beside it."""
+    app = TaskQ(tmp_path)
+    started, released = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def wait() -> str:
+        started.set()
+        await released.wait()
+        return "released"
+
+    @app.task
+    async def release() -> None:
+        released.set()
+
+    async with app, app.worker(concurrency=8):
+        waiting = await wait.enqueue()
+        await started.wait()
+        await release.enqueue()
+        assert await waiting.result(timeout=5) == "released"
+
+
+def census() -> tuple[int, list[str], int, int]:
+    """(open descriptors, threads, child processes, asyncio tasks) of this process.
+
+    Not the threads of the loop's own executor: a busy machine has it start one more at any time.
+    """
+    gc.collect()
+    names = sorted(item.name for item in threading.enumerate())
+    threads = [name for name in names if not name.startswith("asyncio_")]
+    mine = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    children = mine.read_text(encoding="ascii").split() if mine.exists() else []
+    return len(os.listdir("/dev/fd")), threads, len(children), len(asyncio.all_tasks())  # noqa: PTH208
+
+
+@pytest.mark.parametrize("cycles", [3, pytest.param(50, marks=pytest.mark.slow)])
+async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
+    tmp_path: Path, cycles: int
+) -> None:
+    app.data_dir = tmp_path / "data"
+    async with app:
+        before = None
+        for _ in range(cycles):
+            # Two at a time in one process, as some programs have them.
+            async with Worker(app, concurrency=2), Worker(app, concurrency=2):
+                await (await afar_jobs.where.enqueue("x")).result(SECONDS)
+                await (await afar_jobs.on_own_loop.enqueue()).result(SECONDS)
+                await (await afar_jobs.child.enqueue("y")).result(SECONDS)
+            result = census()
+            before = before or result
+        # The first answers bring the loop's pipe.
+        assert before is not None
+        assert result[0] <= before[0] + 2
+        assert result[1:] == before[1:]

@@ -17,12 +17,16 @@ from taskq import TaskQ, retry
 from taskq.core.model import State
 from taskq.errors import JobFailed
 from taskq_workers.pool import Worker
+from taskq_workers.runs import guards
+from tests.programs import run_python
+from tests.workers.runs import forking_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from taskq import JobHandle
+
 
 ATTEMPTS = 2
 DELAY = 0
@@ -287,3 +291,30 @@ async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ)
                 await last.enter_async_context(app.worker())
     assert vars(loop).keys() == before.keys()
     assert not guard.runs
+
+
+def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path) -> None:
+    """On the loop, in a thread and in a child process; those that come after it run once."""
+    tasks = ["on_loop", "plain", "that_waits", "plain", "in_thread", "plain", "in_process", "plain"]
+    names = [f"{forking_jobs.__name__}.{task}" for task in tasks]
+    with TaskQ(tmp_path, durability="os") as app:
+        jobs = [app.enqueue_by_name_sync(name) for name in names]
+        done = run_python("-W", "ignore", "-m", forking_jobs.__name__, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [job.result_sync(1) for job in jobs] == [1, 0] * 4
+    for job, name in zip(jobs[::2], names[::2], strict=True):
+        assert f"taskq: job {job.id} ({name}) forked, and its child came back" in done.stderr
+    assert done.stdout == "plain ran\n" * 4
+
+
+def test_a_loop_that_is_closed_under_its_worker_is_forgotten() -> None:
+    closed, alive = asyncio.new_event_loop(), asyncio.new_event_loop()
+    guards.end_children_of(closed, lambda: None)
+    closed.close()
+    undo = guards.end_children_of(alive, lambda: None)
+    try:
+        assert closed not in guards._workers
+        assert alive in guards._workers
+    finally:
+        undo()
+        alive.close()
