@@ -157,13 +157,6 @@ def test_what_cannot_be_meant_is_refused(
     assert len(dead_ids(path)) == 3
 
 
-@pytest.mark.parametrize("arguments", [("ls",), ("requeue", "--all"), ("purge", "--all", "-y")])
-def test_where_there_is_no_log_none_is_made(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    result = taskq("dead", *arguments, "-d", tmp_path / "none")
-    assert result.exit_code in (1, 2)
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_group_tells_its_commands() -> None:
     result = taskq("dead", "--help")
     assert result.exit_code == 0

@@ -46,12 +46,7 @@ def test_the_payload_comes_from_where_it_is_said_to(tmp_path: Path, source: str)
 
 
 def test_bytes_that_were_put_can_be_claimed(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "put", "-d", str(tmp_path), "-Q", "raw"],
-        input=b"\xff\x00",
-        capture_output=True,
-        check=True,
-    )
+    job = put(tmp_path, "-Q", "raw", data=b"\xff\x00")
 
     async def claimed() -> tuple[str, bytes]:
         async with TaskLog.open(tmp_path) as log:
@@ -59,7 +54,7 @@ def test_bytes_that_were_put_can_be_claimed(tmp_path: Path) -> None:
             await log.ack(delivery)
             return delivery.job_id, delivery.payload
 
-    assert asyncio.run(claimed()) == (done.stdout.decode().strip(), b"\xff\x00")
+    assert asyncio.run(claimed()) == (job, b"\xff\x00")
 
 
 def test_options_reach_the_job(tmp_path: Path) -> None:

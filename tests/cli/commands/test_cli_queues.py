@@ -161,11 +161,3 @@ def test_what_cannot_be_meant_is_refused(
     assert result.exit_code == 2
     assert message in result.stderr
     assert state(path, ids["mail"]) == "ready"
-
-
-@pytest.mark.parametrize("command", [("pause", "q"), ("resume", "q"), ("cancel", "-Q", "q", "-y")])
-def test_where_there_is_no_log_none_is_made(tmp_path: Path, command: tuple[str, ...]) -> None:
-    result = taskq(*command, "-d", tmp_path / "none")
-    assert result.exit_code == 1
-    assert "is not a task log" in result.stderr
-    assert not (tmp_path / "none").exists()

@@ -85,12 +85,6 @@ def test_what_cannot_be_meant_is_refused(path: Path, words: tuple[str, ...], mes
     assert taskq_json("reader", "ls", "-d", path)[0]["lsn"] == 3
 
 
-def test_where_there_is_no_log_none_is_made(tmp_path: Path) -> None:
-    for words in (("ls",), ("seek", "x", "start"), ("forget", "x")):
-        assert taskq("reader", *words, "-d", tmp_path / "nowhere").exit_code == 1
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -79,9 +79,3 @@ def test_a_wrong_choice_is_named(sample: Sample, options: list[str], message: st
 def test_moments_are_spans_or_times(sample: Sample, options: list[str], count: int) -> None:
     output = taskq_json("replay", "-d", sample.path, *options, "--dry-run")
     assert output["count"] == count
-
-
-def test_a_replay_of_what_is_no_log_makes_none(tmp_path: Path) -> None:
-    result = taskq("replay", "-d", tmp_path / "nothing", "--all")
-    assert (result.exit_code, result.stderr.count("is not a task log")) == (1, 1)
-    assert not (tmp_path / "nothing").exists()

@@ -122,13 +122,6 @@ def test_tail_leaves_no_trace(sample: Sample) -> None:
     assert files(sample.path) == before
 
 
-def test_tail_of_what_is_no_log_says_so(tmp_path: Path) -> None:
-    for options in ([], ["--reader", "billing"]):
-        result = taskq("tail", "-d", tmp_path / "nothing", *options)
-        assert (result.exit_code, result.stderr.count("is not a task log")) == (1, 1)
-        assert not (tmp_path / "nothing").exists()
-
-
 def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
     """By other processes, in new segments, without a lock or a byte written."""
     path = tmp_path / "q"
