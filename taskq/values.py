@@ -18,7 +18,15 @@ if TYPE_CHECKING:
         TIME_NS_MAX,
         TRANSACTION_BYTES_MAX,
     )
-    from taskq.core.parsing import check_name, checked_queues, nearest, parse_json, rather, whole
+    from taskq.core.parsing import (
+        check_name,
+        checked_queues,
+        listed,
+        nearest,
+        parse_json,
+        rather,
+        whole,
+    )
     from taskq.core.values import NamedTuple, dataclass
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "checked_queues",
     "command",
     "dataclass",
+    "listed",
     "nanoseconds",
     "nearest",
     "parse_json",
@@ -52,7 +61,7 @@ _HOMES: Final = {
         "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS SPILL_BYTES_MAX "
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
-    "taskq.core.parsing": "check_name checked_queues nearest parse_json rather whole",
+    "taskq.core.parsing": "check_name checked_queues listed nearest parse_json rather whole",
     "taskq.core.values": "NamedTuple dataclass",
 }
 

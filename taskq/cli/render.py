@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskq.text import flat, printable
-from taskq.values import TIME_NS_MAX, parse_json, spoken
+from taskq.values import TIME_NS_MAX, listed, parse_json, spoken
 from taskq.views import owner
 
 if TYPE_CHECKING:
@@ -255,6 +255,4 @@ def flow_json(ties: Takes | None, tag: str) -> dict[str, Any]:
 
 
 def _names(jobs: tuple[int, ...], tag: str) -> str:
-    named = ", ".join(f"{tag}-{job}" for job in jobs[:_NAMED_MAX])
-    more = len(jobs) - _NAMED_MAX
-    return named + (f" and {more} more" if more > 0 else "")
+    return listed((f"{tag}-{job}" for job in jobs), _NAMED_MAX)

@@ -140,6 +140,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(name, tuple(known), 1)), "")
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """Return names for people, of many the first: ``a, b and 3 more``."""
+    known = list(names)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more
+
+
 def rather(name: str, known: Iterable[str], what: str) -> str:
     """Return the end of a sentence that begins with a wrong name: what was meant, or all names.
 

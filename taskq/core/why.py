@@ -10,6 +10,7 @@ from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.model import SECOND_NS, State
+from taskq.core.parsing import listed
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import LimitView
 
@@ -371,8 +372,7 @@ def _queues(serving: Serving) -> frozenset[str]:
 
 
 def _names(names: set[str]) -> str:
-    shown = ", ".join(repr(name) for name in sorted(names)[:_NAMED_MAX])
-    return shown + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
+    return listed(map(repr, sorted(names)), _NAMED_MAX)
 
 
 def _jobs(count: int, which: str) -> str:
@@ -420,10 +420,8 @@ class UsedUp:
             return (
                 f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"
             )
-        names = [f"{tag}-{job}" for job in self.running[:_HOLDERS_MAX]]
-        more = len(self.running) - len(names)
-        listed = ", ".join(names) + (f" and {more} more" if more else "")
-        return f"concurrency {self.concurrency} of {whose} is used up by {listed}"
+        holders = listed((f"{tag}-{job}" for job in self.running), _HOLDERS_MAX)
+        return f"concurrency {self.concurrency} of {whose} is used up by {holders}"
 
 
 def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | None:
@@ -542,6 +540,4 @@ def _wait(counts: Mapping[str, int]) -> str:
 
 def _listed(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{name} ({count:,})" for name, count in ordered[:_NAMED_MAX])
-    more = len(ordered) - _NAMED_MAX
-    return f"{shown} and {more} more" if more > 0 else shown
+    return listed((f"{name} ({count:,})" for name, count in ordered), _NAMED_MAX)

@@ -14,6 +14,7 @@ from taskq.calls.habits import STEPS, no_attribute
 from taskq.connection.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.flows import Policy
+from taskq.core.parsing import listed
 from taskq.core.values import dataclass
 from taskq.flows.handle import FlowHandle
 from taskq.flows.plan import Chain, Group, Leaf, Node, Plan, begins_open, make_plan
@@ -333,9 +334,7 @@ def _text(node: Node) -> str:
     if isinstance(node, Leaf):
         return node.call.name
     if isinstance(node, Group):
-        first = ", ".join(_text(member) for member in node.members[:_SHOWN])
-        more = len(node.members) - _SHOWN
-        return f"({first}{f' and {more} more' if more > 0 else ''})"
+        return f"({listed(map(_text, node.members), _SHOWN)})"
     return " → ".join(_text(part) for part in node.parts[:_SHOWN]) + (
         " …" if len(node.parts) > _SHOWN else ""
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from taskq.core.errors import LogError, UsageError, refusal
+from taskq.core.parsing import listed
 from taskq.log.machine.door import DIRECTORY_SHARED, is_shared, make_private
 
 if TYPE_CHECKING:
@@ -137,11 +138,10 @@ def refuse_foreign(directory: Path) -> None:
         others = sorted({*others, _SEGMENTS})
     # Looked for last: another process may be making the log at this very moment.
     if others and not any((directory / name).exists() for name in _MARKS):
-        more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
         raise LogError(
             f"{directory} is no task log, and has other files in it: "
-            f"{', '.join(map(repr, others[:_NAMED_MAX]))}{more}. Give the log a directory of its "
-            f"own, such as {directory / 'taskq-data'}"
+            f"{listed(map(repr, others), _NAMED_MAX)}. Give the log a directory of its own, such "
+            f"as {directory / 'taskq-data'}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
 from taskq.core.folds.queues import GONE
 from taskq.core.model import STATES, State
-from taskq.core.parsing import split_id
+from taskq.core.parsing import listed, split_id
 from taskq.core.views import LogStats, SegmentView
 from taskq.core.why import Why, limits_in_use, ready_jobs, why
 from taskq.log.config import LogConfig
@@ -206,17 +206,14 @@ class LogReader:
         if len(begin) == 1:
             return begin[0]
         if begin:
-            named = ", ".join(f"{self.tag}-{job}" for job in begin[:_NAMED])
-            more = "" if len(begin) <= _NAMED else f" and {len(begin) - _NAMED} more"
+            named = listed((f"{self.tag}-{job}" for job in begin), _NAMED)
             raise JobNotFound(
-                f"there is no job {text} in this log, and {len(begin)} begin so: {named}{more}. "
+                f"there is no job {text} in this log, and {len(begin)} begin so: {named}. "
                 f"Give one of them in full"
             )
         known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-        listed = command(self.journal.path, "ls")
-        raise JobNotFound(
-            f"there is no job {text} in this log ({known}); they are listed by: {listed}"
-        )
+        ls = command(self.journal.path, "ls")
+        raise JobNotFound(f"there is no job {text} in this log ({known}); they are listed by: {ls}")
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
         """Return everything the log says of one job.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.errors import UsageError
 from taskq.extras import missing
+from taskq.values import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,14 +60,8 @@ class CodeWatcher:
             raise_interrupt=False,
         )
         for batch in changes:
-            changed(_told(self._folder, [Path(path) for _, path in batch]))
-
-
-def _told(folder: Path, paths: list[Path]) -> str:
-    names = sorted({_short(path, folder) for path in paths})
-    more = len(names) - _NAMED_MAX
-    listed = ", ".join(names[:_NAMED_MAX])
-    return f"{listed} and {more} more" if more > 0 else listed
+            names = {_short(Path(path), self._folder) for _, path in batch}
+            changed(listed(sorted(names), _NAMED_MAX))
 
 
 def _short(path: Path, folder: Path) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TextIO
 from taskq.cli import silence
 from taskq.engine import Kind, kinds
 from taskq.text import flat, hidden
-from taskq.values import dataclass
+from taskq.values import dataclass, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from taskq import Delivery
     from taskq_workers.events import JobEnd, JobFinished
@@ -192,7 +192,7 @@ def particulars(facts: Facts, style: Style) -> list[str]:
         "durability": f"{facts.durability}{settings}",
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
-        "tasks": _task_list(facts.tasks),
+        "tasks": listed(sorted(facts.tasks), _TASKS_SHOWN),
         **({"executor": facts.executor} if facts.executor else {}),
     }
     return [_row(name, value, style) for name, value in rows.items()]
@@ -320,13 +320,6 @@ def spoken_seconds(seconds: float) -> str:
     if seconds < 120:  # noqa: PLR2004
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min"
-
-
-def _task_list(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    shown = ", ".join(ordered[:_TASKS_SHOWN])
-    more = len(ordered) - _TASKS_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _grouped(count: int) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
+from taskq.values import listed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,9 +27,7 @@ async def tell_drain(
     await sleep(SILENCE_SECONDS)
     held = [f"{job.task} {job.job_id}" for job, _ in running()]
     if held:
-        more = "" if len(held) <= _NAMED_MAX else f" and {len(held) - _NAMED_MAX} more"
-        named = ", ".join(held[:_NAMED_MAX])
         _log.warning(
-            "the worker stops; running jobs get %g s to finish (drain_timeout): %s%s",
-            drain_seconds, named, more,
+            "the worker stops; running jobs get %g s to finish (drain_timeout): %s",
+            drain_seconds, listed(held, _NAMED_MAX),
         )  # fmt: skip
