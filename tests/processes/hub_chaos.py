@@ -346,7 +346,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-chaos-") as folder:
         chaos = Chaos(Path(folder).absolute(), given.seed)
         time.time_ns = chaos.clock_ns
-        SystemClock.wall_ns = staticmethod(chaos.clock_ns)  # type: ignore[assignment]
+        SystemClock.wall_ns = staticmethod(chaos.clock_ns)
         result = asyncio.run(chaos.run(given.sessions, given.kills))
     sys.stdout.write(f"{result}: nothing lost, nothing twice, no hand repair\n")
 
