@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ
-from taskq.errors import JobCancelled, JobNotFound, NotWaiting, UsageError
+from taskq.errors import JobNotFound, UsageError
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
@@ -60,48 +59,6 @@ async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log
     assert (await log.cancel_many(queue="never used")).count == 0
 
 
-async def test_jobs_are_cancelled_by_queue_task_age_and_state(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path, durability="os") as app:
-
-        async def enqueue(task: str, **options: Any) -> str:
-            return (await app.enqueue(app.call_by_name(task).options(**options))).id
-
-        mail = await enqueue("send", queue="mail")
-        due = await enqueue("send", queue="mail", delay="1h")
-        copy = await enqueue("copy", queue="sync")
-        long_ago = datetime.now(UTC) - timedelta(hours=1)
-        for filters, expected in (
-            ({"queue": "mail"}, 2),
-            ({"task": "copy"}, 1),
-            ({"state": "ready"}, 2),
-            ({"state": State.SCHEDULED}, 1),
-            ({"before": long_ago}, 0),
-            ({"before": "1h"}, 0),
-            ({"before": datetime.now(UTC)}, 3),
-        ):
-            assert (await app.cancel_many(dry_run=True, **filters)).count == expected, filters
-        assert (await app.cancel_many(queue="mail", state="scheduled")).count == 1
-        assert (await app.cancel_many(task="copy", limit=5)).count == 1
-        states = [await app.job(job).status() for job in (mail, due, copy)]
-        assert states == [State.READY, State.CANCELLED, State.CANCELLED]
-
-
-async def test_a_limit_cancels_the_oldest(log: TaskLog) -> None:
-    ids = await log.put_many([Put(payload=b"x") for _ in range(5)])
-    assert (await log.cancel_many(queue="default", limit=2)).count == 2
-    assert [view.job_id for view in await log.peek()] == ids[2:]
-
-
-async def test_who_waits_for_a_job_is_told_that_it_was_cancelled(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path, durability="os") as app:
-        job = await app.enqueue_by_name("nobody")
-        waiting = asyncio.ensure_future(job.result(timeout=30))
-        await app.store().port().stats()
-        await app.cancel_many(task="nobody")
-        with pytest.raises(JobCancelled):
-            await waiting
-
-
 async def test_cancelling_everything_must_be_said_and_wrong_filters_are_refused(
     log: TaskLog,
 ) -> None:
@@ -118,32 +75,6 @@ async def test_cancelling_everything_must_be_said_and_wrong_filters_are_refused(
 
 
 # -- editing what waits ---------------------------------------------------------------------------
-
-
-async def test_a_job_that_waits_is_edited_and_its_worker_takes_it_as_it_is_now(
-    tmp_path: Path,
-) -> None:
-    async with TaskQ(tmp_path / "log", durability="os") as app:
-        ran: list[str] = []
-
-        @app.task(queue="slow", key=lambda name: name)
-        async def greet(name: str) -> str:
-            ran.append(name)
-            return name
-
-        late = await greet.options(delay="9h").enqueue("ada")
-        low = await greet.options(priority=1).enqueue("bob")
-        assert await app.edit(late, run_now=True, queue="fast") is True
-        assert await app.edit(low.id, priority=0) is True
-        assert await app.edit(low.id, priority=0) is False
-        assert (await greet.options(queue="fast").enqueue("ada")).duplicate
-        async with app.worker(queues=["fast"]):
-            assert await late.result(timeout=30) == "ada"
-        with pytest.raises(NotWaiting, match="it is succeeded"):
-            await app.edit(late, priority=9)
-        async with app.worker():
-            assert await low.result(timeout=30) == "bob"
-        assert ran == ["ada", "bob"]
 
 
 async def test_an_edit_with_wrong_arguments_changes_nothing(log: TaskLog) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ, retry
-from taskq.errors import JobFailed, JobNotFound, KeyHeld, NotDead, UsageError, WrongLog
+from taskq.errors import JobFailed, JobNotFound, NotDead, UsageError, WrongLog
 from taskq.log.requests import LETTERS_MAX
 
 if TYPE_CHECKING:
@@ -72,19 +72,6 @@ async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> No
         assert view.attempt == 1
 
 
-async def test_many_are_requeued_by_id_and_the_others_told_why(log: TaskLog) -> None:
-    dead = await die(log, once(), once(), once(key="k"))
-    holder = await log.put(b"live", key="k")
-    done = await log.dead.requeue_many([*dead, dead[0], holder])
-    assert (done.count, done.refused_count, done.running) == (2, 2, 0)
-    assert isinstance(done.refused[holder], NotDead)
-    held = done.refused[dead[2]]
-    assert isinstance(held, KeyHeld)
-    assert held.holder_id == holder
-    with pytest.raises(KeyHeld, match=f"job {holder} holds its dedup key"):
-        await log.dead.requeue(dead[2])
-
-
 async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None:
     await die(log, *(once(b"%d" % number) for number in range(MANY)))
     assert await log.dead.count() == MANY
@@ -99,32 +86,6 @@ async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None
     assert (await log.dead.purge_all()).count == MANY
     (queue,) = (await log.stats()).queues
     assert (queue.dead, queue.ready) == (0, 0)
-
-
-async def test_filters_choose_what_is_listed_counted_requeued_and_purged(log: TaskLog) -> None:
-    (mail,) = await die(log, once(queue="mail"), reason="TimeoutError: slow")
-    (sync,) = await die(log, once(queue="sync"), reason="ValueError: bad")
-    dead = log.dead
-    hour_ago = datetime.now(UTC) - timedelta(hours=1)
-    for filters, expected in (
-        ({"queue": "mail"}, [mail]),
-        ({"task": "no.such"}, []),
-        ({"error": "slow"}, [mail]),
-        ({"error": re.compile(r"^Value\w+: b")}, [sync]),
-        ({"since": "1h"}, [sync, mail]),
-        ({"since": hour_ago}, [sync, mail]),
-        ({"before": "1h"}, []),
-        ({"before": hour_ago}, []),
-    ):
-        assert [view.job_id for view in await dead.list(**filters)] == expected
-        assert await dead.count(**filters) == len(expected)
-        assert (await dead.requeue_all(dry_run=True, **filters)).count == len(expected)
-    assert [view.job_id for view in await dead.list(limit=1)] == [sync]
-    assert (await dead.requeue_all(error="slow")).count == 1
-    assert (await log.get(mail)).state is State.READY
-    assert (await dead.purge_all(queue="sync")).count == 1
-    with pytest.raises(JobNotFound):
-        await log.get(sync)
 
 
 async def test_a_purged_job_is_unknown(log: TaskLog) -> None:

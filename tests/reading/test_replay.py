@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,47 +73,6 @@ async def test_only_jobs_that_are_over_are_replayed(log: TaskLog) -> None:
     # Neither the delay of the one nor the end of the other is repeated.
     assert views[ids["cancelled"]].due_ns == 0
     assert views[ids["expired"]].expires_ns == 0
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"state": "dead"}, {"dead"}),
-        ({"state": State.DEAD}, {"dead"}),
-        ({"state": ["cancelled", State.EXPIRED]}, {"cancelled", "expired"}),
-        ({"queue": "mail"}, {"succeeded", "dead"}),
-        ({"queue": "mail", "state": "dead"}, {"dead"}),
-        ({"queue": "nothing"}, set()),
-        ({"task": ""}, {"succeeded", "dead", "cancelled", "expired"}),
-        ({"task": "mail.send"}, set()),
-        ({"since": "1h"}, {"succeeded", "dead", "cancelled", "expired"}),
-        ({"before": "1h"}, set()),
-        ({"since": datetime(2000, 1, 1, tzinfo=UTC), "limit": 2}, {"succeeded", "dead"}),
-    ],
-)
-async def test_jobs_are_chosen_by_what_they_are(
-    log: TaskLog, choice: dict[str, Any], expected: set[str]
-) -> None:
-    ids = await one_of_each(log)
-    for dry_run in (True, False):
-        report = await log.replay(**choice, dry_run=dry_run)
-        assert {job.job_id for job in report.jobs} == {ids[name] for name in expected}
-        assert report.count == len(expected)
-    assert len(await waiting(log)) == len(expected)
-
-
-async def test_jobs_are_chosen_by_when_they_were_enqueued(log: TaskLog) -> None:
-    ids: list[str] = []
-    for _ in range(90):
-        ids += await log.put_many([Put(payload=b"x" * 1_000)])
-        await log.ack((await log.claim(1))[0])
-    times = [(await log.get(job)).enqueued_ns for job in (ids[30], ids[60])]
-    since, until = (
-        datetime.fromtimestamp(ns // 10**9, UTC) + timedelta(microseconds=ns % 10**9 // 1_000)
-        for ns in times
-    )
-    report = await log.replay(since=since, before=until)
-    assert [job.job_id for job in report.jobs] in (ids[30:60], ids[29:60], ids[30:59], ids[29:59])
 
 
 @pytest.mark.parametrize(

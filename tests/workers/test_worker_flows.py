@@ -182,15 +182,6 @@ async def test_a_flow_is_cancelled_as_a_whole(parts: Parts) -> None:
             await handle.result(SECONDS)
 
 
-async def test_a_handle_is_had_again_from_its_id(parts: Parts) -> None:
-    async with parts.app, parts.app.worker():
-        flow = chord([parts.one.call(n) for n in range(3)], parts.total.step())
-        handle = await flow.enqueue()
-        again = await parts.app.flow(handle.id)
-        assert [job.id for job in again.jobs] == [job.id for job in handle.jobs]
-        assert await again.result(SECONDS) == 3
-
-
 async def test_a_flow_joins_the_success_of_the_task_that_asks_for_it(parts: Parts) -> None:
     app = parts.app
     pending: list[Any] = []

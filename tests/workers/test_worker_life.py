@@ -87,15 +87,6 @@ async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(fake: FakeApp
     assert len(fake.fake.ready) == 1
 
 
-async def test_what_outlasts_the_drain_is_cancelled_and_released_unburnt(fake: FakeApp) -> None:
-    task, runs, _ = hold(fake)
-    fake.put(task)
-    async with Worker(fake, drain_timeout=0):
-        await runs.wait()
-    (settled,) = fake.fake.settled
-    assert (settled.kind, settled.cause) == (Kind.RELEASED, Cause.DRAIN)
-
-
 async def test_a_cancel_ends_a_drain_at_once(fake: FakeApp) -> None:
     task, runs, _ = hold(fake)
     fake.put(task)
@@ -279,26 +270,6 @@ async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
     assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
     assert settled.body is not None
     assert b"a transaction has 9 bytes" in settled.body
-
-
-async def test_children_go_with_the_success_and_not_with_a_failure(fake: FakeApp) -> None:
-    @fake.task
-    async def child(n: int) -> None:
-        pass
-
-    @fake.task
-    async def parent(fail: bool) -> None:
-        current_job().enqueue(child.call(1))
-        current_job().enqueue(child.call(2))
-        if fail:
-            raise ValueError
-
-    fake.put(parent, True)
-    fake.put(parent, False)
-    async with Worker(fake, concurrency=1):
-        failed, succeeded = await fake.fake.settlements(2)
-    assert failed.children == ()
-    assert [child[1] for child in succeeded.children] == [b'{"n":1}', b'{"n":2}']
 
 
 async def test_a_failed_log_stops_the_worker_which_says_so(fake: FakeApp) -> None:

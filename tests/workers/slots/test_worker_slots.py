@@ -44,21 +44,6 @@ async def settle_one(fake: FakeApp, task: Any, *args: Any, attempt: int = 1) -> 
         return (await fake.fake.settlements(1))[0]
 
 
-async def test_jobs_that_wait_run_side_by_side_as_many_as_there_are_slots(fake: FakeApp) -> None:
-    """16 jobs meet at a barrier of 8: they pass only if 8 run at the same time."""
-    barrier = asyncio.Barrier(8)
-
-    @fake.task
-    async def meet() -> None:
-        await barrier.wait()
-
-    for _ in range(16):
-        fake.put(meet)
-    async with Worker(fake, concurrency=8):
-        settled = await fake.fake.settlements(16)
-    assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
-
-
 async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
     running = most = 0
 
