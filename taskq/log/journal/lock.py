@@ -172,9 +172,7 @@ class WriterLock:
         if self.held:
             return self._sign()
         asked_ns = perf_counter_ns()
-        # Alone there is nobody to be fair to, but for who opens the log just now: now and then.
-        self._cut_in = self._cut_in + 1 if self.is_alone and self._cut_in < _CUT_IN_MAX else 0
-        if not (self._cut_in and self._disk.try_lock(self._file)):
+        if not self._cuts_in():
             self._enter()
         self.held = True
         self._taken_ns = perf_counter_ns()
@@ -189,14 +187,24 @@ class WriterLock:
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it and nobody waits for it; whether it is held now."""
         disk = self._disk
-        if self.held or not disk.try_lock(self._gate):
-            return self.held
-        try:
-            self.held = disk.try_lock(self._file)
-        finally:
-            disk.unlock(self._gate)
+        if self.held:
+            return True
+        self.held = self._cuts_in()
+        if not self.held and disk.try_lock(self._gate):
+            try:
+                self.held = disk.try_lock(self._file)
+            finally:
+                disk.unlock(self._gate)
         self._taken_ns, self._excused_ns = perf_counter_ns(), 0
         return self.held
+
+    def _cuts_in(self) -> bool:
+        """Take the lock past its gate if it is free; whether that was done.
+
+        Alone there is nobody to be fair to, but for who opens the log just now: now and then.
+        """
+        self._cut_in = self._cut_in + 1 if self.is_alone and self._cut_in < _CUT_IN_MAX else 0
+        return self._cut_in > 0 and self._disk.try_lock(self._file)
 
     def _sign(self) -> TailHint | None:
         """Name the holder, and read what the last one left."""
