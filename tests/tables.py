@@ -39,6 +39,10 @@ ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = (
     ".github/CONTRIBUTING.md",
     ".github/SECURITY.md",
+    ".docs/pages/edge.md",
+    ".docs/pages/how.md",
+    ".docs/pages/web.md",
+    ".docs/pages/wrong.md",
     "README.md",
     "taskq/README.md",
     "workers/README.md",

@@ -382,7 +382,8 @@ def test_every_document_is_known_here_and_linked_from_another() -> None:
         for folder in ("taskq", "workers", "plugins", "examples", "tests")
         for path in (ROOT / folder).rglob("README.md")
     }
-    seen |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(".github/*.md")}
+    for pages in (".github/*.md", ".docs/pages/*.md"):
+        seen |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pages)}
     assert seen | {"README.md"} == set(DOCUMENTS)
     linked = {
         ((ROOT / document).parent / target.partition("#")[0]).resolve()

@@ -1,0 +1,42 @@
+// The search's worker. Browsers start none from a file: there it runs in a hidden frame instead.
+{
+  class FrameWorker extends EventTarget {
+    constructor(address) {
+      super();
+      const frame = document.createElement("iframe");
+      frame.hidden = true;
+      frame.srcdoc = "<body></body>";
+      this.inside = new Promise(done => {
+        frame.onload = () => {
+          const inside = frame.contentWindow, script = inside.document.createElement("script");
+          inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", {data}));
+          script.onload = () => done(inside);
+          script.src = address;
+          inside.document.body.append(script);
+        };
+      });
+      document.body.append(frame);
+    }
+    async postMessage(data) {
+      const inside = await this.inside;
+      inside.dispatchEvent(new inside.MessageEvent("message", {data}));
+    }
+    terminate() {}
+  }
+
+  // A word of a question is sought as the beginning of words: "do" would find Docker, "a" nearly all.
+  const idle = new Set(("a an and any are as at be but by can do does for from get have how i if in is it me my not of on or so "
+    + "that the them there this to two use want what when where which why will with you").split(" "));
+  const asked = text => {
+    const words = text.split(" "), bare = word => word.replace(/\*$/, "").toLowerCase();
+    const kept = words.filter(word => !idle.has(bare(word)));
+    return (kept.length ? kept : words).map(word => word.replace(/(\w{3}[^s\W])s\*$/, "$1*")).join(" ");
+  };
+  const Base = location.protocol === "file:" ? FrameWorker : Worker;
+  window.Worker = class extends Base {
+    postMessage(message, ...rest) {
+      const isQuery = typeof message?.data === "string";
+      super.postMessage(isQuery ? {...message, data: asked(message.data)} : message, ...rest);
+    }
+  };
+}
