@@ -63,7 +63,7 @@ STANDARD: Final = {
     "dataclass": "## dataclass\n\n`dataclasses.dataclass`, whose methods are made at the first use.",
 }
 #: How much a find weighs, by folder: whoever asks a question wants a page that explains.
-BOOSTS: Final = {"guide": 2, "workers": 1.5, "reference": 0.3, "from": 0.3, "project": 0.3, "wrong.md": 2}
+BOOSTS: Final = {"guide": 2, "workers": 2, "reference": 0.3, "from": 0.3, "project": 0.3, "wrong.md": 2}
 #: Other libraries, each with a page of what its users write here.
 LIBRARIES: Final = ("Celery", "Huey", "arq", "dramatiq", "taskiq", "dbos")
 _COMING: Final = "coming-from-"
@@ -267,7 +267,8 @@ def on_files(files: Files, config: Any) -> Files:
     site = Site()
     for address, text in pages(site):
         boost = BOOSTS.get(address.partition("/")[0], 1)
-        head = "" if text.startswith("---") else f"---\nsearch:\n  boost: {boost}\n---\n\n"
+        says = f"boost: {boost}" if not address.endswith("/index.md") else "exclude: true"
+        head = "" if text.startswith("---") else f"---\nsearch:\n  {says}\n---\n\n"
         files.append(File.generated(config, address, content=head + text))
     icon = "plugins/taskq_plugins/web/static/icon.svg"
     for path in sorted(site.pictures):

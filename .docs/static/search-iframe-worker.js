@@ -24,13 +24,17 @@
     terminate() {}
   }
 
-  // A word of a question is sought as the beginning of words: "do" would find Docker, "a" nearly all.
-  const idle = new Set(("a an and any are as at be but by can do does for from get have how i if in is it me my not of on or so "
-    + "that the them there this to two use want what when where which why will with you").split(" "));
+  // A word of a question is sought as the beginning of words: "do" would find Docker, "a" nearly all. Nor
+  // does a word say much that stands on each page, where there is another.
+  const listed = text => new Set(text.split(" "));
+  const idle = listed("a an and any are as at be but by can do does for from get have how i if in is it me my not of on or "
+    + "so that the them there this to two use want was what when where which why will with you");
+  const common = listed("job jobs run runs task tasks");
   const asked = text => {
-    const words = text.split(" "), bare = word => word.replace(/\*$/, "").toLowerCase();
-    const kept = words.filter(word => !idle.has(bare(word)));
-    return (kept.length ? kept : words).map(word => word.replace(/(\w{3}[^s\W])s\*$/, "$1*")).join(" ");
+    const words = text.split(" ").filter(word => !idle.has(word.replace(/\*$/, "").toLowerCase()));
+    const rare = words.filter(word => !common.has(word.replace(/\*$/, "").toLowerCase()));
+    const kept = rare.length ? rare : words.length ? words : text.split(" ");
+    return kept.map(word => word.replace(/(\w{3}[^s\W])s\*$/, "$1*")).join(" ");
   };
   const Base = location.protocol === "file:" ? FrameWorker : Worker;
   window.Worker = class extends Base {
