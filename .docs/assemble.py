@@ -60,10 +60,17 @@ MODULES: Final = (
 #: Public names that stand for some of Python's own, which has their documentation.
 STANDARD: Final = {
     "NamedTuple": "## NamedTuple\n\n`typing.NamedTuple`, whose methods are made at the first use.",
-    "dataclass": "## dataclass\n\n`dataclasses.dataclass`, whose methods are made at the first use.",
+    "dataclass": "## dataclass\n\n`dataclasses.dataclass`, with methods made at the first use.",
 }
 #: How much a find weighs, by folder: whoever asks a question wants a page that explains.
-BOOSTS: Final = {"guide": 2, "workers": 2, "reference": 0.3, "from": 0.3, "project": 0.3, "wrong.md": 2}
+BOOSTS: Final = {
+    "guide": 2,
+    "workers": 2,
+    "reference": 0.3,
+    "from": 0.3,
+    "project": 0.3,
+    "wrong.md": 2,
+}
 #: Other libraries, each with a page of what its users write here.
 LIBRARIES: Final = ("Celery", "Huey", "arq", "dramatiq", "taskiq", "dbos")
 _COMING: Final = "coming-from-"

@@ -59,7 +59,7 @@ def undocumented() -> Iterator[str]:
 def build(directory: Path) -> int:
     """Build the site, and return the exit code of MkDocs; a warning is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
-    return subprocess.run(  # noqa: S603 - our own program
+    return subprocess.run(
         [*command, str(directory), "-f", str(ROOT / ".docs/mkdocs.yml")],
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         check=False,
