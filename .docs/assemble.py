@@ -111,7 +111,7 @@ def sections_of(document: str) -> Iterator[Section]:
         yield Section(PAGES[document], text, tuple(slug(match[2]) for match in headings(text)))
         return
     folder = GUIDES[document]
-    starts = [match for match in headings(text) if len(match[1]) == 2]
+    starts = [match for match in headings(text) if match[1] == "##"]
     yield Section(f"{folder}/index.md", text[: starts[0].start()], ())
     ends = [match.start() for match in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=True):
@@ -209,12 +209,12 @@ def coming_from(text: str, library: str) -> str:
         for old, of, new in rows
         if of == "all" or library in re.split(r",? (?:on \w+)?,? ?|, ", of) or library in of
     ]
+    beside = "../examples/beside-other-job-frameworks.md"
     return "\n".join([
         f"# Coming from {library}",
         "",
-        "What you write there, and what you write here. Words of other libraries are answered with",
-        "the word to write instead. [All libraries](index.md), [a comparison]"
-        "(../examples/beside-other-job-frameworks.md).",
+        "What you write there, and what you write here; words of other libraries are answered with",
+        f"the word to write instead. [All libraries](index.md), [a comparison]({beside}).",
         "",
         f"| {library} | taskq |",
         "|---|---|",

@@ -1,9 +1,9 @@
 """Build the site of the documents, strictly: a broken link or a name without a word ends it.
 
-    python -m tests.docs [DIRECTORY]    dist/docs unless given; open index.html there, no server needed
+    python -m tests.docs [DIRECTORY]    dist/docs unless given; open its index.html
 
-It needs the extra `docs`. The pages are those that stand in the repository, and the docstrings of what
-is public; ``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
+It needs the extra `docs`. The pages are those that stand in the repository, and the docstrings of
+what is public; ``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
 """
 
 from __future__ import annotations
