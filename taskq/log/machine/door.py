@@ -91,7 +91,6 @@ def make_directory(path: str | Path) -> None:
     """
     path = Path(path)
     if not path.parent.exists():
-        _make_above(path.parent)
         make_private(path.parent)
     with _directory_of(str(path)) as (directory, name):
         try:

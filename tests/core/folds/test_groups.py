@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS
 from taskq.core.rates import Limit, Rate, Times
@@ -16,6 +18,20 @@ def _limited(concurrency: int, jobs: int = 6) -> Agenda:
     for job in range(1, jobs + 1):
         agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, _KEYS[job % 2]), 0)
     return agenda
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> None:
+    agenda = _limited(0)
+    for job in range(1, most + 1):
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+    assert agenda.queues.any_ready()
+    agenda.groups.tell({"t": Limit(concurrency=most)}, 0)
+    assert not agenda.queues.any_ready()
+    agenda.groups.tell({"t": Limit(concurrency=most + 1)}, 0)
+    assert len(agenda.taking.take(5, None, None)) == 1
+    agenda.groups.tell({"t": Limit()}, 0)
+    assert len(agenda.taking.take(9, None, None)) == 5 - most
 
 
 def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:

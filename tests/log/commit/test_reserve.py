@@ -64,29 +64,6 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     assert not first.committer.room.pressed
 
 
-def test_settlements_wait_when_the_reserve_is_used_up_too_and_are_written_once_there_is_room() -> (
-    None
-):
-    world = World(config=_NO_MIN_FREE)
-    first = world.process()
-    jobs = [first.enqueue(), first.enqueue()]
-    waiting = first.enqueue()
-    deliveries = first.claim(2)
-    _fill(world)
-    first.settle(deliveries[0])
-    world.machine.free = 0
-    with pytest.raises(AppendFailed):
-        first.ask(Op.CANCEL, waiting)
-    first.settle_soon(deliveries[1])
-    assert len(first.committer.undecided.held) == 1
-    world.machine.free = 1_000_000
-    first.commit([])
-    first.sync()
-    assert not first.committer.undecided.held
-    assert [state(world, job) for job in jobs] == [State.SUCCEEDED] * 2
-    assert world.kinds().count(Kind.SUCCEEDED) == 2
-
-
 @pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
 @pytest.mark.parametrize("room", [0, 1, 60, 200, 500, 1_000, 5_000])
 def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
@@ -157,27 +134,6 @@ def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
     assert first.enqueue() == 4 + 3 + 1 + 2
     first.enqueue()
     assert reserve_size(world) == RESERVE
-
-
-def test_a_disk_that_sets_room_aside_but_takes_no_append_is_given_up_in_the_end() -> None:
-    world = World(config=CONFIG)
-    first = world.process()
-    job = first.enqueue()
-    delivery = first.claim()[0]
-
-    def on_step(operation: str, path: str) -> None:
-        if operation == "write" and path.endswith(".log"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    world.machine.on_step = on_step
-    enqueue, future = request(Op.ENQUEUE, (PLAIN, b"x", None))
-    settle, settled = request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
-    first.commit([enqueue, settle])
-    assert isinstance(future.exception(0), DiskFull)
-    assert isinstance(settled.exception(0), AppendFailed)
-    world.machine.on_step = None
-    first.settle(delivery)
-    assert state(world, job) is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("was_power_lost", [True, False])

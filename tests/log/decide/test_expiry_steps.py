@@ -148,31 +148,6 @@ def _compact(process: Process, job: int) -> None:
     assert Kind.CLOCK not in process.world.kinds()
 
 
-@pytest.mark.parametrize("step", _STEPS)
-@pytest.mark.parametrize("later", [-_HOUR, 0, _HOUR])
-def test_a_step_that_compaction_took_has_moved_the_job_for_good(step: float, later: float) -> None:
-    """Two more may follow; the newcomer folds none of the first."""
-    world = World(config=_COMPACTED)
-    process = world.process()
-    job = _expiring(process, 3 * _HOUR, due_seconds=20 * _HOUR)
-    world.clock.step(step)
-    before = _left_seconds_after_frame(process, job)
-    _compact(process, job)
-    assert _left_seconds(world, job) == before == 3 * _HOUR
-    world.clock.step(later)
-    newcomer = world.process()
-    world.clock.advance(3 * _HOUR - 1)
-    assert _state(newcomer, job) is State.SCHEDULED
-    assert _left_seconds(world, job) == 1
-    world.clock.advance(2)
-    assert _state(newcomer, job) is State.EXPIRED
-
-
-def _left_seconds_after_frame(process: Process, job: int) -> float:
-    process.enqueue(b"", spec=_FILL)
-    return _left_seconds(process.world, job)
-
-
 @pytest.mark.parametrize("overdue", [False, True])
 def test_a_running_job_is_carried_with_its_time(overdue: bool) -> None:
     """Also one whose time passed while it ran: it expires when it is given back."""

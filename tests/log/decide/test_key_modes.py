@@ -104,19 +104,6 @@ def test_a_refusal_is_no_more_durable_than_the_job_that_it_names(world: World) -
     assert len(holders(world)) == 1
 
 
-def test_many_jobs_are_refused_together_when_one_key_is_held(world: World) -> None:
-    process = world.process()
-    process.enqueue(extras=key("held"))
-    items = [(PLAIN, b"a", None), (PLAIN, b"b", key("held", conflict=Conflict.RAISE))]
-    before = world.kinds()
-    with pytest.raises(DuplicateKey):
-        process.ask(Op.ENQUEUE_MANY, items)
-    twice = [(PLAIN, b"a", key("new")), (PLAIN, b"b", key("new", conflict=Conflict.RAISE))]
-    with pytest.raises(DuplicateKey, match=r"'new' .* comes twice in this transaction"):
-        process.ask(Op.ENQUEUE_MANY, twice)
-    assert world.kinds() == before
-
-
 def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
     process = world.process()
     extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)

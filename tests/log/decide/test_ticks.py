@@ -81,15 +81,6 @@ def test_a_schedule_that_was_removed_is_new_when_it_comes_again(world: World) ->
     assert _state(process) == ScheduleState(0, world.clock.wall_ns(), False, *RULE[1:])
 
 
-def test_the_rule_of_a_schedule_is_written_when_it_is_news_and_never_with_its_removal() -> None:
-    state = ScheduleState(7, 9, rule=b"every 60", details=b"{}")
-    for is_gone in (False, True):
-        for has_rule in (False, True):
-            record = encode_ticked(Ticked("n", state, is_gone=is_gone, has_rule=has_rule), 5)
-            assert (b"every 60" in record) == (has_rule and not is_gone)
-            assert decode_ticked(record).is_gone == is_gone
-
-
 def test_what_a_log_knows_of_schedules_is_bounded(world: World) -> None:
     process = world.process()
     many = [Enrolment(f"s{number}", b"every 60", b"{}") for number in range(SCHEDULES_MAX)]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq.core.errors import LogError
-from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
@@ -76,18 +75,6 @@ def test_priorities_queues_and_attempts_are_those_of_the_tail() -> None:
     first, second = process.claim(2)
     assert (first.queue, first.task, first.priority, first.attempts_max) == ("sync", "pull", 8, 1)
     assert (second.queue, second.task, second.priority) == ("mail", "send", 2)
-
-
-def test_delays_and_expiries_count_from_the_publication() -> None:
-    world = World()
-    upload(world, "due", [b"due"], Extras(due_ns=60 * SECOND_NS))
-    upload(world, "over", [b"over"], Extras(expires_ns=60 * SECOND_NS))
-    world.clock.advance(50)
-    process = world.process()
-    adopt(process)
-    assert [delivery.payload for delivery in process.claim(2)] == [b"over"]
-    world.clock.advance(11)
-    assert [delivery.payload for delivery in process.claim(2)] == [b"due"]
 
 
 def test_who_adopts_without_claiming_folds_no_job_of_the_log(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.log.journal.lock import WriterLock
+from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk
 
 if TYPE_CHECKING:
@@ -68,3 +68,17 @@ def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
     first.acquire()
     first.release()
     assert not first.is_alone
+
+
+def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> None:
+    """Its thread would otherwise look for ten waits more, at a log that is closed."""
+    lock, late = make(), list[float]()
+    watch = LockWatch(lock, 0.001, late.append)
+    lock.waiting_since = 1.0
+    assert lock.on_wait is not None
+    lock.on_wait()
+    thread = watch._thread
+    assert thread is not None
+    watch.stop()
+    thread.join(5)
+    assert not thread.is_alive()

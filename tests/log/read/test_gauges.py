@@ -11,14 +11,13 @@ from taskq.core.records import Kind
 from taskq.log.commit.numbers import engine_stats
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
-from tests.log.world import PATH, PLAIN, SMALL, World
+from tests.log.world import PATH, SMALL, World
 
 if TYPE_CHECKING:
     from taskq.core.views import EngineStats, QueueStats
     from tests.log.world import Process
 
 _MAIL: Final = EnqueueSpec("mail", "mail.send")
-_HIGH: Final = EnqueueSpec("mail", "mail.send", 9)
 
 
 def _queues(process: Process) -> dict[str, QueueStats]:
@@ -44,19 +43,6 @@ def _engine(process: Process) -> EngineStats:
 
 
 # -- ages ------------------------------------------------------------------------------------------
-
-
-def test_the_age_is_that_of_the_job_that_was_enqueued_first_whatever_its_priority() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    first.enqueue(spec=_MAIL)
-    world.clock.advance(100)
-    second.enqueue(spec=_HIGH)
-    first.enqueue(spec=PLAIN)
-    world.clock.advance(5)
-    for process in (first, second, world.process()):
-        assert _age(process) == 105
-        assert _age(process, "default") == 5
 
 
 def test_ages_are_found_again_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:

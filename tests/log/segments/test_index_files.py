@@ -312,3 +312,15 @@ def test_the_index_of_a_segment_that_is_gone_is_open_in_no_process() -> None:
         assert set(item.journal.indexes._open) == set(lsns[1:-1])
         with pytest.raises(SegmentGone):
             item.journal.indexes._entry_at(lsns[0], 1)
+
+
+def test_what_was_read_of_indexes_is_forgotten_with_their_files(saved: dict[str, bytes]) -> None:
+    """Frames were moved: no lookup goes to a file that was open before."""
+    process = _revive(saved).process()
+    indexes = process.journal.indexes
+    indexes._entry_at(1, 1)
+    before, descriptors = dict(indexes._open), process.disk.open_files
+    indexes.forget()
+    assert process.disk.open_files == descriptors - len(before) < descriptors
+    indexes._entry_at(1, 1)
+    assert indexes._open[1] is not before[1]

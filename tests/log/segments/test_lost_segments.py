@@ -128,25 +128,6 @@ def _accept(world: World) -> None:
     process.close()
 
 
-@pytest.mark.parametrize("power", [True, False])
-def test_compaction_may_end_at_any_step_and_nobody_is_accused(*, power: bool) -> None:
-    """Every open of this world, and every look at it, makes sure of that."""
-    for cut in cuts(power=power, stride=23):
-        world = World(cut.step, keeping(keep_segments=1))
-        process = world.process()
-        for _ in range(2):
-            fill_segment(process)
-        with cut.during(world, process):
-            tend(process)
-        if not cut.came:
-            break
-        world.reader()
-        again = world.process()
-        tend(again)
-        assert not verify(world.reader()).damage
-    assert cut.step > 5
-
-
 @pytest.mark.parametrize("number", range(5))
 def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_are(
     number: int, monkeypatch: pytest.MonkeyPatch

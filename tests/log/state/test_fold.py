@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import freeze_agenda
-from taskq.core.model import State
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.state import fold as fold_module
 from taskq.log.state.fold import fold_frame
-from taskq.log.state.fold_rare import Watch
 from tests.effort import grows, some
 from tests.log.state.history import ALL, BASE, SPECS, History, Step, frames_of
 
@@ -116,26 +114,6 @@ def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None
         held = list(dedup.holders(hashed, history.time_ns))
         assert held == list(history.dedup.holders(hashed, history.time_ns))
     check_same(history, agenda, dedup)
-
-
-@grows
-@settings(max_examples=some(17, 50))
-@given(steps=STEPS)
-def test_a_watch_sees_every_end_once(steps: list[Step]) -> None:
-    history = History()
-    history.run(steps)
-    watch = Watch()
-    watch.jobs.update(range(1, history.lsn))
-    data = history.segment()
-    for frame in frames_of(data):
-        fold_frame(BASE, frame, None, None, watch)
-    settled = [job for job, _ in watch.settled]
-    assert len(settled) == len(set(settled))
-    counts = history.agenda.queues.stats()
-    assert len(settled) == sum(c.succeeded + c.dead + c.cancelled + c.expired for c in counts)
-    for job, location in watch.settled:
-        assert codec.JOB.unpack_from(data, location - BASE)[6] == job
-        assert history.agenda.table.state(job) is State.ABSENT
 
 
 @pytest.mark.parametrize("size", [codec.PREFIX.size, codec.PREFIX.size + 8])

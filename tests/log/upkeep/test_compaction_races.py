@@ -143,25 +143,6 @@ def test_a_segment_that_is_read_in_the_midst_of_many_others_is_no_damaged_one(
     assert meaning(world.fold(), world.clock.wall_ns()) == before
 
 
-def test_files_of_segments_that_others_removed_are_closed() -> None:
-    """As long as anybody has one open, the disk gets nothing back."""
-    world = World(config=SMALL)
-    process, other = world.process(), world.process()
-    for _ in range(6):
-        fill_segment(process)
-    other.catch_up()
-    for lsn in other.journal.files.lsns:
-        other.journal.files.descriptor(lsn)
-    tend(process)
-    process.enqueue(b"one more")
-    fill_segment(process)
-    other.catch_up()
-    other.enqueue(b"x")
-    gone = set(other.journal.files.numbered()) - set(other.journal.files.lsns)
-    assert gone
-    assert not gone & set(other.journal.files._descriptors)
-
-
 def test_what_nobody_thought_of_does_not_end_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

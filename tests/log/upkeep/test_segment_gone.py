@@ -9,7 +9,6 @@ import pytest
 from taskq.core.errors import JobNotFound
 from taskq.core.model import Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.format.frames import Cursor
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone
 from tests.log.world import Process, World
@@ -77,22 +76,6 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2
-
-
-def test_who_reads_for_a_caller_gets_an_error() -> None:
-    world = World()
-    process = world.process()
-    rotate(process)
-    rotate(process)
-    process.enqueue(b"lives")
-    reader = world.reader()
-    start = reader.start()
-    assert list(reader.frames(reader.start()))
-    world.remove_oldest(1)
-    assert list(reader.frames(start)), "it has the file open still"
-    reader.files.forget()
-    with pytest.raises(SegmentGone, match="is gone"):
-        list(reader.frames(Cursor(1, 64, 1)))
 
 
 def test_a_reader_whose_end_is_gone_gets_an_error_and_not_the_later_log() -> None:

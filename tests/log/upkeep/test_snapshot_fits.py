@@ -10,17 +10,9 @@ from taskq.core.model import Durability
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.requests import Op
-from taskq.log.state import snapshot as snapshotfile
 from taskq.log.upkeep.snapshots import Snapshots
 from tests.log.told import check_same, exhaust, fill, grow, names, write
-from tests.log.world import PATH, PLAIN, World, cuts
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a small snapshot has many."""
-    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 256)
-
+from tests.log.world import PATH, PLAIN, World
 
 # -- which are refused -----------------------------------------------------------------------------
 
@@ -156,33 +148,6 @@ def test_the_oldest_segments_may_be_gone() -> None:
 
 
 # -- crashes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("power", [True, False])
-def test_writing_may_end_at_any_step(*, power: bool) -> None:
-    """Killed or without power: the log is what it was, and what has its name is true."""
-    used = 0
-    for cut in cuts(power=power):
-        world = World(cut.step)
-        process = world.process()
-        fill(process)
-        if cut.step % 2 == 0:
-            write(process)
-            grow(process)
-        with cut.during(world, process):
-            write(process)
-        if not cut.came:
-            break
-        reopened = world.process()
-        reopened.catch_up()
-        behind, total = check_same(world)
-        used += behind < total
-        grow(reopened)
-        write(reopened)
-        assert check_same(world).behind == 0
-    assert cut.step > 20
-    assert used
 
 
 def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(

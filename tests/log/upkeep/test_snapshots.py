@@ -149,3 +149,26 @@ def test_one_that_is_whole_but_wrong_does_not_stop_the_log_for_good(
     agenda = process.committer.facets.agenda
     assert agenda is not None
     assert list(agenda.running) == [job]
+
+
+def test_a_large_one_is_on_disk_piece_by_piece_before_it_gets_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sync of all of it would hold up the log; one for each block would take for ever."""
+    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(snapshots, "_SYNC_BYTES", 1_000)
+    world = World()
+    process = world.process()
+    fill(process)
+    process.catch_up()
+    synced: list[int] = []
+
+    def note(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith(".tmp"):
+            synced.append(len(world.machine.content(path)))
+
+    world.machine.on_step = note
+    exhaust(Snapshots(process.committer).write_steps())
+    pieces = [after - before for before, after in zip([0, *synced], synced, strict=False)]
+    assert max(pieces) < 1_000 + 2 * 64
+    assert sum(0 < size < 1_000 for size in pieces) <= 2, "the ends of two files"
