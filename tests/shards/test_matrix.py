@@ -175,6 +175,7 @@ SENDS: Final = frozenset({"enqueue", "enqueue_by_name", "enqueue_flow", "enqueue
 #: It goes by the id's log.
 BY_ID: Final[dict[str, dict[str, Any]]] = {
     "job": {}, "why": {}, "timeline": {}, "attempts": {}, "edit": {"priority": 3},
+    "signal": {"name": "go"},
 }  # fmt: skip
 #: It is of all logs.
 ALL: Final[dict[str, dict[str, str]]] = {
