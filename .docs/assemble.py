@@ -48,6 +48,7 @@ MODULES: Final = (
     "taskq",
     "taskq.errors",
     "taskq.views",
+    "taskq.durable",
     "taskq.retry",
     "taskq.conditions",
     "taskq.testing",
@@ -268,11 +269,22 @@ def pages(site: Site) -> Iterator[tuple[str, str]]:
         yield f"source/{path}.md", f"{head}````{Path(path).suffix[1:]}\n{code}\n````\n"
 
 
+def named(nav: Any) -> Iterator[str]:
+    """Yield the pages that the navigation names."""
+    for item in nav if isinstance(nav, list) else nav.values():
+        yield from [item] if isinstance(item, str) else named(item)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add what is made to what is written (a hook of MkDocs)."""
     sys.path[:0] = [str(ROOT)]
     site = Site()
-    for address, text in pages(site):
+    made = list(pages(site))
+    listed = set(named(config.nav))
+    for address, _ in made:
+        if address not in listed and not address.startswith("source/"):
+            raise ValueError(f"{address} is in no line of nav, in .docs/mkdocs.yml")
+    for address, text in made:
         boost = BOOSTS.get(address.partition("/")[0], 1)
         says = f"boost: {boost}" if not address.endswith("/index.md") else "exclude: true"
         head = "" if text.startswith("---") else f"---\nsearch:\n  {says}\n---\n\n"
