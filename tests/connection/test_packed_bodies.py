@@ -364,7 +364,7 @@ def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
 
 def test_a_file_that_does_not_hold_the_body_costs_no_memory(tmp_path: Path) -> None:
     """It is checked in pieces, however large somebody made it."""
-    spill, size = Spill(str(tmp_path)), 256 * 2**20
+    spill, size = Spill(str(tmp_path)), 64 * 2**20
     reference = decode_reference(spill.put(NOISE), "it")
     os.truncate(spill.file_path(reference), size)
     forged = reference.digest + size.to_bytes(8, "little")
