@@ -86,7 +86,7 @@ async def test_what_a_task_group_started_ends_with_its_soft_timeout(fake: FakeAp
 async def test_the_hard_timeout_ends_a_task_that_ignores_the_soft_one(fake: FakeApp) -> None:
     raised = 0
 
-    @fake.task(soft_timeout=FAST, timeout=5 * FAST)
+    @fake.task(soft_timeout=FAST, timeout=25 * FAST)
     async def stubborn() -> None:
         nonlocal raised
         while True:
@@ -96,7 +96,7 @@ async def test_the_hard_timeout_ends_a_task_that_ignores_the_soft_one(fake: Fake
                 raised += 1
 
     settled = await settle_one(fake, stubborn)
-    assert reason(settled).startswith("TimeoutError: not done within its timeout of 0.1 s")
+    assert reason(settled).startswith("TimeoutError: not done within its timeout of 0.5 s")
     assert raised == 1
 
 
@@ -200,7 +200,7 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
         busy.set()
         go_on.wait(SECONDS)
 
-    @fake.task(timeout=2 * FAST)
+    @fake.task(timeout=20 * FAST)
     def quick() -> str:
         return "ran"
 
@@ -208,7 +208,7 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
     fake.put(quick)
     async with Worker(fake, thread_limit=1):
         await asyncio.to_thread(busy.wait, SECONDS)
-        await asyncio.sleep(6 * FAST)
+        await asyncio.sleep(25 * FAST)
         assert fake.fake.settled == []
         go_on.set()
         settled = await fake.fake.settlements(2)
