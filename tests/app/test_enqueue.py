@@ -16,7 +16,6 @@ from taskq.errors import (
     JobNotFound,
     LogClosed,
     LogError,
-    ResultGone,
     ResultTimeout,
     WrongLog,
 )
@@ -208,25 +207,6 @@ async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
             other.job(job.id)
         with pytest.raises(WrongLog):
             await job.__class__(other, None, app._connection.tag, job.lsn).result()
-
-
-async def test_a_result_that_is_not_kept_is_gone_also_where_the_task_is_not_registered(
-    tmp_path: Path,
-) -> None:
-    """A None result is told apart by what the job was enqueued with."""
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        dropped = await add_task(app, store_result=False).enqueue(1)
-        await run_one(app)
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        says_none = await app.enqueue_by_name("says.none")
-        port = app.store().port()
-        [delivery] = await port.claim(ClaimRequest(1))
-        await port.settle([Settlement(Kind.SUCCEEDED, delivery)])
-        with pytest.raises(ResultGone, match="was not kept"):
-            await app.job(dropped.id).result()
-        with pytest.raises(ResultGone, match="was not kept"):
-            await asyncio.to_thread(app.job(dropped.id).result_sync)
-        assert await app.job(says_none.id).result() is None
 
 
 async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import AppTransaction, LogTransaction, State, TaskLog, TaskQ
+from taskq import LogTransaction, State, TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import (
     DuplicateKey,
@@ -141,30 +141,6 @@ async def test_a_delivery_with_a_lease_is_settled_in_a_block(log: TaskLog) -> No
 
 
 # -- calls -----------------------------------------------------------------------------------------
-
-
-async def test_calls_are_enqueued_and_jobs_cancelled_together(app: TaskQ) -> None:
-    @app.task
-    async def add(a: int, b: int) -> int:
-        return a + b
-
-    old = await add.enqueue(1, 1)
-    async with app.transaction() as tx:
-        assert isinstance(tx, AppTransaction)
-        job = tx.enqueue(add.call(1, 2))
-        keyed = tx.enqueue(add.call(3, 4).options(key="k"))
-        gone, same = tx.cancel(old), tx.cancel(old.id)
-        with pytest.raises(JobNotYetEnqueued, match="together with the transaction"):
-            _ = job.id
-    assert (gone.cancelled, same.cancelled) == (True, False)
-    async with app.worker(concurrency=1):
-        assert await job.handle.result(timeout=20) == 3
-        assert await keyed.handle.result(timeout=20) == 7
-    with pytest.raises(Stop):  # noqa: PT012 - the block is what is tested
-        async with app.transaction() as tx:
-            tx.enqueue(add.call(5, 6))
-            raise Stop
-    assert (await app.job(keyed.id).status()) is State.SUCCEEDED
 
 
 def test_code_without_an_event_loop_has_the_same_block(tmp_path: Path) -> None:

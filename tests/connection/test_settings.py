@@ -199,25 +199,6 @@ def test_options_are_understood_as_the_settings_do_that_code_need_not_load(
     assert made() == alone
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        (".env", "export taskq_name=said"),
-        ("taskq.toml", 'name = "said"'),
-        ("pyproject.toml", 'tool.taskq = { name = "said" }'),
-        ("", "said"),
-    ],
-)
-def test_what_any_place_says_is_heard(
-    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if place:
-        (tmp_path / place).write_text(text)
-    else:
-        monkeypatch.setenv("taskq_Name", text)
-    assert TaskQ().name == "said"
-
-
 def test_settings_can_be_handed_over_and_arguments_go_before_them(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "own", durability=Durability.OS)
     assert TaskQ(settings=settings).settings is settings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ, retry
-from taskq.errors import JobFailed, JobNotFound, NotDead, UsageError, WrongLog
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.errors import JobNotFound, NotDead, UsageError, WrongLog
 from taskq.log.requests import LETTERS_MAX
 
 if TYPE_CHECKING:
@@ -47,29 +47,6 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_requeued_once(log: Ta
     await log.ack(delivery)
     with pytest.raises(NotDead, match="it is succeeded"):
         await log.dead.requeue(job)
-
-
-async def test_a_requeued_job_goes_on_under_its_old_handle(tmp_path: Path) -> None:
-    """Its result, its status, and a requeue of the job itself."""
-    app = TaskQ(tmp_path / "data", durability="os")
-    fails = [True, True, False]
-
-    @app.task(retry=retry.exponential(attempts=1))
-    async def flaky() -> str:
-        if fails.pop(0):
-            raise ConnectionError("away")
-        return "at last"
-
-    async with app, app.worker():
-        job = await flaky.enqueue()
-        for requeue in (job.requeue, lambda: app.dead.requeue(job.id)):
-            with pytest.raises(JobFailed, match="away"):
-                await job.result(timeout=30)
-            await requeue()
-        assert await job.result(timeout=30) == "at last"
-        view = await job.view()
-        assert [attempt.outcome for attempt in view.attempts] == ["dead", "dead", "succeeded"]
-        assert view.attempt == 1
 
 
 async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None:

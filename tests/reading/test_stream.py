@@ -79,18 +79,6 @@ async def test_records_are_values(log: TaskLog) -> None:
     assert not hasattr(record, "__dict__")
 
 
-async def test_a_stream_goes_through_all_segments(log: TaskLog) -> None:
-    """Frames of every size, some larger than what is read at a time."""
-    payloads = [bytes([n % 251]) * size for n, size in enumerate([1, 70_000, 3, 900_000] * 4)]
-    for payload in payloads:
-        await log.put(payload)
-    await log.put_many([Put(payload=bytes([n]) * 700_000) for n in range(10)])
-    assert (await log.stats()).segments > 3
-    result = await read(log.stream(follow=False, kinds=["enqueued"]))
-    assert [item.payload for item in result[:-10]] == payloads
-    assert [item.payload for item in result[-10:]] == [bytes([n]) * 700_000 for n in range(10)]
-
-
 async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog) -> None:
     """Also while segments come and go under it."""
     expected = [b"%d" % n * 500 for n in range(400)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ
+from taskq import Put, State, TaskLog
 from taskq.errors import ReaderFellBehind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.reading.replay import REPLAY_HEADER
@@ -88,26 +88,6 @@ async def test_jobs_are_replayed_that_began_in_segments_which_are_gone(log: Task
         assert (new.payload, new.queue) == (b"%d" % number * 300, "mail")
         assert (new.attempts_max, new.state) == (1, State.READY)
         assert new.headers == {"n": str(number), REPLAY_HEADER: job.job_id}
-
-
-async def test_a_compressed_payload_is_replayed_after_it_was_written_again(
-    tmp_path: Path,
-) -> None:
-    async with (
-        TaskQ(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as app,
-        TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN) as log,
-    ):
-        call = app.call_by_name("t", "y" * 50_000).options(compress="zlib", attempts=1)
-        job = await app.enqueue(call)
-        (delivery,) = await log.claim(1)
-        await log.nack(delivery, "no")
-        await fill(log)
-        await log.compact(keep=0.000_001)
-        (answer,) = await read(log.stream(follow=False, kinds=["carried"], tasks=["t"]))
-        (replayed,) = (await log.replay(task="t")).jobs
-        assert replayed.job_id == answer.job_id == job.id
-        assert (await log.get(replayed.new_id)).payload == answer.payload
-        assert len(answer.payload or b"") > 50_000
 
 
 async def test_compaction_keeps_what_a_named_reader_has_not_read(log: TaskLog) -> None:

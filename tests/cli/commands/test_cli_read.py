@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ON_A_LOG = (
     *("ls", "peek", "stats", "workers", "verify", "show a-1", "tail", "reader ls", "dead ls"),
     *("reader seek x start", "reader forget x", "dead requeue --all -y", "dead purge --all -y"),
-    *("pause q", "resume q", "cancel -Q q -y", "tail --reader billing", "replay --all"),
+    *("pause q", "resume q", "cancel -Q q -y", "tail --reader billing", "replay --all", "compact"),
 )
 
 

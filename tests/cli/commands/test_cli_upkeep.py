@@ -157,11 +157,6 @@ def test_compact_removes_what_is_over_and_leaves_what_waits(grown: tuple[Path, s
     assert taskq_json("show", waits, "-d", path)["state"] == "scheduled"
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    assert taskq("compact", "-d", tmp_path / "nowhere").exit_code == 1
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_a_wrong_time_is_named(grown: tuple[Path, str, str]) -> None:
     result = taskq("compact", "-d", grown[0], "--keep", "soon")
     assert result.exit_code == 2
