@@ -143,27 +143,6 @@ async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None
         await _results(jobs)
 
 
-async def test_other_queues_go_on_and_the_worker_stops_while_one_backs_off(app: TaskQ) -> None:
-    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
-    network = Network()
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        await network.call()
-
-    @app.task(queue="other", retry=1)
-    async def other() -> int:
-        return 1
-
-    async with app:
-        async with Worker(app, queues=["mail", "other"]) as worker:
-            job = await send.enqueue()
-            await _until(worker, Mode.SHUT)
-            assert await (await other.enqueue()).result(timeout=30) == 1
-        view = await job.view()
-        assert (view.state.name, view.attempt) == ("READY", 0)
-
-
 async def test_an_error_counts_if_the_app_says_so(app: TaskQ) -> None:
     app.breaker("mail", failures=1, pause="1h", pause_max="1h",
                 is_failure=lambda error: "quota" in str(error))  # fmt: skip

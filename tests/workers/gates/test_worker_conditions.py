@@ -19,7 +19,6 @@ from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
-from tests.cli.helpers import taskq
 from tests.workers.gates.switches import Switch, records
 
 if TYPE_CHECKING:
@@ -221,21 +220,6 @@ async def test_a_probe_that_hangs_blocks_no_other_job_and_ends_at_its_limit(app:
         assert await (await plain.enqueue()).result(timeout=30) == 1
         await _held(worker, job)
         assert "its probe took over 0.05 s" in (await app.why(job.id)).text
-
-
-async def test_another_process_is_told_which_condition_a_job_waits_for(app: TaskQ) -> None:
-    switch = Switch()
-
-    @app.task(requires=[switch.condition("the ship is in port")])
-    async def unload() -> None: ...
-
-    async with app, Worker(app) as worker:
-        job = await unload.enqueue()
-        await _held(worker, job)
-        output = await asyncio.to_thread(taskq, "why", job.id, "-d", app.data_dir)
-    assert (
-        "it waits for the ship is in port, which does not hold (it returned False)" in output.stdout
-    )
 
 
 async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attempt(

@@ -52,16 +52,6 @@ async def test_a_soft_timeout_is_raised_where_an_async_task_waits(fake: FakeApp)
     )
 
 
-async def test_a_soft_timeout_that_is_not_caught_fails_the_attempt(fake: FakeApp) -> None:
-    @fake.task(soft_timeout=FAST)
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    settled = await settle_one(fake, hang)
-    assert settled.kind is Kind.RETRIED
-    assert reason(settled).startswith("SoftTimeout: not done within")
-
-
 async def test_what_a_task_group_started_ends_with_its_soft_timeout(fake: FakeApp) -> None:
     ended: list[str] = []
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import Snooze, State, TaskLog, TaskQ, current_job
-from taskq.core.errors import JobNotFound
 from taskq.core.records import Kind
 from taskq.errors import JobCancelled
 from taskq.log.requests import ClaimRequest
@@ -195,14 +194,3 @@ async def test_whoever_holds_a_delivery_of_bytes_asks_whether_it_is_wanted(tmp_p
         assert await log.cancel(job_id) is False
         events = [event.kind for event in await log.timeline(job_id)]
         assert events == ["enqueued", "claimed", Kind.CANCEL_ASKED.name.lower(), "cancelled"]
-
-
-async def test_a_job_that_is_not_there_cannot_be_cancelled(app: TaskQ) -> None:
-    @app.task
-    async def nothing() -> None: ...
-
-    job = await nothing.enqueue()
-    unknown = app.job(f"{job.id.rpartition('-')[0]}-4711")
-    with pytest.raises(JobNotFound):
-        await unknown.cancel()
-    await app.close()
