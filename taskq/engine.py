@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
+    from taskq.log.read.timeline import StepView
     from taskq.log.read.timetravel import Moment
     from taskq.log.requests import (
         Ask,
@@ -103,6 +104,7 @@ __all__ = [
     "Scanner",
     "Settlement",
     "Sight",
+    "StepView",
     "Store",
     "SystemClock",
     "Takes",
@@ -151,6 +153,7 @@ _HOMES: Final = {
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",
+    "taskq.log.read.timeline": "StepView",
     "taskq.log.read.timetravel": "Moment",
     "taskq.log.requests": "Ask ClaimRequest Duplicate Ended EnqueueSpec Item Settlement Turn",
     "taskq.log.segments.borders": "Border",

@@ -116,6 +116,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "put": ("put", "Enqueue bytes, or a call of a task by its name."),
         "edit": ("queues", "Let jobs that wait be due at another time, or wait elsewhere."),
         "cancel": ("queues", "Cancel jobs: by id, also running ones, or many."),
+        "signal": ("queues", "Tell a job something that it waits for."),
         "dead": ("dead", "Look at dead letters, requeue or purge them."),
         "pause": ("queues", "Let no worker claim from a queue."),
         "resume": ("queues", "Let workers claim from a queue again."),

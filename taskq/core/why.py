@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
+from taskq.core.folds.steps import Form, until, waited_for
 from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import listed
 from taskq.core.values import NamedTuple, dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from taskq.core.flows import Awaited
     from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.steps import Wait
     from taskq.core.rates import Limit
     from taskq.core.views import Hold, JobView, OwnerView, Serving
 
@@ -45,6 +47,8 @@ class Why(enum.StrEnum):
     WORKER_LOST = "worker_lost"
     #: other jobs of its flow have to succeed first
     INPUTS = "inputs"
+    #: it gave its slot back within its run, for a time, a signal or other jobs
+    WAITS = "waits"
     #: its time has not come: delay, eta or backoff
     NOT_DUE = "not_due"
     #: its queue is paused
@@ -120,6 +124,7 @@ class Facts:
         ahead_older: likewise older ones of its priority.
         workers: the live processes that claim jobs; ``running`` is what each holds.
         awaited: what it waits for in its flow.
+        waits: what it waits for within its run.
         failed: inputs for whose sake it was cancelled, as (id, state); None if it was otherwise.
         used_up: the limit that keeps it from running.
         holder: the process that keeps the writer lock for longer than a batch takes, as text.
@@ -135,6 +140,7 @@ class Facts:
     ahead_older: int = 0
     workers: tuple[OwnerView, ...] = ()
     awaited: Awaited | None = None
+    waits: tuple[Wait, ...] = ()
     failed: tuple[tuple[str, str], ...] | None = None
     used_up: UsedUp | None = None
     holder: str = ""
@@ -206,6 +212,8 @@ def _waiting(facts: Facts) -> Reason | None:
             text=f"it expired {_ago(facts, job.expires_ns)} ago, before a worker could run it; "
             f"the next worker that looks records that",
         )
+    if facts.waits:
+        return _within_run(facts)
     if facts.awaited is not None:
         return Reason(code=Why.INPUTS, text=_inputs(facts.awaited))
     if job.state is State.SCHEDULED:
@@ -338,6 +346,18 @@ def _with(failed: tuple[tuple[str, str], ...] | None) -> str:
         return ""
     named = ", ".join(f"{job_id} ({state})" for job_id, state in failed)
     return f", for an input failed{': ' if named else ''}{named}"
+
+
+def _within_run(facts: Facts) -> Reason:
+    until_ns = until(facts.waits)
+    text = f"it waits within its run for {waited_for(facts.waits)}"
+    if until_ns:
+        text += f", until {_moment(until_ns)} at the latest"
+    names = [wait.name for wait in facts.waits if wait.form == Form.EVENT]
+    if names:
+        how = command(facts.directory, "signal", facts.job.job_id, names[0], "JSON")
+        text += f"; signal it with: {how}"
+    return Reason(code=Why.WAITS, text=text, until_ns=until_ns)
 
 
 def _inputs(awaited: Awaited) -> str:

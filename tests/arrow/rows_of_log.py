@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from taskq.arrow import DETAILS, Corrupt, Piece, decode
+from taskq.core import kinds
 from taskq.core.errors import TaskqError
 from taskq.core.kinds import CARRYING, OF_JOBS
 from taskq.core.records import PACKED, Kind, Option
@@ -109,7 +110,7 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
         "offset": entry.location & _OFFSET_MASK,
         "branch": 0,
         "lsn": entry.lsn,
-        "kind": Kind(record.kind).name.lower() if record.kind in _known() else "unknown",
+        "kind": kinds.name_of(record.kind) if record.kind in _known() else "unknown",
         "job_id": f"{journal.tag}-{record.job}" if record.job else None,
         "timestamp": entry.time_ns // 1_000,
         "ts_ns": entry.time_ns,

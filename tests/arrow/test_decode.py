@@ -17,6 +17,7 @@ from taskq.arrow import (
 from taskq.arrow.layout import HEAD_SIZE, PAD_SIZE
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.folds.lanes import Lane
+from taskq.core.kinds import name_of
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
@@ -33,6 +34,7 @@ from taskq.log.format.carried import (
 )
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.format.steps import Stepped, encode_signal, encode_step
 from taskq.log.segments.spill import Spill
 from tests.arrow.rows_of_log import decoded_rows
 from tests.arrow.segmentfiles import (
@@ -128,6 +130,9 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (codec.encode_job(Kind.EXTENDED, 0, 2, 1, 30, None, 31, encode_lease(77)),
      _JOB | {"lease_ns": 77, "flags": 0}),
     (codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 1, 30), _JOB | {"flags": 0}),
+    (encode_step(Stepped("page", 3, body=b"1"), 2, 1, 30, 31), _JOB | {"value": "1"}),
+    (encode_signal(Stepped("paid", body=b"{}"), 1, 31),
+     _JOB | {"value": "{}", "attempt": 0, "token": None}),
     (encode_queue(Kind.PAUSED, "mail", 31), {"queue": "mail"}),
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),
@@ -154,7 +159,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
         kind = Kind(data[4])
         expected = dict.fromkeys(DETAILS.names) | {
             "device": "edge-7", "log_id": str(LOG_ID), "segment": 1, "offset": offset,
-            "lsn": number + 1, "kind": kind.name.lower(), "ts_ns": time_ns, "flags": 1,
+            "lsn": number + 1, "kind": name_of(kind), "ts_ns": time_ns, "flags": 1,
             "timestamp": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=124_456),
             "epoch": f"{EPOCH:016x}", "branch": 0,
         }  # fmt: skip

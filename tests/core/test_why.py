@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.flows import Awaited
+from taskq.core.folds.steps import Form, Wait
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, State
 from taskq.core.rates import Limit
@@ -189,6 +190,17 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         ),
         Why.INPUTS,
         "it waits for 2 of 3 inputs: 1a2b3c4d-3 (running)",
+    ),
+    (
+        "it waits within its run",
+        _facts(
+            job=_job(State.SCHEDULED), workers=_ONE,
+            waits=(Wait(Form.EVENT, "paid", 1, _NOW + 5 * _MINUTE), Wait(Form.CALL, "call", 1)),
+        ),
+        Why.WAITS,
+        ("it waits within its run for signal 'paid' and 0 jobs that it called, until "
+        "2024-01-01T00:05:00+00:00 at the latest; signal it with: "
+            "taskq signal 1a2b3c4d-7 paid JSON -d '/srv/my log'"),
     ),
     (
         "every worker waits for a condition",

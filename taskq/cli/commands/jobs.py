@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from taskq.engine import LogReader, Moment, Takes
+    from taskq.engine import LogReader, Moment, StepView, Takes
     from taskq.views import Damage, JobView, ProgressView
 
 _LIMIT_DEFAULT: Final = 20
@@ -111,7 +111,8 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
         progress, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
-    show_job(job, now_ns, progress, ties, as_json=as_json)
+        steps = reader.steps(lsn)
+    show_job(job, now_ns, progress, ties, steps, as_json=as_json)
 
 
 def show_job(
@@ -119,6 +120,7 @@ def show_job(
     now_ns: int,
     progress: ProgressView | None = None,
     ties: Takes | None = None,
+    steps: Sequence[StepView] = (),
     *,
     as_json: bool,
 ) -> None:
@@ -129,10 +131,11 @@ def show_job(
                 **job.as_dict(),
                 **flow_json(ties, job.job_id.partition("-")[0]),
                 "progress": progress and progress.as_dict(),
+                "steps": [step.as_dict() for step in steps],
             }
         )
         return
-    _print_job(job, now_ns, progress, ties)
+    _print_job(job, now_ns, progress, ties, steps)
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
@@ -147,7 +150,11 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
 
 
 def _print_job(
-    job: JobView, now_ns: int, progress: ProgressView | None, ties: Takes | None
+    job: JobView,
+    now_ns: int,
+    progress: ProgressView | None,
+    ties: Takes | None,
+    steps: Sequence[StepView],
 ) -> None:
     def at(moment_ns: int) -> str:
         text = documents.moment(moment_ns)
@@ -189,6 +196,8 @@ def _print_job(
                 for attempt in job.attempts
             ],
         )
+    if steps:
+        _print_steps(steps, now_ns)
     for attempt in job.attempts:
         if attempt.lines:
             render.echo(f"\nlogged by attempt {attempt.number}\n{attempt.lines}")
@@ -197,6 +206,24 @@ def _print_job(
             render.echo(f"\n{name}\n{render.body_text(body)}")
     if job.result is not None:
         render.echo(f"\nresult\n{render.body_text(job.result)}")
+
+
+def _print_steps(steps: Sequence[StepView], now_ns: int) -> None:
+    render.echo("\nsteps")
+    render.print_table(
+        ("STEP", "WHAT", ">DONE?", ">TOOK", ">ATTEMPT", "VALUE~"),
+        [
+            (
+                flat(step.title),
+                step.form,
+                render.when(step.ended_ns, now_ns),
+                render.precise(step.ended_ns - step.began_ns) if step.began_ns else "",
+                str(step.attempt),
+                flat((step.value or b"").decode("utf-8", "replace")),
+            )
+            for step in steps
+        ],
+    )
 
 
 @click.command()

@@ -1,7 +1,8 @@
-"""Commands that pause and resume queues, edit jobs that wait, and cancel jobs."""
+"""Commands that pause and resume queues, edit jobs that wait, signal and cancel jobs."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,6 +77,35 @@ def _set_paused(
     already = "was paused already" if paused else "was not paused"
     for queue, new in changed.items():
         render.echo(f"{flat(queue)}: {state if new else already}")
+
+
+@click.command()
+@click.argument("job_id")
+@click.argument("name")
+@click.argument("value", default="null", metavar="[JSON]")
+@click.option("--once", default="", metavar="TEXT", help="The job takes one signal of this text.")
+@data_dir_option
+@json_option
+def signal(
+    job_id: str, name: str, value: str, once: str, data_dir: Path | None, as_json: bool
+) -> None:
+    """Tell a job something: durable.event(NAME) in it returns the value.
+
+    It need not wait for that yet. Text is JSON, too: '"paid"'.
+    """
+    try:
+        told_value = json.loads(value)
+    except ValueError as error:
+        raise WrongUsage(f"{value!r:.60} is no JSON ({error}); a text is '\"text\"'") from None
+
+    async def work(app: TaskQ) -> bool:
+        return await app.signal(job_id, name, told_value, once=once)
+
+    new = with_app(data_dir, work)
+    if as_json:
+        render.print_json({"job_id": job_id, "signal": name, "new": new})
+    else:
+        render.echo(f"{flat(job_id)}: signalled" if new else f"{flat(job_id)}: had that already")
 
 
 @click.command()

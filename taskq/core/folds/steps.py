@@ -93,6 +93,19 @@ def shifted(packed: bytes, shift_ns: int) -> bytes:
     return pack_waits(unpack_waits(packed, shift_ns)) if shift_ns else packed
 
 
+def waited_for(waits: Iterable[Wait]) -> str:
+    """Return what a job waits for, in words: ``signal 'paid' and 2 jobs``."""
+    parts = []
+    for wait in waits:
+        if wait.form == Form.EVENT:
+            parts.append(f"signal {wait.name!r}")
+        elif wait.form == Form.CALL:
+            parts.append(f"{wait.jobs} job{'s' if wait.jobs != 1 else ''} that it called")
+        else:
+            parts.append("a time")
+    return " and ".join(parts)
+
+
 def until(waits: Iterable[Wait]) -> int:
     """Return when the first of them is over at the latest; 0 if none ever is by itself."""
     return min((wait.until_ns for wait in waits if wait.until_ns), default=0)

@@ -28,7 +28,14 @@ from taskq.log.read.gauges import Gauges, LastHour
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
 from taskq.log.read.standing import Standing, past_standing, standing
-from taskq.log.read.timeline import JobEvent, events_of, name_attempts, name_workers
+from taskq.log.read.timeline import (
+    JobEvent,
+    StepView,
+    events_of,
+    name_attempts,
+    name_workers,
+    steps_of,
+)
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
 from taskq.log.read.walks import Chosen, each_job, entries, jobs_ended
@@ -230,6 +237,11 @@ class LogReader:
         """Return what the job has to do with others of its flow; None if there is no such job."""
         story = self._story(lsn)
         return None if story is None else story.ties
+
+    def steps(self, lsn: int) -> tuple[StepView, ...]:
+        """Return the finished steps of a job, in the order in which they were done."""
+        story = self._story(lsn)
+        return () if story is None else steps_of(story.records)
 
     def progress(self, lsn: int) -> ProgressView | None:
         """Return how far a job is that runs now, as it told last.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import views as documents
 from taskq.core.fingerprints import failure_of
+from taskq.core.folds.steps import Form, unpack_waits, waited_for
 from taskq.core.kinds import (
     CARRYING,
     CLAIMS,
@@ -15,12 +16,13 @@ from taskq.core.kinds import (
     ENDS_OF_CLAIMS,
     INTRODUCTIONS,
     LEASING,
+    STEP,
     WITH_CAUSE,
     name_of,
 )
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Cause
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap
@@ -48,8 +50,9 @@ class JobEvent:
     Attributes:
         time_ns: when.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
-            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "edited" (it
-            waits otherwise: ``reason`` tells how), or "carried" (compaction wrote it again).
+            "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "stepped"
+            and "signalled" (``reason`` names the step or signal), "edited" (it waits otherwise:
+            ``reason`` tells how), or "carried" (compaction wrote it again).
         lsn: of its record; 0 if that is gone, and another tells of it.
         attempt: attempts counted so far.
         owner: number of the process that claimed the job, or whose claim ended; 0 for none.
@@ -101,6 +104,43 @@ class JobEvent:
         """
         is_lost = self.kind == "released" and self.cause == Cause.OWNER_LOST.name.lower()
         return failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
+
+
+class StepView(NamedTuple):
+    """Tell one finished step of a job; ``value`` is JSON as it is stored, None if not inline."""
+
+    title: str
+    form: str
+    began_ns: int
+    ended_ns: int
+    attempt: int
+    value: bytes | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a document of JSON: an entry of ``steps`` in what ``taskq show --json`` prints."""
+        text = None if self.value is None else self.value.decode("utf-8", "replace")
+        return {
+            "step": self.title,
+            "form": self.form,
+            "began_at": documents.moment(self.began_ns),
+            "ended_at": documents.moment(self.ended_ns),
+            "attempt": self.attempt,
+            "value": text,
+        }
+
+
+def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
+    """Return the steps that the records of a job tell, in the order in which they were done."""
+    steps: dict[int, StepView] = {}
+    for record in records:
+        step = record.step
+        if step is None or record.kind != STEP:
+            continue
+        form = Form(step.form).name.lower() if step.form in set(Form) else str(step.form)
+        value = None if step.flags else step.body
+        view = StepView(step.title, form, step.began_ns, record.time_ns, record.attempt, value)
+        steps.setdefault(step.place, view)
+    return tuple(steps[place] for place in sorted(steps))
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
@@ -173,6 +213,10 @@ def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
 def _event(record: LogRecord, owner: int) -> JobEvent:
     kind = record.kind
     reason = record.body if kind in WITH_CAUSE else None
+    if record.step is not None:
+        reason = record.step.title.encode()
+    elif record.awaits:
+        reason = f"waits for {waited_for(unpack_waits(record.awaits))}".encode()
     due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
     if kind in CARRYING:
         due_ns = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound
+from taskq.core.folds.steps import unpack_waits
 from taskq.core.model import State
 from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
@@ -62,6 +63,7 @@ def facts_of(
         paused=job.queue in agenda.queues.paused,
         ahead_higher=higher,
         ahead_older=older,
+        waits=tuple(unpack_waits(agenda.steps.waits.get(lsn, b""), agenda.times.shift_ns)),
         awaited=awaited(journal.tag, story.ties, agenda, lsn),
         failed=failed_inputs(journal, story) if job.state is State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),

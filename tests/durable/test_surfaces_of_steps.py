@@ -1,0 +1,111 @@
+"""All that looks at a job knows its steps: commands, why, the timeline, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskQ, durable
+from taskq.cli.main import main
+from taskq.core.why import Why
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq import JobHandle
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> TaskQ:
+    return TaskQ(tmp_path / "log")
+
+
+async def waiting(app: TaskQ) -> JobHandle[Any]:
+    """Return a job that has done a step and waits for a signal."""
+
+    def charge(name: str) -> str:
+        return f"receipt of {name}"
+
+    @app.task(name="order")
+    async def order() -> int:
+        await durable.step("charge", charge, "a")
+        value: int = await durable.event("paid", int, timeout="7d")
+        return value
+
+    job = await order.enqueue()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    return job
+
+
+async def run(app: TaskQ, *words: str) -> str:
+    """Return what a command prints, which runs a loop of its own."""
+    command = [*words, "-d", str(app.data_dir)]
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+async def test_show_has_the_finished_steps(app: TaskQ) -> None:
+    job = await waiting(app)
+    (step,) = json.loads(await run(app, "show", job.id, "--json"))["steps"]
+    assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"receipt of a"')
+    assert step["began_at"] <= step["ended_at"]
+    shown = await run(app, "show", job.id)
+    assert "charge#1" in shown
+    assert "receipt of a" in shown
+    await app.close()
+
+
+async def test_why_says_what_it_waits_for_and_how_to_signal_it(app: TaskQ) -> None:
+    job = await waiting(app)
+    reason = await job.why()
+    assert reason.code is Why.WAITS
+    assert "it waits within its run for signal 'paid', until" in reason.text
+    assert f"taskq signal {job.id} paid JSON" in reason.text
+    await app.close()
+
+
+async def test_the_timeline_names_steps_waits_and_signals(app: TaskQ) -> None:
+    job = await waiting(app)
+    await app.close()  # the command is another process
+    assert (
+        await run(app, "signal", job.id, "paid", "5", "--once", "evt") == f"{job.id}: signalled\n"
+    )
+    assert "had that already" in await run(app, "signal", job.id, "paid", "5", "--once", "evt")
+    events = json.loads(await run(app, "timeline", job.id, "--json"))
+    seen = [(event["kind"], event["cause"], event["reason"]) for event in events]
+    assert seen == [
+        ("enqueued", None, None),
+        ("claimed", None, None),
+        ("stepped", None, "charge#1"),
+        ("released", "waits", "waits for signal 'paid'"),
+        ("signalled", None, "paid"),
+        ("released", "inputs", None),
+    ]
+    await app.open()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    assert await job.result(5) == 5
+    await app.close()
+
+
+async def test_a_stream_has_what_is_stepped_and_signalled(app: TaskQ) -> None:
+    job = await waiting(app)
+    await app.signal(job, "paid", 5)
+    kinds = [json.loads(line)["kind"] for line in (await run(app, "tail", "--json")).splitlines()]
+    assert [kind for kind in kinds if kind in {"stepped", "signalled"}] == ["stepped", "signalled"]
+    await app.close()
+
+
+async def test_a_value_that_is_no_json_is_refused_by_the_command(app: TaskQ) -> None:
+    job = await waiting(app)
+    words = ["signal", job.id, "paid", "five", "-d", str(app.data_dir)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "'five' is no JSON" in done.output
+    await app.close()

@@ -1,0 +1,220 @@
+"""Jobs of several steps whose workers are killed: what is recorded is not done again.
+
+``python -m tests.processes.test_kill_steps DIRECTORY [COUNT]`` is one of the workers; it kills
+itself at its so many-th turn of a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq import TaskQ, durable, retry
+from taskq.core import kinds
+from taskq.durable.attempt import Run
+from taskq.log.decide.steps import NewSignal
+from tests.effort import every, grows, some
+from tests.processes.harness import Child, eventually, log_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from taskq.log.format.record import LogRecord
+
+pytestmark = grows
+JOBS: Final = 12
+WORKERS: Final = 3
+#: A job that is claimed ahead by a worker that is killed has had an attempt, too.
+_FOR_EVER: Final = retry.fixed(10_000, delay=0)
+_LINES: Final = "lines"
+_SUM: Final = 1 + 2 + 3 + 4 + 5 + 6 + 7 + 20 + 30
+
+
+def note(path: Path, line: str) -> None:
+    """Do what cannot be undone: write a line outside of the log, in one step."""
+    descriptor = os.open(path / _LINES, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{line} {time.time_ns()}\n".encode())
+    os.close(descriptor)
+
+
+def make_app(path: Path) -> tuple[TaskQ, Any]:
+    """Return the app, and the task of six steps, a sleep, an event and two children."""
+    app = TaskQ(path / "log")
+
+    async def add(number: int) -> int:
+        note(path, durable.key())
+        await asyncio.sleep(0)
+        return number
+
+    @app.task(name="child", retry=_FOR_EVER)
+    async def child(number: int) -> int:
+        return number * 10
+
+    @app.task(name="long", retry=_FOR_EVER)
+    async def long() -> int:
+        total = await durable.step("first", add, 1)
+        total += sum(await asyncio.gather(*(durable.step("page", add, at) for at in (2, 3, 4))))
+        await durable.sleep(1)
+        total += await durable.step("then", add, 5)
+        total += await durable.event("go", int)
+        total += sum(await durable.call([child.call(2), child.call(3)]))
+        return total + await durable.step("last", add, 6)
+
+    return app, long
+
+
+def die_at(count: int) -> None:
+    """Kill this process at the so many-th time that a step begins, is done or waits."""
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(
+        method: Callable[..., Coroutine[Any, Any, Any]],
+    ) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            turn()
+            value = await method(*args, **kwargs)
+            turn()
+            return value
+
+        return call
+
+    for name in ("_begin", "_record", "_wait", "_ends"):
+        setattr(Run, name, counted(getattr(Run, name)))
+
+
+async def work(path: Path) -> None:
+    app, _ = make_app(path)
+    async with app, app.worker(concurrency=4):
+        await asyncio.Event().wait()
+
+
+def start_worker(path: Path, *count: object) -> Child:
+    module = "tests.processes.test_kill_steps"
+    return Child(sys.executable, "-m", module, path, *count, cwd=Path(__file__).parents[2])
+
+
+def lines_of(path: Path) -> list[tuple[str, int]]:
+    """(key, wall time) of each effect."""
+    written = path / _LINES
+    rows = written.read_text().splitlines() if written.exists() else []
+    return [(key, int(moment)) for key, moment in (row.split() for row in rows)]
+
+
+def check(path: Path, jobs: list[Any], kills: int) -> None:
+    """A step that is recorded never ran again, and no child came twice."""
+    records = log_records(path / "log")
+    done = {_key(record, jobs): record.time_ns for record in records if record.kind == kinds.STEP}
+    effects = Counter(key for key, _ in lines_of(path))
+    named = {f"{job.id}:{title}" for job in jobs for title in _TITLES}
+    assert effects.keys() == named
+    assert named <= done.keys()
+    for key, moment in lines_of(path):
+        assert moment <= done[key], f"{key} ran again though it was recorded"
+    # Each worker has at most four jobs, of which one has three steps in flight.
+    assert effects.total() - len(named) <= kills * 12
+    steps = Counter(_key(record, jobs) for record in records if record.kind == kinds.STEP)
+    assert set(steps.values()) == {1}, "a step was recorded twice"
+    births = Counter(record.task for record in records if record.kind == kinds.BIRTH)
+    assert births == {b"long": len(jobs), b"child": 2 * len(jobs)}
+
+
+_TITLES: Final = ("first#1", "page#1", "page#2", "page#3", "then#1", "last#1")
+
+
+def _key(record: LogRecord, jobs: list[Any]) -> str:
+    assert record.step is not None
+    return f"{jobs[0].id.partition('-')[0]}-{record.job}:{record.step.title}"
+
+
+async def run_with_kills(path: Path, kills: int) -> list[Any]:
+    """Enqueue, kill whoever works as soon as something has moved, until all is done."""
+    draw = random.Random(kills)
+    app, long = make_app(path)
+    async with app:
+        jobs = await app.enqueue_many([long.call() for _ in range(JOBS)])
+        for job in jobs:
+            port = await app.connection.port()
+            assert await port.signal(NewSignal(job.lsn, "go", b"7", "once"))
+        workers = [start_worker(path) for _ in range(WORKERS)]
+        try:
+            for _ in range(kills):
+                seen = len(log_records(path / "log"))
+                wanted = seen + draw.randrange(1, 12)
+                await asyncio.to_thread(eventually, lambda wanted=wanted: _is_over(path, wanted))
+                victim = draw.randrange(WORKERS)
+                workers[victim].__exit__()
+                workers[victim] = start_worker(path)
+            for job in jobs:
+                assert await job.result("40s") == _SUM
+        finally:
+            for worker in workers:
+                worker.__exit__()
+    return jobs
+
+
+def _is_over(path: Path, wanted: int) -> bool:
+    records = log_records(path / "log")
+    ended = sum(record.kind == kinds.SUCCESS and record.body is not None for record in records)
+    return len(records) >= wanted or ended >= 3 * JOBS
+
+
+def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
+    tmp_path: Path,
+) -> None:
+    kills = some(12, 500)
+    check(tmp_path, asyncio.run(run_with_kills(tmp_path, kills)), kills)
+
+
+def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
+    tmp_path: Path,
+) -> None:
+    """At every await of every step, one after the other; by default at some of them."""
+
+    async def run() -> None:
+        for count in range(1, 60, every(6)):
+            path = tmp_path / str(count)
+            path.mkdir()
+            app, long = make_app(path)
+            async with app:
+                job = await long.enqueue()
+                assert await app.signal(job, "go", 7)
+                with start_worker(path, count) as worker:
+                    died = await asyncio.to_thread(_dies, worker, path)
+                if died:
+                    async with app.worker(concurrency=4):
+                        assert await job.result("40s") == _SUM
+                else:
+                    assert await job.result("40s") == _SUM
+            check(path, [job], 1)
+
+    asyncio.run(run())
+
+
+def _dies(worker: Child, path: Path) -> bool:
+    """Wait until it has died, or the job is over; returns whether it died."""
+    eventually(lambda: worker.process.poll() is not None or _is_done(path))
+    return worker.process.poll() is not None
+
+
+def _is_done(path: Path) -> bool:
+    records = log_records(path / "log")
+    return any(r.kind == kinds.SUCCESS and r.body == b"%d" % _SUM for r in records)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        die_at(int(sys.argv[2]))
+    asyncio.run(work(Path(sys.argv[1])))
