@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.flows import Awaited
-from taskq.core.folds.steps import Form, Wait
 from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.steps import Form, Wait
 from taskq.core.model import SECOND_NS, State
 from taskq.core.rates import Limit
 from taskq.core.views import AttemptView, Hold, JobView, OwnerView, Serving
