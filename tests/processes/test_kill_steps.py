@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,7 +154,7 @@ async def run_with_kills(path: Path, kills: int) -> list[Any]:
             for _ in range(kills):
                 seen = len(log_records(path / "log"))
                 wanted = seen + draw.randrange(1, 12)
-                await asyncio.to_thread(eventually, lambda wanted=wanted: _is_over(path, wanted))
+                await asyncio.to_thread(eventually, partial(_is_over, path, wanted))
                 victim = draw.randrange(WORKERS)
                 workers[victim].__exit__()
                 workers[victim] = start_worker(path)

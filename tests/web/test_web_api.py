@@ -295,7 +295,7 @@ async def test_the_document_tells_of_every_endpoint_and_its_limits(whole: Path) 
         document = await get(client, "openapi.json")
     assert document["openapi"] == "3.1.0"
     operations = [item for path in document["paths"].values() for item in path.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations) == 25
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 26
     (wait,) = [
         row
         for row in document["paths"]["/api/jobs/{id}/result"]["get"]["parameters"]
@@ -321,3 +321,13 @@ async def test_the_log_shows_what_is_written_meanwhile_and_after_it_was_replaced
         assert (await client.get("/api/stats")).status_code == 503
         os.rename(tmp_path / "away", data)  # noqa: PTH104 - likewise
         assert (await get(client, "jobs", limit=1))["jobs"][0]["id"] == job.id
+
+
+async def test_a_program_signals_a_job(data: Path) -> None:
+    async with program(data, allow_actions=True) as client:
+        job = (await post(client, "jobs", task="nobody.knows"))["id"]
+        path = f"jobs/{job}/signals/paid"
+        assert (await post(client, path, value={"sum": 5}, once="evt"))["new"]
+        assert not (await post(client, path, value={"sum": 5}, once="evt"))["new"]
+        (ended,) = (await get(client, "jobs", q="state:succeeded task:mail.send"))["jobs"]
+        await post(client, f"jobs/{ended['id']}/signals/paid", 409)

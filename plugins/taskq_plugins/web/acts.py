@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         OneJob,
         OneName,
         Release,
+        Signal,
     )
 
 #: Jobs that one step of an act on many is for.
@@ -85,6 +86,11 @@ class Acts:
         """Let a job that waits be due at another time, or wait elsewhere."""
         changes = asked.model_dump(exclude={"id"}, exclude_none=True)
         return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
+
+    async def signal(self, asked: Signal) -> dict[str, Any]:
+        """Tell a job something that it waits for within its run, now or later."""
+        new = await self.app.signal(asked.id, asked.name, asked.value, once=asked.once)
+        return {"id": asked.id, "new": new}
 
     async def requeue(self, asked: OneJob) -> dict[str, Any]:
         """Make a dead letter ready again."""

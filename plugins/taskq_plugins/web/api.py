@@ -157,6 +157,8 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.OneJob, acts.cancel),
         Endpoint("POST", f"{jobs}/edit", "edit", "Let a job that waits be due or wait elsewhere.",
                  ask.Edit, acts.edit),
+        Endpoint("POST", f"{jobs}/signals/{{name}}", "signal", "Tell a job that waits something.",
+                 ask.Signal, acts.signal),
         Endpoint("POST", f"{jobs}/requeue", "requeue", "Make a dead letter ready again.",
                  ask.OneJob, acts.requeue),
         Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",

@@ -87,6 +87,14 @@ class Edit(OneJob):
     queue: str | None = None
 
 
+class Signal(OneJob):
+    """What somebody tells a job."""
+
+    name: str = Field(max_length=_TEXT_MAX, description="Of the signal, as the job waits for it.")
+    value: Any = Field(None, description="What it is told.")
+    once: str = Field("", max_length=255, description="The job takes one signal of this text.")
+
+
 class Many(Asked):
     """What to do to all jobs that a search finds, or to those that are named."""
 
