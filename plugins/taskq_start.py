@@ -5,6 +5,7 @@ It stands beside that package, so that it is there when another of that name hid
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from functools import partial
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: What a command loads stays: to look for garbage in it again and again, as often as by default,
+#: takes a twentieth of a worker's start.
+_GARBAGE_THRESHOLD = 10_000
+
 
 def main() -> None:
     """Run the command, or say in a line that another package is called taskq, too.
 
     Until its code is imported, Ctrl-C ends the process at once and prints nothing.
     """
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from functools import cached_property
 from pathlib import Path
@@ -81,9 +80,6 @@ class LazyGroup(click.Group):
         """Return what help says of a command."""
         return self.table[name][1]
 
-
-#: New objects after which a command looks for garbage.
-_GARBAGE_THRESHOLD: Final = 10_000
 
 #: Where our own commands are: a module of ``taskq.cli.commands``, or of another package.
 _COMMANDS: Final = "taskq.cli.commands."
@@ -214,9 +210,6 @@ class Commands(LazyGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program."""
-        # What a command loads stays: to look for garbage in it again and again takes a twentieth of
-        # a worker's start.
-        gc.set_threshold(_GARBAGE_THRESHOLD)
         with whole_streams():
             return super().main(*args, **kwargs)
 

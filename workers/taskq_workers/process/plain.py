@@ -6,7 +6,6 @@ Whatever else is written, wrong or rare, is left to click, which reads, refuses 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 from functools import partial
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _OPTIONS: Final = {"--concurrency": "-c", "--queues": "-Q", "--data-dir": "-d"}
 #: Set by a shell that asks for what completes a word.
 _COMPLETION: Final = "_TASKQ_COMPLETE"
-#: New objects after which a start looks for garbage, of which there is hardly any.
-_GARBAGE_THRESHOLD: Final = 10_000
 
 
 class Usual(NamedTuple):
@@ -98,7 +95,6 @@ def plain_worker(words: Sequence[str]) -> Callable[[], None] | None:
 
 
 def _run(asked: Usual) -> None:
-    gc.set_threshold(_GARBAGE_THRESHOLD)
     with whole_streams():
         try:
             leave_init()
