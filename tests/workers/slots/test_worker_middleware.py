@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sentry_sdk
 from sentry_sdk.transport import Transport
 
-from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, injected, retry
+from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, current_job, injected, retry
 from taskq.errors import JobCancelled, JobFailed, UsageError
 from taskq_workers import Worker
 from taskq_workers.slots.slots import Slots
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sentry_sdk.envelope import Envelope
+
 
 SECONDS = 30
 _who: ContextVar[str] = ContextVar("who", default="nobody")
@@ -143,29 +145,26 @@ async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
 
 @pytest.mark.parametrize("runs_in", [None, "thread", "process"])
 async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
-    tmp_path: Path, runs_in: Any
+    afar: TaskQ, runs_in: Any
 ) -> None:
-    app = afar_jobs.app
-    app.data_dir = tmp_path / "data"
-    tasks = app.hooks.tasks
+    errors: list[str] = []
 
-    @app.middleware
+    @afar.middleware
     async def forgiving() -> AsyncIterator[None]:
-        with contextlib.suppress(LookupError):
+        try:
             yield
+        except LookupError as error:
+            errors.append(str(error))
 
     def fails() -> int:
         raise LookupError("no number")
 
     task: Any = afar_jobs.raises
     if runs_in != "process":
-        task = app.task(name="fails", retry=1, runs_in=runs_in)(fails)
-    try:
-        async with app, app.worker():
-            assert await (await task.enqueue()).result(timeout=SECONDS) is None
-    finally:
-        app.hooks.tasks = tasks
-        app.hooks.middleware.clear()
+        task = afar.task(name="fails", retry=1, runs_in=runs_in)(fails)
+    async with afar, afar.worker():
+        assert await (await task.enqueue()).result(timeout=SECONDS) is None
+    assert errors == ["in a process" if runs_in == "process" else "no number"]
 
 
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
@@ -201,49 +200,20 @@ async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
     assert errors == [Snooze, asyncio.CancelledError]
 
 
-async def test_an_error_in_a_child_process_is_raised_in_it_too(tmp_path: Path) -> None:
-    errors: list[BaseException] = []
-    app = afar_jobs.app
-    app.data_dir = tmp_path / "data"
-
-    @app.middleware
-    async def sees(_job: JobContext) -> AsyncIterator[None]:
-        try:
-            yield
-        except Exception as error:
-            errors.append(error)
-            raise
-
-    try:
-        async with app, app.worker():
-            job = await afar_jobs.raises.enqueue()
-            with pytest.raises(JobFailed, match="LookupError: in a process"):
-                await job.result(timeout=SECONDS)
-    finally:
-        app.hooks.middleware.clear()
-    assert [(type(error), str(error)) for error in errors] == [(LookupError, "in a process")]
-
-
-async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(tmp_path: Path) -> None:
-    app = afar_jobs.app
-    app.data_dir = tmp_path / "data"
+async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(afar: TaskQ) -> None:
     pending: list[PendingJob[str]] = []
 
-    @app.middleware
+    @afar.middleware
     async def follows(job: JobContext) -> AsyncIterator[None]:
         yield
         if job.task == afar_jobs.parent.name:
             pending.append(job.enqueue(afar_jobs.child.call("of the middleware")))
 
-    try:
-        async with app, app.worker():
-            job = await afar_jobs.parent.enqueue(fails=False)
-            result = await job.result(timeout=SECONDS)
-            assert await app.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
-            stats = await app.stats()
-    finally:
-        app.hooks.middleware.clear()
-    assert result
+    async with afar, afar.worker():
+        job = await afar_jobs.parent.enqueue(fails=False)
+        assert await job.result(timeout=SECONDS)
+        assert await afar.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
+        stats = await afar.stats()
     assert sum(queue.succeeded for queue in stats.queues) == 3
 
 
@@ -311,3 +281,130 @@ async def test_a_worker_of_an_app_without_any_calls_its_tasks_directly(app: Task
         await (await work.enqueue()).result(timeout=SECONDS)
         assert isinstance(worker._runner, Slots)
         assert worker._runner._hot[5][work.name].call is work.fn
+
+
+ONCE: dict[str, Any] = {"timeout": 0.3, "retry": 1}
+KINDS = ["on_loop", "in_thread", "on_own_loop", "in_process"]
+
+
+@pytest.fixture
+def afar(tmp_path: Path) -> Iterator[TaskQ]:
+    """Yield the app whose tasks child processes import, and afterwards as it was."""
+    app = afar_jobs.app
+    app.data_dir = tmp_path / "data"
+    tasks = app.hooks.tasks
+    yield app
+    app.hooks.tasks = tasks
+    app.hooks.middleware.clear()
+    app.close_sync()
+
+
+async def end_of(afar: TaskQ, kind: str) -> str:
+    """Run one job of its kind, then one whose middleware does not hang; how the first failed."""
+
+    @afar.task(name="on_loop", **ONCE)
+    async def on_loop() -> int:
+        return 1
+
+    @afar.task(name="in_thread", **ONCE)
+    def in_thread() -> int:
+        return 1
+
+    @afar.task(name="on_own_loop", runs_in="thread", **ONCE)
+    async def on_own_loop() -> int:
+        return 1
+
+    @afar.task(name="late", **ONCE)
+    async def late() -> None:
+        await asyncio.Event().wait()
+
+    name = afar_jobs.brief.name if kind == "in_process" else kind
+    async with afar, afar.worker(concurrency=1):
+        job = await afar.enqueue(afar.call_by_name(name).options(headers={"hangs": "yes"}))
+        with pytest.raises(JobFailed) as failed:
+            await job.result(timeout=SECONDS)
+        assert await (await on_loop.enqueue()).result(timeout=SECONDS) == 1
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["before", "after"])
+async def test_a_middleware_that_hangs_fails_the_attempt_and_frees_its_slot(
+    afar: TaskQ, kind: str, where: str
+) -> None:
+    @afar.middleware
+    async def slow(job: JobContext) -> AsyncIterator[None]:
+        if where == "before" and job.headers:
+            await asyncio.Event().wait()
+        yield
+        if job.headers:
+            await asyncio.Event().wait()
+
+    reason = await end_of(afar, kind)
+    assert "TimeoutError: not done within its timeout of 0.3 s: " in reason
+    assert ".slow stands still" in reason
+
+
+@pytest.mark.parametrize("kind", ["on_loop", "late"])
+async def test_several_that_hang_as_they_are_left_are_cancelled_one_by_one(
+    afar: TaskQ, kind: str
+) -> None:
+    left: list[str] = []
+
+    def hanging(name: str) -> None:
+        @afar.middleware
+        async def hangs(job: JobContext) -> AsyncIterator[None]:
+            try:
+                yield
+            finally:
+                if job.headers:
+                    left.append(name)
+                    await asyncio.Event().wait()
+
+    hanging("outer")
+    hanging("inner")
+    assert "not done within its timeout of 0.3 s" in await end_of(afar, kind)
+    assert left == ["inner", "outer"]
+
+
+async def test_a_middleware_sees_the_timeout_of_the_task_and_may_clean_up(afar: TaskQ) -> None:
+    reasons: list[object] = []
+
+    @afar.middleware
+    async def sees(job: JobContext) -> AsyncIterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            await asyncio.sleep(0.01)
+            reasons.append(str(error))
+            raise
+
+    assert "not done within its timeout of 0.3 s" in await end_of(afar, "late")
+    assert reasons == ["not done within its timeout of 0.3 s"]
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+async def test_what_middleware_takes_is_no_more_the_tasks(afar: TaskQ, kind: str) -> None:
+    """One deadline holds for both."""
+    deadlines: list[datetime | None] = []
+
+    @afar.middleware
+    async def slow(job: JobContext) -> AsyncIterator[None]:
+        deadlines.append(job.deadline)
+        await asyncio.sleep(0.2)
+        yield
+
+    async def asks() -> None:
+        deadlines.append(current_job().deadline)
+
+    options: Any = {"runs_in": "thread"} if kind == "on_own_loop" else {}
+    function: Any = (
+        (lambda: deadlines.append(current_job().deadline)) if kind == "in_thread" else asks
+    )
+    task = afar.task(name="asks", timeout="1h", **options)(function)
+    async with afar, afar.worker():
+        await (await task.enqueue()).result(timeout=SECONDS)
+    first, second = deadlines
+    assert first is not None
+    assert second is not None
+    assert abs(second - first) < timedelta(seconds=0.15)
