@@ -225,12 +225,6 @@ asyncio.run(main())
     assert done.stdout.split() == ["True", "WRONG_VERSION_NUMBER"] * 2
 
 
-@pytest.mark.parametrize("name", taskq.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(taskq, name) is not None
-    assert name in dir(taskq)
-
-
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'taskq' has no attribute 'Taskq'"):
         _ = taskq.Taskq  # type: ignore[attr-defined]

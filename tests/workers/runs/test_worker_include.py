@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from taskq import TaskQ
+from taskq.cli.main import main
 from taskq.errors import UsageError
 from taskq_workers.runs.guards import importing
 from taskq_workers.runs.loader import load_app
@@ -19,6 +21,8 @@ from tests.programs import run_python
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
+
+    from click.testing import Result
 
 
 _APP = "from taskq import TaskQ\napp = TaskQ('data', include=['proj.tasks'])\n"
@@ -59,6 +63,11 @@ def write(tmp_path: Path) -> Callable[..., None]:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return run_python(*words)
+
+
+def worker(*words: str) -> Result:
+    """Return what the command says that ends before it has begun."""
+    return CliRunner().invoke(main, ["worker", *words])
 
 
 def test_modules_that_import_their_app_are_imported_once_that_is_whole(
@@ -180,8 +189,8 @@ def test_a_module_that_cannot_be_included_is_told_as_the_app_itself_would_be(
     write: Callable[..., None], names: tuple[str, ...], words: str
 ) -> None:
     write(app=_APP, tasks=_TASKS, bad="1 / 0\n")
-    done = run("-m", "taskq", "worker", "proj.app", *(w for name in names for w in ("-I", name)))
-    assert done.returncode == 2
+    done = worker("proj.app", *(w for name in names for w in ("-I", name)))
+    assert done.exit_code == 2
     assert done.stderr.startswith(words)
     assert not Path("data").exists()
 
@@ -199,8 +208,8 @@ def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_so
     )
     ran = Path("proj/tasks.py").write_text(f"{_TASKS}\nopen('imported', 'w')\n")
     assert ran
-    done = run("-m", "taskq", "worker", "proj.app")
-    assert done.returncode == 2
+    done = worker("proj.app")
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr == (
         "taskq: proj.app has an app, but no task is registered with it: proj.mail and proj.tasks "
@@ -215,8 +224,8 @@ def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
     write: Callable[..., None],
 ) -> None:
     write(app="from taskq import TaskQ\napp = TaskQ('data')\n")
-    done = run("-m", "taskq", "worker", "proj.app:app", "--burst")
-    assert done.returncode == 2
+    done = worker("proj.app:app", "--burst")
+    assert done.exit_code == 2
     assert done.stderr == (
         "taskq: proj.app:app has an app, but no task is registered with it: decorate a function "
         "with @app.task, there or in a module that is named with -I MODULE\n"
