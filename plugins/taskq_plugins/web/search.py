@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.views import JobView
 
 #: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
-LOOKED_MAX: Final = 2_000
+LOOKED_MAX: Final = 1_000
 _SLICE: Final = 200
 #: Characters of a payload or result that text is looked for in.
 _BODY_BYTES_MAX: Final = 16_384
