@@ -110,12 +110,10 @@ class Acts:
         states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
         if asked.ids:
             jobs = await self._looks.read(partial(_in_states, ids=asked.ids, states=states))
-            done = 0 if asked.dry_run else await self._do(asked.act, jobs)
-            return {
-                "act": asked.act,
-                "count": len(jobs if asked.dry_run else asked.ids),
-                "done": done,
-            }
+            if asked.dry_run:
+                return {"act": asked.act, "count": len(jobs), "done": 0, "ids": jobs}
+            done = await self._do(asked.act, jobs)
+            return {"act": asked.act, "count": len(asked.ids), "done": done}
         search = Search.parse(asked.q, hides=self.hides).only(frozenset(states))
         count = done = 0
         before = asked.before

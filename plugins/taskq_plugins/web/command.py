@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import stat
 from dataclasses import replace
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
+#: A hub has it.
+_REGISTRY: Final = "registry.db"
 
 
 @click.command()
@@ -56,6 +59,8 @@ def web(
 ) -> None:
     """Show the log in a browser, and to programs as JSON at /api/, until stopped.
 
+    Of a hub it shows the devices, and the log of each.
+
     The printed address is good for one browser, once. Programs send the secret of --token-file as
     Authorization: Bearer. Everything is read from the directory, beside any number of live
     processes; nothing can be changed without --allow-actions.
@@ -66,8 +71,12 @@ def web(
         raise Failure(missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
         raise WrongUsage(f"{data_dir} is a case file, to be looked at: leave out --allow-actions")
-    with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
-        path = reader.journal.path
+    hub = data_dir if data_dir is not None and (data_dir / _REGISTRY).is_file() else None
+    if hub is not None:
+        path = str(hub.absolute())
+    else:
+        with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
+            path = reader.journal.path
     address = _address(bind)
     if (tls_cert is None) != (tls_key is None):
         raise WrongUsage("give --tls-cert and --tls-key together")
@@ -85,7 +94,12 @@ def web(
         def ready() -> None:
             render.echo(f"{place.address}{door.ENTRY}?token={known.entry()}")
 
-        mount.serve(site.make_site(path, place, known), listener, tls, ready)
+        if hub is None:
+            made = site.make_site(path, place, known)
+        else:  # a plugin of its own, found by name: plugins know nothing of each other
+            registry = importlib.import_module("taskq_plugins.hub.registry").Registry(hub)
+            made = site.make_hub(path, place, known, registry.all_standing)
+        mount.serve(made, listener, tls, ready)
 
 
 def _address(bind: str) -> IPv4Address | IPv6Address:

@@ -173,6 +173,7 @@ class Pages:
         self._keys = keys
         self._app = app
         self._shared_key = ""
+        self._pages = _PAGES if app is None else (*_PAGES, ("/enqueue", "Enqueue"))
         clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -206,7 +207,7 @@ class Pages:
     def routes(self) -> list[Route]:
         """Return every page there is."""
         return [
-            Route(ENTRY, self._enter),
+            Route(ENTRY, self.enter),
             Route("/", self._page("now.html", self._now)),
             Route("/jobs", self._page("jobs.html", self._jobs)),
             Route("/jobs/{id}", self._page("job.html", self._job)),
@@ -220,14 +221,15 @@ class Pages:
             Route("/log", self._page("log.html", self._log)),
             Route("/enqueue", self._page("enqueue.html", self._enqueue)),
             Route("/act/{name}", self._act, methods=["POST"]),
-            Route("/static/{name}", self._file),
+            Route("/static/{name}", self.file),
         ]
 
     def refusal(self, problem: Problem, root: str) -> Response:
         """Return a page that says what is wrong."""
-        return self._render("problem.html", root, problem.status, problem=problem)
+        return self.render("problem.html", root, problem.status, problem=problem)
 
-    async def _enter(self, request: Request) -> Response:
+    async def enter(self, request: Request) -> Response:
+        """Let a browser in that opened the printed address."""
         if not self._keys.enter(request.query_params.get("token", "")):
             raise Problem(
                 HTTPStatus.UNAUTHORIZED,
@@ -235,13 +237,14 @@ class Pages:
                 "again for a new one",
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.
-        response = self._render("entered.html", root_of(request.scope))
+        response = self.render("entered.html", root_of(request.scope))
         response.headers["Set-Cookie"] = self._place.cookie_header(
             self._keys.session, request.url.scheme
         )
         return response
 
-    async def _file(self, request: Request) -> Response:
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page's own."""
         name = request.path_params["name"]
         if name not in _STATIC:
             raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
@@ -463,7 +466,7 @@ class Pages:
             )
             shown["sorted_by"] = order
             shown["here_now"] = request.url.path + (f"?{urlencode(kept)}" if kept else "")
-            response = self._render(template, root, at=at, is_live=is_live, **shown)
+            response = self.render(template, root, at=at, is_live=is_live, **shown)
             # By this the page knows how often it may be renewed.
             taken = (time.process_time_ns() - began_ns) / 1e6
             response.headers["Server-Timing"] = f"cpu;dur={taken:.1f}"
@@ -471,9 +474,10 @@ class Pages:
 
         return respond
 
-    def _render(
+    def render(
         self, template: str, root: str, status: HTTPStatus = HTTPStatus.OK, **values: Any
     ) -> HTMLResponse:
+        """Return a page below a root, made of its template and these values."""
         at = values.setdefault("at", "")
         values.setdefault("now_ns", time.time_ns())
 
@@ -486,9 +490,8 @@ class Pages:
             directory=self._looks.path,
             allow_actions=self._place.allow_actions and not at,
             form_token=self._form_key(),
-            pages=_PAGES if self._app is None else (*_PAGES, ("/enqueue", "Enqueue")),
             to=to,
-            **{**_NOTHING, **values},
+            **{**_NOTHING, "pages": self._pages, **values},
         )
         return HTMLResponse(text, status)
 

@@ -1,30 +1,36 @@
-"""Puts the pages, the API and the door together."""
+"""Put the pages, the API and the door together, of a log or of a hub with the logs of many."""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 
 from taskq.engine import LogReader
 from taskq.errors import TaskqError
+from taskq.values import SECOND_NS
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api
-from taskq_plugins.web.door import API, Door, path_of, root_of
+from taskq_plugins.web.door import API, ENTRY, Door, path_of, root_of
 from taskq_plugins.web.pages import Pages
 from taskq_plugins.web.problems import Problem, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import Scope
+    from starlette.types import Receive, Scope, Send
 
     from taskq import TaskQ
     from taskq_plugins.web.door import Place
@@ -73,6 +79,82 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
         lifespan=life,
     )
     return Door(inner, place, keys, refuse)
+
+
+#: How the devices of a hub stand, by name, as the hub has it.
+Standing: TypeAlias = "Callable[[], dict[str, dict[str, Any]]]"
+
+#: A device that was not heard of for so long is late.
+_LATE_NS: Final = 3_600 * SECOND_NS
+#: A clock that is wrong by more is worth a word.
+_SKEW_NS: Final = SECOND_NS
+
+
+def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
+    """Return the page of a hub: its devices, and below ``/logs`` the page of each of their logs.
+
+    Args:
+        path: the hub's directory.
+        place: where the page is found; copies are changed by their devices alone.
+        keys: what shows who asks.
+        standing: tells how the devices stand.
+    """
+    place = replace(place, allow_actions=False)
+    pages, sites = Pages(Looks(path), {}, place, keys), dict[str, Door]()
+
+    def refuse(scope: Scope, problem: Problem) -> Response:
+        return pages.refusal(problem, root_of(scope))
+
+    async def refuse_error(request: Request, error: Exception) -> Response:
+        return refuse(request.scope, _problem(error))
+
+    def rows() -> list[dict[str, Any]]:
+        now_ns, logs = time.time_ns(), _logs(path)
+        return [
+            {
+                "device": device,
+                "logs": [log for owner, log in logs if owner == device],
+                "behind": max(facts.get("end_lsn", 0) - facts.get("at_lsn", 0), 0),
+                "is_late": facts["state"] == "active"
+                and now_ns - facts.get("heard_ns", 0) > _LATE_NS,
+                "skew_ns": skew if abs(skew := facts.get("clock_ns", 0)) > _SKEW_NS else 0,
+                **facts,
+            }
+            for device, facts in standing().items()
+        ]
+
+    async def devices(request: Request) -> Response:
+        known = await anyio.to_thread.run_sync(rows)
+        known.sort(key=lambda row: (not row["is_late"], -row["behind"], row["device"]))
+        links = (("/", "Devices"),)
+        return pages.render(
+            "hub.html", root_of(request.scope), devices=known, pages=links, is_live=True
+        )
+
+    async def log(scope: Scope, receive: Receive, send: Send) -> None:
+        names = scope["path_params"]["device"], scope["path_params"]["log"]
+        if names not in await anyio.to_thread.run_sync(_logs, path):
+            raise Problem(HTTPStatus.NOT_FOUND, "this hub has no such log")
+        home = str(Path(path, "devices", *names))
+        if home not in sites:
+            sites[home] = make_site(home, place, keys)
+        await sites[home](scope, receive, send)
+
+    inner = Starlette(
+        routes=[
+            Route("/", devices), Route(ENTRY, pages.enter), Route("/static/{name}", pages.file),
+            Mount("/logs/{device}/{log}", log),
+        ],
+        exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
+    )  # fmt: skip
+    return Door(inner, place, keys, refuse)
+
+
+def _logs(hub: str) -> set[tuple[str, str]]:
+    """Return the logs that a hub has, as (device, log id)."""
+    return {
+        (file.parts[-3], file.parts[-2]) for file in Path(hub, "devices").glob("*/*/taskq.json")
+    }
 
 
 def _problem(error: Exception) -> Problem:

@@ -1,0 +1,58 @@
+"""A hub's page tells how its devices stand, and leads to the pages of their logs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+
+from taskq_plugins.hub.registry import Registry
+from taskq_plugins.web.door import ENTRY, Place
+from taskq_plugins.web.keys import Keys
+from taskq_plugins.web.site import make_hub
+from tests.hub.place import DEVICE
+from tests.hub.place import Place as HubPlace
+from tests.web.browser import HOST, ORIGIN, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> None:
+    place = HubPlace(tmp_path)
+    await place.write(3)
+    await place.sync()
+    registry = Registry(place.hub)
+    registry.enrol("edge-8")
+    for _ in range(10):
+        if not registry.may_fork("edge-8"):
+            break
+    registry.note("edge-8", end_lsn=90, at_lsn=40, heard_ns=1, clock_ns=-5 * 10**9)
+    keys = Keys("s" * 43)
+    hub = make_hub(
+        str(place.hub),
+        Place(scheme="http", hosts=(HOST,), allow_actions=True),
+        keys,
+        registry.all_standing,
+    )
+    transport = httpx.ASGITransport(app=hub)
+    async with running(hub), httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+        assert (await client.get("/")).status_code == 401
+        await client.get(ENTRY, params={"token": keys.entry()})
+        page = (await client.get("/")).text
+        assert "2 devices, 1 held: 50 records are still to come" in page
+        rows = dict(re.findall(r'row">([\w-]+)</th>(.*?)</tr>', page, re.DOTALL))
+        assert set(rows) == {DEVICE, "edge-8"}
+        assert ">held</span>" in rows["edge-8"]
+        assert "-5.0s" in rows["edge-8"]
+        assert ">active</span>" in rows[DEVICE]
+        link = re.search(rf'href="(/logs/{DEVICE}/[^"]+)"', rows[DEVICE])
+        assert link is not None
+        for path in ("", "jobs", "tasks", "log"):
+            answer = await client.get(link[1] + path)
+            assert answer.status_code == 200, answer.text
+            assert f'href="{link[1]}jobs"' in answer.text
+            assert 'method="post"' not in answer.text
+        for path in (f"/logs/{DEVICE}/x/", "/logs/..%2f../x/", "/logs/edge-9/x/"):
+            assert (await client.get(path)).status_code == 404
