@@ -91,8 +91,8 @@ async def test_chosen_rows_are_requeued_and_no_others(log: Path) -> None:
         assert "Requeue 2 jobs?" in answer.text
         (form,) = forms(answer.text)
         answer = await send_form(client, form)
-        told = await shown(client, answer.headers["location"])
-        assert "Requeued 2 jobs." in told
+        list_page = await shown(client, answer.headers["location"])
+        assert "Requeued 2 jobs." in list_page
         assert ids(await shown(client, "/jobs", q="state:dead")) == dead[2:]
         assert (await client.get("/many?act=purge")).status_code == 422
 
