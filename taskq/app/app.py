@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, 
 
 from taskq import telemetry
 from taskq.app.around import Around
-from taskq.app.decorate import TaskChoices, TaskDecorator, make_task
+from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, with_choices
 from taskq.app.hooks import Hooks
 from taskq.app.schedules import rule_of, schedule_of
 from taskq.app.shared import LogHolder
@@ -184,9 +184,10 @@ class TaskQ(LogHolder):
         """
         if not isinstance(self, TaskQ):  # written at the class, as @TaskQ.task
             raise no_app()
-        if fn is None:
-            return functools.partial(self._add_task, choices=choices)
-        return self._add_task(fn, choices)
+        add = functools.partial(self._add_task, choices=choices)
+        return add if fn is None else add(fn)
+
+    task.__doc__ = with_choices(task.__doc__)
 
     def cron(
         self,

@@ -23,7 +23,7 @@ from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
     from taskq.calls.call import Call
     from taskq.calls.ports import AppPort, TaskPort
@@ -200,6 +200,28 @@ class JobHandle(Generic[R]):
         return progress
 
     progress_sync = blocking(progress)
+
+    async def watch(self, every: Duration = 0.5) -> AsyncIterator[Progress]:
+        """Yield how far the job is whenever it told that, until it has ended.
+
+        Args:
+            every: how often it is looked at.
+
+        Raises:
+            JobNotFound: the log has no such job.
+        """
+        import asyncio  # noqa: PLC0415 - as above
+
+        latest, pause = None, seconds(every, "every")
+        while True:
+            is_over = await self.status() not in LIVE_STATES
+            now = None if is_over else await self.progress()
+            if now is not None and now != latest:
+                latest = now
+                yield now
+            if is_over:
+                return
+            await asyncio.sleep(pause)
 
     async def _view(self) -> JobView:
         """Return the view with payload and result as stored: reading them may take long."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict, field, replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from taskq.core.durations import utc_moment
 from taskq.core.errors import command
@@ -15,6 +14,7 @@ from taskq.core.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from taskq.core.rates import Limit
 
@@ -81,15 +81,8 @@ def attempt_document(attempt: AttemptView) -> dict[str, Any]:
     }
 
 
-def _moment(time_ns: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=time_ns // 1_000)
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def _moment_or_none(time_ns: int) -> datetime | None:
-    return _moment(time_ns) if 0 < time_ns < TIME_NS_MAX else None
+    return utc_moment(time_ns) if 0 < time_ns < TIME_NS_MAX else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +109,12 @@ class AttemptView:
     @property
     def started_at(self) -> datetime:
         """Return when it began, in UTC."""
-        return _moment(self.started_ns)
+        return utc_moment(self.started_ns)
 
     @property
     def ended_at(self) -> datetime | None:
         """Return when it ended, in UTC; None while it runs."""
-        return _moment(self.ended_ns) if self.ended_ns else None
+        return utc_moment(self.ended_ns) if self.ended_ns else None
 
     @property
     def error(self) -> str:
@@ -207,7 +200,7 @@ class JobView:
     @property
     def enqueued_at(self) -> datetime:
         """Return when it was enqueued, in UTC."""
-        return _moment(self.enqueued_ns)
+        return utc_moment(self.enqueued_ns)
 
     @property
     def due_at(self) -> datetime | None:
@@ -349,6 +342,14 @@ class LogStats:
     engine: EngineStats | None = None
     #: that were published and are not adopted as a whole
     uploads: int = 0
+
+    def __str__(self) -> str:
+        """Return the counts as a table, a queue a line."""
+        rows = [("queue", *STATES)]
+        rows += [(q.queue, *(str(getattr(q, name)) for name in STATES)) for q in self.queues]
+        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+        cells = ([row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in rows)
+        return "\n".join("  ".join(row) for row in cells)
 
     def __add__(self, more: LogStats) -> LogStats:
         """Return those of two logs together; ``next_lsn`` is of the longer one."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import pydoc
 import runpy
 import sys
 from datetime import timedelta
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskq
-from taskq import TaskQ, retry
+from taskq import TaskQ, progress, retry
+from taskq.app.decorate import TaskChoices
 from taskq.core.records import Flag
 from taskq.errors import UsageError
 
@@ -270,3 +272,36 @@ def test_closing_before_any_use_is_legal_and_twice_too(app: TaskQ) -> None:
     asyncio.run(close())
     app.close_sync()
     assert not app.data_dir.exists()
+
+
+def test_help_of_the_decorator_lists_its_keywords(app: TaskQ) -> None:
+    text = pydoc.render_doc(app.task, renderer=pydoc.plaintext)
+    for name in (*TaskChoices.__annotations__, "queue", "priority"):
+        assert f"{name}: " in text
+
+
+async def test_stats_print_as_a_table(app: TaskQ) -> None:
+    app.task(lambda: None, name="t", queue="mail")
+    await app.enqueue(app.call_by_name("t").options(queue="mail"))
+    first, second = str(await app.stats()).splitlines()
+    assert first.split()[:3] == ["queue", "scheduled", "ready"]
+    assert second.split()[:3] == ["mail", "0", "1"]
+    assert len(first) == len(second)
+
+
+async def test_progress_is_watched_until_the_job_has_ended(app: TaskQ) -> None:
+    seen = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        await progress(0.5, "half of it")
+        await seen.wait()
+
+    async with app.worker():
+        job = await work.enqueue()
+        steps = []
+        async for step in job.watch(every=0.01):
+            steps.append((step.fraction, step.message))
+            seen.set()
+    assert steps == [(0.5, "half of it")]
+    assert [step async for step in app.job(job.id).watch()] == []

@@ -1,7 +1,7 @@
 """Makes the pictures that the documents show: ``python -m tests.web.pictures``.
 
-A shop's jobs are enqueued, a worker runs some of them, and Chromium looks at the page and at what
-``taskq top`` prints. It needs what the tests in a browser need.
+A shop lives for an hour, its jobs are enqueued, a worker runs some of them, and Chromium looks at
+the page and at what ``taskq top`` prints. It needs what the tests in a browser need.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 FOLDER: Final = HERE / "pictures"
-COLORS: Final = 128
-SIZE: Final[Any] = {"width": 1_200, "height": 760}
+COLORS: Final = 256
+SIZE: Final[Any] = {"width": 1_440, "height": 940}
 TOP_COLUMNS: Final = 110
 
 
@@ -59,11 +59,13 @@ def main() -> None:
         folder = Path(tempfile.gettempdir()) / "shop"
         folder.mkdir()
         stack.callback(shutil.rmtree, folder)
-        shutil.copy(HERE / "shop.py", folder)
+        for name in ("shop.py", "past.py"):
+            shutil.copy(HERE / name, folder)
         data = folder / "data"
         os.environ["TASKQ_DATA_DIR"] = str(data)
         run: Callable[..., Any] = subprocess.run
-        run([sys.executable, "shop.py"], check=True, cwd=folder)
+        for name in ("past.py", "shop.py"):
+            run([sys.executable, name], check=True, cwd=folder)
         words = (sys.executable, "-m", "taskq")
         with (
             Child(*words, "worker", "shop:app", "-c", 6, cwd=folder) as worker,
