@@ -275,13 +275,12 @@ def test_closing_before_any_use_is_legal_and_twice_too(app: TaskQ) -> None:
 
 
 def test_help_of_the_decorator_lists_its_keywords(app: TaskQ) -> None:
-    text = pydoc.render_doc(app.task, renderer=pydoc.plaintext)
+    text = pydoc.plain(pydoc.render_doc(app.task))
     for name in (*TaskChoices.__annotations__, "queue", "priority"):
         assert f"{name}: " in text
 
 
 async def test_stats_print_as_a_table(app: TaskQ) -> None:
-    app.task(lambda: None, name="t", queue="mail")
     await app.enqueue(app.call_by_name("t").options(queue="mail"))
     first, second = str(await app.stats()).splitlines()
     assert first.split()[:3] == ["queue", "scheduled", "ready"]
