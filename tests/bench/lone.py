@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 RECORD_BYTES: Final = 200
 MODES: Final = ("fsync", "os")
 PAUSES_SECONDS: Final = (0.0, 0.002)
+#: So many calls of each go one after the other before it is the next one's turn.
+TURN: Final = 10
 _BEGIN: Final = b"tq-begin\n"
 _END: Final = b"tq-end\n"
 _WARM_UP: Final = 100
@@ -64,24 +66,28 @@ async def in_turn(place: Path, mode: str, pause_seconds: float, count: int) -> l
             sync(file)
 
     def timed(call: Callable[[], object], seconds: list[float]) -> None:
-        time.sleep(pause_seconds)
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
+        for _ in range(TURN):
+            if pause_seconds:
+                time.sleep(pause_seconds)
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
 
     with ThreadPoolExecutor(1) as thread:
         async with app:
-            for number in range(count + _WARM_UP):
+            for _ in range((count + _WARM_UP) // TURN):
                 await asyncio.wrap_future(thread.submit(timed, write, bare))
                 call = thread.submit(timed, lambda: work.enqueue_sync(0, SUBJECT), calls)
                 await asyncio.wrap_future(call)
-                await asyncio.sleep(pause_seconds)
-                begin = time.perf_counter()
-                await work.enqueue(number, SUBJECT)
-                awaited.append(time.perf_counter() - begin)
+                for number in range(TURN):
+                    if pause_seconds:
+                        await asyncio.sleep(pause_seconds)
+                    begin = time.perf_counter()
+                    await work.enqueue(number, SUBJECT)
+                    awaited.append(time.perf_counter() - begin)
             (queue,) = (await app.stats()).queues
     os.close(file)
-    assert queue.ready == 2 * (count + _WARM_UP)
+    assert queue.ready == len(calls) + len(awaited)
     return [seconds[_WARM_UP:] for seconds in taken]
 
 
