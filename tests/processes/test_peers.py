@@ -64,6 +64,27 @@ def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
     second.close()
 
 
+def test_the_pipe_of_the_dead_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its byte stays on the board, and would cost each wake-up a look for its pipe."""
+    peers = LocalPeers(str(tmp_path), "")
+    with (tmp_path / "owners" / "board").open("ab") as file:
+        file.write(SLOT.pack(12345, INTEREST_READY))
+    rung: list[int] = []
+    ring = LocalPeers._ring
+
+    def note(self: LocalPeers, owner: int) -> bool:
+        rung.append(owner)
+        return ring(self, owner)
+
+    monkeypatch.setattr(LocalPeers, "_ring", note)
+    for _ in range(3):
+        peers.wake(INTEREST_READY)
+    assert rung == [12345]
+    peers.close()
+
+
 def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

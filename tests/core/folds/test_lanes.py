@@ -124,3 +124,12 @@ def test_a_family_shows_the_lanes_with_the_oldest_jobs_and_keeps_them(most: int)
     for _ in range(2):
         assert sorted(item.head() for item in family.front(most)) == [10, 20, 30, 40, 50][:most]
     assert (family.head(), family.number) == (10, 2)
+
+
+def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:
+    """Else the head that is within it is taken for nobody's, and found again without end."""
+    held = lane()
+    held.give_back(3, 100)
+    for moment, head in ((99, NO_JOB), (100, 3)):
+        assert held.has_within(0, moment) == (head == 3)
+        assert held.head_within(0, moment) == head

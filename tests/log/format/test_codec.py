@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
-from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras, State
 from taskq.core.records import Flag, Kind, Option
 from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.frames import Frame
 from taskq.log.format.options import (
     decode_extras,
@@ -301,3 +302,17 @@ def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(bod
     except FormatError:
         return
     assert result.kind == body[4]
+
+
+@pytest.mark.parametrize(("size", "kept"), [(5_529, True), (5_530, False)])
+def test_lines_of_a_job_are_written_again_where_its_options_have_room(
+    size: int, *, kept: bool
+) -> None:
+    """They are the first to go: its attempts and moments are needed, its lines are read."""
+    tail = codec.enqueue_tail(5, 0, 3, 4, 2, b"mailto", b"")
+    born = codec.encode_checked(tail, b"{}", 7)
+    carried = Carried(7, State.READY, born, 10**18, history=bytes(60_000), lines=b"l" * size)
+    record = decode_record(encode_carried(Kind.CARRIED, carried, 9), 9, 0, 0)
+    assert record.carried is not None
+    assert record.carried.history == carried.history
+    assert record.carried.lines == (carried.lines if kept else b"")
