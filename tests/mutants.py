@@ -181,7 +181,7 @@ def failure(copy: Path, processes: int, *arguments: str) -> str | None:
         return "a hang"
     if done.returncode in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"exit {done.returncode} of {' '.join(arguments)}"
 
 

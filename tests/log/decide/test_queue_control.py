@@ -99,3 +99,12 @@ def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
         if not start:
             break
     assert seen == jobs[:8]
+
+
+def test_a_withdrawal_frees_keys_and_wakes_who_waits_for_the_outcome() -> None:
+    process = World().process()
+    job = process.enqueue(spec=MAIL, extras=Extras(key=b"k"))
+    waiting = process.send(Op.OUTCOME, job)
+    process.ask(Op.WITHDRAW, Withdrawal([job]))
+    assert waiting.result(0).state is State.CANCELLED
+    assert isinstance(process.offer(spec=MAIL, extras=Extras(key=b"k")), int)
