@@ -419,7 +419,7 @@ def _lines(queue: TaskQ, job_id: str) -> str:
 def test_what_is_wrong_for_all_of_several_processes_is_said_once(
     start: Any, module: str, error: str
 ) -> None:
-    guard = start(*module.split(), "--processes", "3")
+    guard = start(*module.split(), "--processes", "2")
     assert guard.end() == 2
     assert guard.errors.startswith(error)
     assert guard.errors.count("taskq: ") == 1

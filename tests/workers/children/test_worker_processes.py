@@ -168,9 +168,9 @@ async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> No
 
 async def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
     async with Worker(app, process_limit=1, max_jobs_per_child=2):
-        jobs = [await afar_jobs.where.enqueue("x") for _ in range(5)]
+        jobs = [await afar_jobs.where.enqueue("x") for _ in range(3)]
         seen = [(await job.result(SECONDS))[0] for job in jobs]
-    assert seen[0] == seen[1] != seen[2] == seen[3] != seen[4]
+    assert seen[0] == seen[1] != seen[2]
 
 
 async def test_a_child_that_grew_too_large_is_replaced() -> None:
