@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +50,8 @@ def main() -> None:
             # One that fails says so; the others are taken all the same.
             program = (sys.executable, "-m", *shlex.split(f"tests.bench.{words}"))
             done = subprocess.run(program, check=False, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-            parts.append(f"`python -m tests.bench.{words}`\n\n{done.stdout.strip()}\n")
+            name = textwrap.fill(f"`python -m tests.bench.{words}`", 118, break_on_hyphens=False)
+            parts.append(f"{name}\n\n{done.stdout.strip()}\n")
             print(f"\n{parts[-1]}", flush=True)
     if given.write:
         text = README.read_text(encoding="utf-8")
