@@ -18,6 +18,7 @@ from taskq_plugins.spark.lake.store import DERIVED
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions, run
+from taskq_plugins.spark.source.standing import look
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
 from tests.pipeline.twolakes import KEYS
@@ -76,8 +77,10 @@ def in_common(rows: pa.Table) -> pa.Table:
 
 def refresh(lake: Lake, names: Sequence[str], journals: Path | None = None) -> list[str]:
     """Return which of the derived tables were behind."""
+    options = None if journals is None else RunOptions(journals=journals, max_bytes=2**20)
+    sight = None if options is None else look(options.of_source())
     with lake.writer() as writer:
-        return refresh_tables(writer, names, journals)
+        return refresh_tables(writer, names, sight)
 
 
 def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:

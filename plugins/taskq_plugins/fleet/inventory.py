@@ -27,6 +27,7 @@ from taskq_plugins.fleet.segmentfile import START, SegmentFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from taskq_plugins.fleet.marks import End
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
 
@@ -117,17 +118,24 @@ def inventory(
         SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
     """
     for log in logs:
-        yield from _rows(log, on_problem)
+        try:
+            places = segments(log, on_problem=on_problem)
+            end = durable_end(log, places)
+        except LogError as error:
+            tell(error, on_problem)
+        else:
+            yield from segment_rows(log, places, end, on_problem=on_problem)
 
 
-def _rows(log: LogPlace, on_problem: Callable[[LogError], None] | None) -> Iterator[SegmentRow]:
+def segment_rows(
+    log: LogPlace,
+    places: Iterable[SegmentPlace],
+    end: End,
+    *,
+    on_problem: Callable[[LogError], None] | None = None,
+) -> Iterator[SegmentRow]:
+    """Yield a row for each segment of a log that ends there; raises as ``inventory``."""
     before: Edges | None = None
-    try:
-        places = segments(log, on_problem=on_problem)
-        end = durable_end(log, places)
-    except LogError as error:
-        tell(error, on_problem)
-        return
     for place in places:
         is_sealed = place.first_lsn < end.mark.segment
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial, reduce
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import duckdb
@@ -19,7 +20,8 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 
 from taskq.arrow import BREAK
-from taskq_plugins.fleet import find_logs, inventory, log_problem
+from taskq_plugins.fleet import log_problem
+from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.spark.lake import Change
 from taskq_plugins.spark.lake.files import write_rows
 from taskq_plugins.spark.lake.progress import positions
@@ -33,11 +35,10 @@ from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour, sig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
 
-    from taskq_plugins.fleet import LogPlace
     from taskq_plugins.spark.lake import Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
+    from taskq_plugins.spark.source.standing import Sight, Standing
 
 #: By table: rows that came, of ``sign`` 1, and rows that went, of -1.
 Changes: TypeAlias = "dict[str, duckdb.DuckDBPyRelation]"
@@ -83,7 +84,7 @@ _ONCE: Final = {
 def refresh_tables(
     writer: LakeWriter,
     names: Iterable[str],
-    journals: Path | None,
+    sight: Sight | None,
     on_table: Callable[[str], None] = lambda _: None,
     since: str = "",
 ) -> list[str]:
@@ -92,7 +93,8 @@ def refresh_tables(
     Args:
         writer: of the lake.
         names: of the tables that are wanted.
-        journals: where the logs are; None leaves the segments out of ``device_lag``.
+        sight: the logs as they were when the run began; None leaves the segments out of
+            ``device_lag``.
         on_table: told of each before it is computed.
         since: the first day of which all jobs and attempts are there; rollups of days before it
             stay as they are.
@@ -107,7 +109,7 @@ def refresh_tables(
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
         # Tables are mostly behind by the same batches.
         since_batch = cache(partial(_changes, duck, lake))
-        logs = cache(partial(_logs, journals))
+        standings = [] if sight is None else sight.standings
         for name in behind:
             on_table(name)
             computed = lake.batch(name)
@@ -120,8 +122,11 @@ def refresh_tables(
                     lake.lost_rows(table, computed.number) for table in _TELLING[name]
                 )
                 rows = _told(duck, lake, name, changes if same else None)
+            elif name == "breaks":
+                rows = breaks(_broken(lake), [standing.log for standing in standings])
             else:
-                rows = _computed(duck, lake, name, changes, logs)
+                as_of_ns = time.time_ns() if sight is None else sight.at_ns
+                rows = _lag(duck, lake, changes, standings, as_of_ns)
             if rows is None:
                 writer.commit(name, Change(schema=lake.schema(name)), batch)
                 continue
@@ -253,24 +258,22 @@ def _rolled_up(
     return rows, gone
 
 
-def _computed(
+def _lag(
     duck: duckdb.DuckDBPyConnection,
     lake: Lake,
-    name: str,
     changes: Changes | None,
-    logs: Callable[[], list[LogPlace]],
+    standings: Iterable[Standing],
+    as_of_ns: int,
 ) -> pa.Table:
-    if name == "breaks":
-        return breaks(_broken(lake), logs())
     if changes:
-        count_jobs(duck, changes[JOBS], lake.dataset(name).to_table(), _waiting(lake))
+        count_jobs(duck, changes[JOBS], lake.dataset("device_lag").to_table(), _waiting(lake))
     else:
         _show(duck, lake, JOBS, lambda file: file.part != OVER)
         count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
-    duck.register("segments", pa.Table.from_pylist(_segments(logs()), SEGMENTS))
+    duck.register("segments", pa.Table.from_pylist(_segments(standings), SEGMENTS))
     read = [position._asdict() for position in positions(lake).values()]
     duck.register("read", pa.Table.from_pylist(read, READ))
-    return device_lag(duck, time.time_ns())
+    return device_lag(duck, as_of_ns)
 
 
 def _waiting(lake: Lake) -> list[tuple[int, str]]:
@@ -280,10 +283,6 @@ def _waiting(lake: Lake) -> list[tuple[int, str]]:
         for file in lake.data_files(JOBS)
         if file.part == OPEN and "enqueued_ns" in file.ranges
     ]
-
-
-def _logs(journals: Path | None) -> list[LogPlace]:
-    return [] if journals is None else find_logs(journals, on_problem=log_problem)
 
 
 def _broken(lake: Lake) -> pa.Table:
@@ -296,9 +295,13 @@ def _broken(lake: Lake) -> pa.Table:
     return rows
 
 
-def _segments(logs: list[LogPlace]) -> list[dict[str, object]]:
+def _segments(standings: Iterable[Standing]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for place in inventory(logs, on_problem=log_problem):
+    known = (
+        segment_rows(standing.log, standing.places, standing.end, on_problem=log_problem)
+        for standing in standings
+    )
+    for place in chain.from_iterable(known):
         row = {"device": place.device, "log_id": place.log_id, "segment": place.first_lsn}
         if place.is_gap_before:
             rows.append(row | {"is_missing": True})

@@ -33,6 +33,7 @@ from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.rows import Reading
+from taskq_plugins.spark.source.standing import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,7 +184,7 @@ def run(
             batches += 1
             records += folded.records
             listener.on_batch(batch.number, folded, time.monotonic() - began)
-        refreshed = [] if asked.is_set() else end_run(writer, options, listener)
+        refreshed = [] if asked.is_set() else end_run(writer, options, listener, stream.sight)
     return Summary(batches, records, tuple(refreshed), time.monotonic() - started)
 
 
@@ -212,8 +213,11 @@ class Stream:
         self._at = at
         self._planned: Batch | None = None
         with _told_as_ours():
-            self._logs = Following(options.of_source())
-            self._logs.end_here(between and between[1], sight)
+            source = options.of_source()
+            #: the logs as they were when the run began
+            self.sight = sight or look(source)
+            self._logs = Following(source)
+            self._logs.end_here(between and between[1], self.sight)
 
     def plan(self) -> Batch | None:
         """Return the next batch, None if nothing is left; the one before it was committed."""
@@ -258,13 +262,13 @@ def _told_as_ours() -> Iterator[None]:
         raise failure_of(error) from error
 
 
-def end_run(writer: LakeWriter, options: RunOptions, listener: Listener) -> list[str]:
+def end_run(writer: LakeWriter, options: RunOptions, listener: Listener, sight: Sight) -> list[str]:
     """Refresh the derived tables, and keep the lake in order; returns which were refreshed."""
     if not writer.lake.has(JOBS):  # no log has a record yet
         return []
     # What the rollups were made of may be gone: they stay as they are.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
-    refreshed = refresh_tables(writer, options.tables, options.journals, listener.on_table, since)
+    refreshed = refresh_tables(writer, options.tables, sight, listener.on_table, since)
     keep_in_order(writer, options)
     return refreshed
 

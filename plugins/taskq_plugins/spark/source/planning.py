@@ -204,8 +204,8 @@ class Following:
             ends: the places; None: where the logs end now.
             sight: the logs as they are now, if somebody has looked.
         """
+        self._fresh = sight or look(self._options)
         if ends is None:
-            self._fresh = sight or look(self._options)
             ends = {standing.log.log_id: standing.latest for standing in self._fresh.standings}
         self._targets = ends
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -65,10 +66,14 @@ class Standing(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The logs of a directory; ``has_problems``: some could not be used and were left out."""
+    """The logs of a directory at a moment, in nanoseconds since 1970.
+
+    ``has_problems``: some could not be used and were left out.
+    """
 
     standings: list[Standing]
     has_problems: bool
+    at_ns: int
 
 
 def look(options: ReadOptions) -> Sight:
@@ -81,6 +86,7 @@ def look(options: ReadOptions) -> Sight:
     if not Path(options.path).is_dir():
         raise OptionError("path", f": {options.path!r} is no directory: give one with task logs")
     problems: list[LogError] = []
+    at_ns = time.time_ns()
 
     def on_problem(error: LogError) -> None:
         if options.corrupt_mode == "fail":
@@ -104,7 +110,7 @@ def look(options: ReadOptions) -> Sight:
         if len(problems) > known:
             left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
         standings.append(Standing(log, places, end, left_out))
-    return Sight(standings, bool(problems))
+    return Sight(standings, bool(problems), at_ns)
 
 
 def place_of(standing: Standing, given: Given) -> Position:
