@@ -145,30 +145,33 @@ def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
         rows: of ``log_rows``.
     """
     names = [*LOG, "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
-    logs: defaultdict[LogKey, Log] = defaultdict(lambda: Log(0, [], []))
     forks: dict[LogKey, int] = {}
+    newest: dict[LogKey, tuple[int, int]] = {}
+    stretches, steps, gaps = (defaultdict[LogKey, list[tuple[int, int]]](list) for _ in range(3))
     for row in rows.select(names).to_pylist():
-        log = logs[_log_of(row)]
+        key, lsn = _log_of(row), row["lsn"]
+        newest.setdefault(key, (-1, 0))
         if row["kind"] in STEPS:
-            log = log._replace(steps=sorted({*log.steps, (row["lsn"], row["step_ns"] or 0)}))
+            steps[key].append((lsn, row["step_ns"] or 0))
         elif row["kind"] == BREAK:
             told_break = json.loads(row["value"])
             if told_break["what"] == "fork":
-                forks[_log_of(row)] = row["lsn"]
+                forks[key] = lsn
             elif "end_lsn" in told_break:
-                gap = (told_break["goes_on"], told_break["end_lsn"])
-                log = log._replace(gaps=sorted({*log.gaps, gap}))
+                gaps[key].append((told_break["goes_on"], told_break["end_lsn"]))
         else:
-            is_last = all(row["lsn"] > last for _, last in log.stretches)
-            stretches = [*log.stretches, (row["segment"], row["lsn"])]
-            now_ns = row["ts_ns"] if is_last else log.now_ns
-            log = log._replace(stretches=stretches, now_ns=now_ns)
-        logs[_log_of(row)] = log
+            stretches[key].append((row["segment"], lsn))
+            if lsn > newest[key][0]:
+                newest[key] = lsn, row["ts_ns"]
+    logs = {
+        key: Log(now_ns, sorted({*steps[key]}), stretches[key], gaps=sorted({*gaps[key]}))
+        for key, (_, now_ns) in newest.items()
+    }
     for (log_id, branch), lsn in sorted(forks.items()):
-        left = logs[log_id, branch - 1]
+        left = logs.get((log_id, branch - 1), Log(0, [], []))
         logs[log_id, branch - 1] = left._replace(left=lsn)
         logs[log_id, branch] = _grown(logs[log_id, branch], left, lsn)
-    return dict(logs)
+    return logs
 
 
 def _log_of(row: Mapping[str, Any]) -> LogKey:
