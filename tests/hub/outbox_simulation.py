@@ -257,11 +257,13 @@ class OutboxSimulation(Simulation):
 
     # -- the line ---------------------------------------------------------------------------------
 
-    def _ask_hub(self, asked: Request, received: int | None = None) -> Answer:
+    def _ask_hub(
+        self, asked: Request, received: int | None = None, *, more: bool = False
+    ) -> Answer:
         if isinstance(asked, Declare):
             self._at_hub(lambda: self._desk().arrived(DEVICE))
         try:
-            answer = super()._ask_hub(asked, received)
+            answer = super()._ask_hub(asked, received, more=more)
         except LineDropped:
             if self.hub is None:
                 self._drop_keeper()

@@ -9,6 +9,7 @@ what the device ever had, byte for byte.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, LogFailed
@@ -253,19 +254,23 @@ class Simulation:
                 self.registry = Registry()
             self._checked.clear()
 
-    def _ask_hub(self, asked: Request, received: int | None = None) -> Answer:
+    def _ask_hub(
+        self, asked: Request, received: int | None = None, *, more: bool = False
+    ) -> Answer:
         """Let a request arrive; the hub may die of it."""
         if isinstance(asked, Declare):
             self._answered = None
         before = self.hub_records() if isinstance(asked, Declare) else set()
         try:
-            answer = self._hub().answer(DEVICE, asked, received)
+            answer = self._hub().answer(DEVICE, asked, received, more=more)
         except (PowerLost, ProcessKilled):
             self.hub = None
             self._checked.clear()
             raise LineDropped from None
         except OSError:
             raise LineDropped from None
+        if more:
+            return answer
         if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
             self._answered = answer.at
         # H12: whatever is set aside is kept, on one side or the other.
@@ -317,6 +322,8 @@ class Simulation:
                 return self._ask_hub(asked)
             finally:
                 self.hub_machine.fail_next_syncs(0)
+        if chance > 0.7 and isinstance(asked, Append):
+            asked = self._begun(asked, drops=chance > 0.9)
         answer = self._ask_hub(asked)
         if chance < 0.25 and not isinstance(asked, Sync):
             # H4: the same once more changes nothing, whatever it is answered.
@@ -324,6 +331,17 @@ class Simulation:
             self._ask_hub(asked)
             assert self._copies() == before, asked
         return answer
+
+    def _begun(self, asked: Append, *, drops: bool) -> Append:
+        """Let a part come in two pieces, of which the second may never come."""
+        size = self.random.randrange(len(asked.data) + 1)
+        answer = self._ask_hub(replace(asked, data=asked.data[:size]), more=True)
+        if drops:
+            raise LineDropped
+        if isinstance(answer, Stored) and answer.at.segment == asked.behind.segment:
+            rest = asked.data[answer.at.offset - asked.behind.offset :]
+            return replace(asked, behind=answer.at, data=rest)
+        return asked
 
     def _deliver_late(self) -> None:
         if self._late:

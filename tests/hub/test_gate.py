@@ -80,7 +80,7 @@ async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
         threads.add(threading.current_thread())
         return delivered(*given)
 
-    monkeypatch.setattr("taskq_plugins.hub.gate.server.delivered", noted)
+    monkeypatch.setattr("taskq_plugins.hub.gate.bodies.delivered", noted)
     session = (await _sent(place, _SYNC)).json()["session"]
     question = Question(session, _ID, NOWHERE, {}, waiting=False)
     assert (await _sent(place, question)).status_code == 204

@@ -113,7 +113,7 @@ async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is
 async def test_headers_and_bodies_that_do_not_come_end_their_lines(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("patience.HEAD_SECONDS", "hub.gate.server._SLOW_SECONDS"):
+    for name in ("patience.HEAD_SECONDS", "hub.gate.bodies._SLOW_SECONDS"):
         monkeypatch.setattr(f"taskq_plugins.{name}", 0.3)
     head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
     for data in ("", "POST /v1/sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):

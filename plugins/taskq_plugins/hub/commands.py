@@ -129,7 +129,9 @@ def serve(
     with _alone(directory):
         render.echo(f"serving {directory} at http{'s' if certfile else ''}://{bind}", err=True)
         # One process and one loop: each copy has one writer.
-        server = listening.Server(directory.absolute(), _seconds(keep))
+        server = _package("taskq_plugins.hub.gate.server").Server(
+            directory.absolute(), _seconds(keep)
+        )
         place = {"host": host.strip("[]"), "port": int(port)}
         site, figures = server.app, contextlib.nullcontext()
         if metrics_port is not None:

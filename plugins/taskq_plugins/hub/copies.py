@@ -92,13 +92,16 @@ class Copies:
             copy.rest()
         self._copies.clear()
 
-    def answer(self, device: str, asked: Request, received: int | None = None) -> Answer:
+    def answer(
+        self, device: str, asked: Request, received: int | None = None, *, more: bool = False
+    ) -> Answer:
         """Do what a device asks for.
 
         Args:
             device: who asks, as its token says.
             asked: the request.
             received: so many bytes of an ``Append`` came before the line dropped; None: all.
+            more: it is a piece of one, nobody is told of it, and the next one comes soon.
 
         Raises:
             OSError: the disk refused; nothing was answered for.
@@ -106,7 +109,7 @@ class Copies:
         key = device, asked.log_id
         self._busy.add(key)
         try:
-            return self._answered(device, asked, received)
+            return self._answered(device, asked, received, more=more)
         except Refusal as refusal:
             return refusal.answer
         except OSError:
@@ -119,7 +122,7 @@ class Copies:
             # Thousands of devices are quiet at any time: none of them keeps a file open, and most
             # of them no memory.
             copy = self._copies.get(key)
-            if copy is not None:
+            if copy is not None and not more:
                 copy.close()
             self._busy.discard(key)
             self._rest()
@@ -141,7 +144,7 @@ class Copies:
                 copy.close()
             self._busy.discard((device, log_id))
 
-    def _answered(self, device: str, asked: Request, received: int | None) -> Answer:
+    def _answered(self, device: str, asked: Request, received: int | None, *, more: bool) -> Answer:
         if isinstance(asked, Sync):
             return self._begin(device, asked)
         if self._sessions.get((device, asked.log_id)) != asked.session:
@@ -151,6 +154,13 @@ class Copies:
             return Refused(Trouble.SUPERSEDED, NOWHERE)
         if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
             return Refused(Trouble.HELD, NOWHERE)
+        if isinstance(asked, Append):
+            try:
+                return copy.append(asked, received, more=more)
+            finally:
+                if not more:
+                    copy.settle()
+        copy.settle()
         return _ACTS[type(asked)](copy, asked, received)
 
     def _rest(self) -> None:
@@ -166,6 +176,7 @@ class Copies:
     def _begin(self, device: str, asked: Sync) -> Synced:
         key = device, asked.log_id
         copy = self._copy(device, asked.log_id) or self._make(device, asked)
+        copy.settle()
         # Of a log that may have no copy nothing is remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
@@ -254,7 +265,6 @@ class Copies:
 #: What is done to a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any, int | None], Answer]]] = {
     Ask: lambda copy, asked, _: Known(tuple(map(copy.has, asked.places[:ASKED_MAX]))),
-    Append: lambda copy, asked, received: copy.append(asked, received),
     Seal: lambda copy, asked, _: copy.seal(asked),
     Declare: lambda copy, asked, _: copy.declare(asked),
     SpillAsk: lambda copy, asked, _: copy.bodies.missing(asked.names[:SPILL_MAX]),

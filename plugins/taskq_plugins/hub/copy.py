@@ -73,6 +73,8 @@ class Copy:
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = Replica(disk, path, log_id, writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
+        #: whether more of a body is to come before what it added is synced
+        self._owes_sync = False
         #: segments that are to come again, by SHA-256; 0 of a body
         self._lacks: dict[str, int] = {}
         self._find_end()
@@ -83,6 +85,7 @@ class Copy:
 
     def rest(self) -> None:
         """Note what is durable, so that who opens the copy next need not look at it."""
+        self.settle()
         if self.at.frame and not self.is_sealed and self._marked != self.at:
             self._note_durable(self.at)
         self.close()
@@ -205,8 +208,17 @@ class Copy:
 
     # -- growing ----------------------------------------------------------------------------------
 
-    def append(self, asked: Append, received: int | None = None) -> Stored:
+    def settle(self) -> None:
+        """Have all be on disk that was added, before anybody is told of it."""
+        if self._owes_sync:
+            self._files.sync(self.at.segment)
+            self._owes_sync = False
+            self._stored(self.at)
+
+    def append(self, asked: Append, received: int | None = None, *, more: bool = False) -> Stored:
         """Add the whole frames among the bytes that came, the first so many of them; None: all.
+
+        With ``more`` their sync may wait for what follows, or for ``settle``.
 
         Raises:
             Refusal: they do not begin where the copy ends; or what comes then is no frame that may
@@ -228,7 +240,8 @@ class Copy:
             start, epoch = _START, self._begin(behind.segment, data[:_START])
         end, is_well = files.whole(data, start, behind, epoch)
         if end != behind:
-            files.add(data[: end.offset - behind.offset], behind)
+            files.add(data[: end.offset - behind.offset], behind, syncs=not more)
+            self._owes_sync |= more and behind.offset > 0
             self._stored(end)
         if not is_well:
             raise Refusal(Trouble.DAMAGED, end)
@@ -256,6 +269,8 @@ class Copy:
         self.at, self.is_sealed = at, False
         self.high_lsn = max(self.high_lsn, at.next_lsn)
         marked = self._marked
+        if self._owes_sync:
+            return
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._note_durable(at)
 

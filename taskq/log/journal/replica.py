@@ -209,16 +209,24 @@ class Replica(SegmentFiles):
         stem = data[last : last + _HEAD]
         return Border(behind.segment, base + at, base + last, stem), is_well
 
-    def add(self, data: bytes, behind: Border) -> None:
-        """Write what stands behind a border, durably; a new segment gets its name with it."""
+    def add(self, data: bytes, behind: Border, *, syncs: bool = True) -> None:
+        """Write what stands behind a border, durably; a new segment gets its name with it.
+
+        Without ``syncs`` what goes into a segment that is there is on disk behind ``sync``.
+        """
         path = self.file_path(behind.segment)
         if behind.offset:
             descriptor = self.descriptor(behind.segment)
             write_all(self._disk, descriptor, data, behind.offset)
-            self._disk.sync(descriptor)
+            if syncs:
+                self._disk.sync(descriptor)
         else:
             replace_file(self._disk, path, data)
             self.refresh()
+
+    def sync(self, segment: int) -> None:
+        """Have all of a segment be on disk."""
+        self._disk.sync(self.descriptor(segment))
 
     def let_go(self, segment: int) -> None:
         """Take a segment out of the copy, and remove its file."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from taskq_plugins.hub.gate.server import BODY_SECONDS, Server
+from taskq_plugins.hub.gate.bodies import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from starlette.types import ASGIApp
+
+    from taskq_plugins.hub.gate.server import Server
 
 _log: Final = logging.getLogger("taskq")
 #: Lines at a time: of who waits for jobs, and of others.

@@ -13,7 +13,6 @@ import errno
 import json
 import logging
 import time
-import zlib
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +21,7 @@ from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -31,6 +30,7 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub.checking import ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate.bodies import Body, Intake
 from taskq_plugins.hub.gate.openapi import document
 from taskq_plugins.hub.gate.quota import Account, ChargedDisk
 from taskq_plugins.hub.gate.reading import Reading
@@ -56,22 +56,22 @@ from taskq_plugins.hub.wire import (
     JSON_LINES,
     PACKED,
     PROBLEM,
-    PROTOCOL,
-    OtherProtocol,
     answered,
     as_json,
-    delivered,
     way_to,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
     from uuid import UUID
+
+    from starlette.requests import Request
 
     from taskq.engine import Border, Disk
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
+    from taskq_plugins.hub.wire import Way
 
 _log: Final = logging.getLogger("taskq")
 #: What a device may have on the hub's disk.
@@ -81,17 +81,13 @@ KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
 #: Bodies in memory at a time, 128 MiB of them; one that comes slowly does not become that large.
 _BODIES_MAX: Final = 14
-_SMALL_BYTES: Final = 64 * 1024
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
 #: What a break takes beside what is copied.
 _BREAK_BYTES: Final = 64 * 1024
-#: How long a body may come at most, and one that comes slower than a KiB a second.
-BODY_SECONDS: Final = 600.0
-_SLOW_SECONDS: Final = 15.0
-_SLOW_BYTES: Final = 1_024
 _DIGITS_MAX: Final = 20
+_TOO_LARGE: Final = 413
 _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({429, 503, 507})
 #: Those who wait for something look so long after the outbox grew: many at a time, once.
@@ -246,7 +242,7 @@ class Server:
         return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
 
     async def _enrol(self, request: Request) -> Response:
-        asked = await self._taken(request)
+        asked = await self._taken(request, _way_of(request))
         assert isinstance(asked, Enrol)
         async with self._turn(""):  # of all who try one at a time
             token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
@@ -260,42 +256,51 @@ class Server:
         if request.method in ("GET", "HEAD"):
             path, headers, limiter = request.url.path, request.headers, self._threads
             return await run_sync(self._reading.answer, device, path, headers, limiter=limiter)
-        async with contextlib.AsyncExitStack() as room:
-            asked = await self._taken(request, partial(room.enter_async_context, self._bodies))
-            if isinstance(asked, Enrol):
-                raise _not_there()
-            if isinstance(asked, Question):
-                return await self._down(device, asked)
-            async with self._turn(device):
-                return _told(*answered(await self._on_thread(self._done, device, asked)))
-
-    async def _taken(
-        self, request: Request, room: Callable[[], Awaitable[None]] | None = None
-    ) -> Asked | Question | Enrol:
-        """Take in a request: its path says what may come, and how much of it.
-
-        Nothing of it is read on the loop, which all share. Frames wait for room.
-
-        Raises:
-            HTTPException: it is none.
-        """
-        way, headers = way_to(request.method, request.url.path), request.headers
-        if way is None:
+        way = _way_of(request)
+        if way.has_frames:
+            return _told(*answered(await self._grown(device, request, way)))
+        asked = await self._taken(request, way)
+        if isinstance(asked, Enrol):
             raise _not_there()
-        length, kind = headers.get("content-length", ""), headers.get("content-type", "")
-        if not length.isdecimal() or len(length) > _DIGITS_MAX:
-            raise HTTPException(411, "a request says how long it is")
-        if int(length) > way.bytes_max:
-            raise HTTPException(413, f"this takes at most {way.bytes_max} bytes")
-        if way.has_frames and kind not in (FRAMES, PACKED):
-            raise HTTPException(415, f"this takes {FRAMES}, with +zlib or without")
-        body, is_whole = await _read(request, way.bytes_max, room if way.has_frames else None)
-        packed_max = way.bytes_max if way.has_frames and kind == PACKED else 0
+        if isinstance(asked, Question):
+            return await self._down(device, asked)
+        async with self._turn(device):
+            return _told(*answered(await self._on_thread(self._done, device, asked)))
+
+    async def _taken(self, request: Request, way: Way) -> Asked | Question | Enrol:
+        """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
+        body = Body(request, way, _no_wait)
+        asking = partial(Intake(request, way).ask, await body.piece(), is_last=True)
         asked: Asked | Question | Enrol
-        asked = await self._on_thread(_delivered, request, body, packed_max)
-        if not (is_whole or isinstance(asked, Append)):
-            raise HTTPException(400, "the line dropped")
+        asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
+
+    async def _grown(self, device: str, request: Request, way: Way) -> Answer:
+        """Take in bytes of a log, piece by piece; more than a little waits for room."""
+        intake = Intake(request, way)
+        async with contextlib.AsyncExitStack() as stack:
+            body = Body(request, way, partial(stack.enter_async_context, self._bodies))
+            piece = await body.piece()
+            while True:
+                is_last = body.is_over
+                states = {"is_last": is_last, "is_whole": body.is_whole}
+                working = asyncio.create_task(self._piece(device, intake, piece, states))
+                piece = b"" if is_last else await body.piece()
+                answer = await working
+                if is_last or not intake.goes_on(answer):
+                    return answer
+
+    async def _piece(
+        self, device: str, intake: Intake, piece: bytes, states: dict[str, bool]
+    ) -> Answer:
+        def done() -> Answer:
+            asked: Any = intake.ask(piece, **states)
+            more = not states["is_last"] and isinstance(asked, Append)
+            return self._done(device, asked, more=more)
+
+        async with self._turn(device):
+            answer: Answer = await self._on_thread(done)
+            return answer
 
     async def _down(self, device: str, asked: Question) -> Response:
         """Answer a question; one that its log asked before is over then."""
@@ -362,8 +367,8 @@ class Server:
     def _disk_of(self, device: str) -> Disk:
         return ChargedDisk(lambda: self._account(device))
 
-    def _done(self, device: str, asked: Asked) -> Answer:
-        """Carry a request out, on a thread."""
+    def _done(self, device: str, asked: Asked, *, more: bool = False) -> Answer:
+        """Carry a request out, on a thread; ``more``: a piece of it."""
         registry = self._registry
         if isinstance(asked, Sync) and not registry.is_bound(device, asked.machine):
             registry.note(device, refused_ns=time.time_ns())
@@ -374,7 +379,9 @@ class Server:
             self._outbox.arrived(device)
             # What is begun is carried out as a whole: of a fork the segment's beginning is copied.
             self._account(device).require(asked.at.offset + _BREAK_BYTES)
-        answer = self._copies.answer(device, asked)
+        answer = self._copies.answer(device, asked, more=more)
+        if more:
+            return answer
         if isinstance(asked, Append) and isinstance(answer, Stored):
             self._outbox.arrived(device)
         if isinstance(answer, Synced | Stored):
@@ -402,30 +409,27 @@ class Server:
         return await run_sync(function, *arguments, limiter=self._threads)
 
 
-async def _read(
-    request: Request, limit: int, room: Callable[[], Awaitable[None]] | None = None
-) -> tuple[bytes, bool]:
-    """Return (the body as it came, whether it is all); a large one waits for room."""
-    pieces: list[bytes] = []
-    size, is_whole, begin = 0, True, asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(_SLOW_SECONDS) as timeout:
-            async for piece in request.stream():
-                size += len(piece)
-                if size > limit:  # it said that it was shorter
-                    is_whole = False
-                    break
-                if room is not None and size - len(piece) <= _SMALL_BYTES < size:
-                    timeout.reschedule(None)
-                    waits = time.monotonic()
-                    await room()
-                    begin += time.monotonic() - waits
-                pieces.append(piece)
-                patience = min(_SLOW_SECONDS + size / _SLOW_BYTES, BODY_SECONDS)
-                timeout.reschedule(begin + patience)
-    except (ClientDisconnect, TimeoutError):
-        is_whole = False
-    return b"".join(pieces), is_whole
+def _way_of(request: Request) -> Way:
+    """Return what kind of request that is: its path says what may come, and how much of it.
+
+    Raises:
+        HTTPException: it is none.
+    """
+    way, headers = way_to(request.method, request.url.path), request.headers
+    if way is None:
+        raise _not_there()
+    length, kind = headers.get("content-length", ""), headers.get("content-type", "")
+    if not length.isdecimal() or len(length) > _DIGITS_MAX:
+        raise HTTPException(411, "a request says how long it is")
+    if int(length) > way.bytes_max:
+        raise HTTPException(_TOO_LARGE, f"this takes at most {way.bytes_max} bytes")
+    if way.has_frames and kind not in (FRAMES, PACKED):
+        raise HTTPException(415, f"this takes {FRAMES}, with +zlib or without")
+    return way
+
+
+async def _no_wait() -> None:
+    """Have room at once: of so little there is always some."""
 
 
 def _place_of(device: str, asked: Question) -> tuple[str, int, UUID, Border]:
@@ -442,21 +446,6 @@ async def _wait_for(grown: asyncio.Future[Any], over: asyncio.Future[None], seco
         grown.cancel()
 
 
-def _delivered(request: Request, body: bytes, packed_max: int) -> Asked | Question | Enrol:
-    """Read a request, on a thread; a packed body as far as it reads back, and up to so much."""
-    try:
-        if packed_max:
-            body = zlib.decompressobj().decompress(body, packed_max)
-        asked = delivered(request.method, request.url.path, request.headers, body)
-    except OtherProtocol as error:
-        raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
-    except (ValueError, zlib.error) as error:
-        raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
-    if asked is None:
-        raise _not_there()
-    return asked
-
-
 def _told(status: int, media_type: str, data: bytes) -> Response:
     return Response(data, status, media_type=media_type)
 
@@ -465,9 +454,14 @@ def _not_there() -> HTTPException:
     return HTTPException(404, "not found")
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     """Answer what was not taken, whatever it was, in one way."""
     assert isinstance(error, HTTPException)
+    if error.status_code == _TOO_LARGE:  # a proxy that cannot send all of it hears no answer
+        with contextlib.suppress(ClientDisconnect, TimeoutError):
+            async with asyncio.timeout(_RETRY_SECONDS):
+                async for _ in request.stream():
+                    """It is not kept."""
     values = {"type": "about:blank", "title": error.detail}
     wait = {"Retry-After": str(_RETRY_SECONDS)} if error.status_code in _AGAIN else {}
     return Response(json.dumps(values), error.status_code, wait, media_type=PROBLEM)

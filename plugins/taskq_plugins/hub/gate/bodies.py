@@ -1,0 +1,142 @@
+"""How the body of a request is taken in: so fast at least, and bytes of a log in pieces of a MiB.
+
+Each piece is done as a request of its own, which goes on behind what the one before it came to, so
+that one is checked and written while the next is on its way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from asyncio import get_running_loop, timeout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from taskq_plugins.hub.messages import Append, Missing, SpillPart, Stored
+from taskq_plugins.hub.wire import PACKED, PROTOCOL, OtherProtocol, delivered
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from taskq_plugins.hub.messages import Answer, Enrol, Question
+    from taskq_plugins.hub.messages import Request as Asked
+    from taskq_plugins.hub.wire import Way
+
+#: A body that comes slowly does not become larger than that without room.
+_SMALL_BYTES: Final = 64 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
+#: How long a body may come at most, and one that comes slower than a KiB a second.
+BODY_SECONDS: Final = 600.0
+_SLOW_SECONDS: Final = 15.0
+_SLOW_BYTES: Final = 1_024
+
+
+class Body:
+    """A body on its way.
+
+    Args:
+        request: whose it is.
+        way: what kind of request.
+        room: waits until there is memory for a large one.
+
+    Attributes:
+        is_over: nothing more comes.
+        is_whole: all came that was to.
+    """
+
+    def __init__(self, request: Request, way: Way, room: Callable[[], Awaitable[None]]) -> None:
+        self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
+        self._piece = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
+        self._size, self._passed = 0, 0.0
+        self.is_over, self.is_whole = False, True
+
+    async def piece(self) -> bytes:
+        """Return what comes next: about a MiB of bytes, all of what is none."""
+        pieces: list[bytes] = []
+        size, begin = 0, get_running_loop().time() - self._passed
+        try:
+            async with timeout(None) as limit:
+                while size < self._piece:
+                    patience = min(_SLOW_SECONDS + self._size / _SLOW_BYTES, BODY_SECONDS)
+                    limit.reschedule(begin + patience)
+                    data = await anext(self._stream)
+                    size += len(data)
+                    self._size += len(data)
+                    if self._size > self._limit:  # it said that it was shorter
+                        self.is_over, self.is_whole = True, False
+                        break
+                    if self._size - len(data) <= _SMALL_BYTES < self._size:
+                        limit.reschedule(None)
+                        waits = get_running_loop().time()
+                        await self._room()
+                        begin += get_running_loop().time() - waits
+                    pieces.append(data)
+        except StopAsyncIteration:
+            self.is_over = True
+        except (ClientDisconnect, TimeoutError):
+            self.is_over, self.is_whole = True, False
+        self._passed = get_running_loop().time() - begin
+        return b"".join(pieces)
+
+
+class Intake:
+    """What the pieces of one body ask for, on a thread."""
+
+    def __init__(self, request: Request, way: Way) -> None:
+        self._request, self._left = request, way.bytes_max
+        is_packed = way.has_frames and request.headers.get("content-type") == PACKED
+        self._inflate = zlib.decompressobj() if is_packed else None
+        self._asked: Asked | Question | Enrol | None = None
+        self._rest = b""
+
+    def ask(self, piece: bytes, *, is_last: bool, is_whole: bool) -> Asked | Question | Enrol:
+        """Return what is asked for by a piece and what the last one left.
+
+        A packed body is read as far as it reads back, and up to what its way takes.
+
+        Raises:
+            HTTPException: it is no request.
+        """
+        try:
+            if self._inflate is not None:
+                piece = self._inflate.decompress(piece, max(self._left, 1))
+            self._left -= len(piece)
+            asked = self._read(self._rest + piece if self._rest else piece)
+        except OtherProtocol as error:
+            raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
+        except (ValueError, zlib.error) as error:
+            raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
+        if not (is_whole or isinstance(asked, Append)):
+            raise HTTPException(400, "the line dropped")
+        self._asked = asked
+        if isinstance(asked, SpillPart) and not is_last:
+            return replace(asked, is_last=False)
+        return asked
+
+    def _read(self, data: bytes) -> Asked | Question | Enrol:
+        if isinstance(self._asked, Append | SpillPart):
+            return replace(self._asked, data=data)
+        request = self._request
+        asked = delivered(request.method, request.url.path, request.headers, data)
+        if asked is None:
+            raise HTTPException(404, "not found")
+        return asked
+
+    def goes_on(self, answer: Answer) -> bool:
+        """Return whether what comes next follows what was answered."""
+        asked = self._asked
+        if isinstance(asked, Append) and isinstance(answer, Stored):
+            behind, at, self._rest = asked.behind, answer.at, asked.data
+            if at.segment == behind.segment:
+                self._rest = asked.data[at.offset - behind.offset :]
+                self._asked = replace(asked, behind=at)
+            return True
+        if isinstance(asked, SpillPart) and isinstance(answer, Missing):
+            offset = asked.offset + len(asked.data)
+            self._asked = replace(asked, offset=offset)
+            return answer.files == ((asked.name, offset),)
+        return False
