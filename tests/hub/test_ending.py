@@ -72,7 +72,7 @@ _HANGS: Final = """
 import threading
 from taskq.cli.main import main
 from taskq_plugins.hub.copies import Copies
-Copies.answer = Copies.close = lambda *_: threading.Event().wait()
+Copies.answer = Copies.close = lambda *_, **__: threading.Event().wait()
 main()
 """
 
