@@ -92,7 +92,7 @@ class Moment(NamedTuple):
 
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
-    Moment("hub", "before a body", f"{_HUB}.gate.bodies:Body.piece", "calls"),
+    Moment("hub", "before a body", f"{_HUB}.gate.bodies:Body.read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),

@@ -44,23 +44,24 @@ class Body:
         room: waits until there is memory for a large one.
 
     Attributes:
+        piece: what came last.
         is_over: nothing more comes.
         is_whole: all came that was to.
     """
 
     def __init__(self, request: Request, way: Way, room: Callable[[], Awaitable[None]]) -> None:
         self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
-        self._piece = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
+        self._most = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
         self._size, self._passed = 0, 0.0
-        self.is_over, self.is_whole = False, True
+        self.piece, self.is_over, self.is_whole = b"", False, True
 
-    async def piece(self) -> bytes:
-        """Return what comes next: about a MiB of bytes, all of what is none."""
+    async def read(self) -> None:
+        """Take in what comes next: about a MiB of bytes, all of what is none."""
         pieces: list[bytes] = []
         size, begin = 0, get_running_loop().time() - self._passed
         try:
             async with timeout(None) as limit:
-                while size < self._piece:
+                while size < self._most:
                     patience = min(_SLOW_SECONDS + self._size / _SLOW_BYTES, BODY_SECONDS)
                     limit.reschedule(begin + patience)
                     data = await anext(self._stream)
@@ -80,7 +81,7 @@ class Body:
         except (ClientDisconnect, TimeoutError):
             self.is_over, self.is_whole = True, False
         self._passed = get_running_loop().time() - begin
-        return b"".join(pieces)
+        self.piece = b"".join(pieces)
 
 
 class Intake:

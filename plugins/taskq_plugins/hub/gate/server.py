@@ -270,7 +270,8 @@ class Server:
     async def _taken(self, request: Request, way: Way) -> Asked | Question | Enrol:
         """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
         body = Body(request, way, _no_wait)
-        asking = partial(Intake(request, way).ask, await body.piece(), is_last=True)
+        await body.read()
+        asking = partial(Intake(request, way).ask, body.piece, is_last=True)
         asked: Asked | Question | Enrol
         asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
@@ -280,14 +281,21 @@ class Server:
         intake = Intake(request, way)
         async with contextlib.AsyncExitStack() as stack:
             body = Body(request, way, partial(stack.enter_async_context, self._bodies))
-            piece = await body.piece()
+            await body.read()
             while True:
-                is_last = body.is_over
-                states = {"is_last": is_last, "is_whole": body.is_whole}
-                working = asyncio.create_task(self._piece(device, intake, piece, states))
-                piece = b"" if is_last else await body.piece()
-                answer = await working
-                if is_last or not intake.goes_on(answer):
+                piece, states = body.piece, {"is_last": body.is_over, "is_whole": body.is_whole}
+                failure: Exception | None = None
+                async with create_task_group() as tasks:
+                    if not body.is_over:
+                        tasks.start_soon(body.read)
+                    try:
+                        answer = await self._piece(device, intake, piece, states)
+                    except (HTTPException, OSError, TaskqError) as error:
+                        failure = error  # as it is, and not in a group
+                        tasks.cancel_scope.cancel()
+                if failure is not None:
+                    raise failure
+                if states["is_last"] or not intake.goes_on(answer):
                     return answer
 
     async def _piece(
