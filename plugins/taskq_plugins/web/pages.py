@@ -131,7 +131,7 @@ _IDS_MAX: Final = 20
 
 #: What a page has that is none of a log.
 _NOTHING: Final[dict[str, Any]] = {
-    "is_live": False, "here_now": "", "kept": (), "last": 0, "lsn": 0, "dead": 0, "steps": (),
+    "is_live": False, "here_now": "", "kept": (), "dead": 0, "steps": (),
     "step": 0, "beside": ("", ""),
 }  # fmt: skip
 
@@ -442,7 +442,7 @@ class Pages:
             began_ns = time.process_time_ns()
             root, query = root_of(request.scope), request.query_params
             kept = [pair for pair in query.multi_items() if pair[0] not in ("at", "back")]
-            begun_ns, last, dead = await self._looks.read(_edges)  # makes the log of an app, too
+            begun_ns, dead = await self._looks.read(_edges)  # makes the log of an app, too
             if "back" in query:  # the slider, which speaks in steps
                 at = moment_back(query["back"], begun_ns)
                 there = urlencode([*kept, *([("at", at)] if at else [])])
@@ -454,9 +454,9 @@ class Pages:
                 more = f"?{urlencode({'at': at})}" if at else ""
                 return RedirectResponse(f"{root}{other}{more}", HTTPStatus.SEE_OTHER)
             now_ns = time.time_ns()
-            shown |= {"last": last, "dead": dead, "kept": kept, "steps": steps_of(begun_ns)}
+            shown |= {"dead": dead, "kept": kept, "steps": steps_of(begun_ns)}
             if at:
-                shown["now_ns"], shown["lsn"] = await self._looks.read(_now_and_last, at)
+                shown["now_ns"] = await self._looks.read(_now_ns, at)
                 shown["step"] = step_of(now_ns - shown["now_ns"], shown["steps"])
                 beside = [shown["now_ns"] - _MINUTE_NS, shown["now_ns"] + _MINUTE_NS]
                 shown["beside"] = [moment(each) if each < now_ns else "" for each in beside]
@@ -501,15 +501,11 @@ def _ago(context: Context, moment_ns: int) -> str:
     return render.when(moment_ns, context["now_ns"])
 
 
-def _last(reader: LogReader) -> int:
-    return reader.extent.lsn - 1
-
-
-def _edges(reader: LogReader) -> tuple[int, int, int]:
-    """Return when the log was begun, its last record, and how many dead letters it has."""
+def _edges(reader: LogReader) -> tuple[int, int]:
+    """Return when the log was begun, and how many dead letters it has."""
     begun_ns = round(reader.created_at.timestamp() * SECOND_NS)
     dead = sum(counts["dead"] for counts in reader.lanes().values())
-    return begun_ns, _last(reader), dead
+    return begun_ns, dead
 
 
 def _sorted_by(path: str, query: dict[str, str], name: str) -> str:
@@ -542,8 +538,8 @@ def _quoted(name: str) -> str:
     return name if " " not in name else f'"{name}"'
 
 
-def _now_and_last(reader: LogReader) -> tuple[int, int]:
-    return reader.now_ns, _last(reader)
+def _now_ns(reader: LogReader) -> int:
+    return reader.now_ns
 
 
 def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
