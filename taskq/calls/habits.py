@@ -90,7 +90,7 @@ APPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("autodiscover_tasks", "autodiscover", "import_modules"), _INCLUDE),
     **dict.fromkeys(("add_periodic_task", "periodic_task", "on_after_configure"), _CRON),
     **dict.fromkeys(("on_startup", "on_shutdown", "startup", "shutdown", "on_event"), _LIFESPAN),
-    **dict.fromkeys(("pre_execute", "post_execute", "signal", "signals"), _MIDDLEWARE),
+    **dict.fromkeys(("pre_execute", "post_execute", "signals"), _MIDDLEWARE),
     **dict.fromkeys(("add_middleware", "with_middlewares", "add_event_handler"), _MIDDLEWARE),
     **dict.fromkeys(("lock_task", "lock"), "@{0}.task(concurrency=1)"),
     **dict.fromkeys(("broker", "backend", "with_broker", "with_result_backend"), _DIRECTORY),
