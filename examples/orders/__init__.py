@@ -1,0 +1,1 @@
+"""A Celery app, and the same app on taskq beside it."""

@@ -1,0 +1,42 @@
+"""An order goes on behind what is done, through failures and days of waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from examples.orders.__main__ import main
+from examples.orders.app import app, order
+from examples.orders.world import world
+from taskq.testing import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _new_world() -> Iterator[None]:
+    world.clear()
+    yield
+    world.clear()
+
+
+async def test_it_is_charged_and_shipped_once_though_the_van_breaks_down(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await main()
+    printed = capsys.readouterr().out
+    assert "it is scheduled" in printed
+    assert "it waits within its run for signal 'address', until" in printed
+    assert "a box of tea and a box of coffee to 1 High Street, Kyoto" in printed
+    assert printed.endswith("charged 1 time, shipped 1 time\n")
+    assert sorted(world.packed) == ["coffee", "tea"]
+
+
+async def test_without_an_address_it_is_refunded_after_a_week() -> None:
+    async with Sandbox(app) as box:
+        job = await order.enqueue("no. 8", 900, ["tea"])
+        await box.drain(with_scheduled=True)
+        assert await job.result(5) == "receipt of no. 8, refunded"
+    assert (world.bank.refunds, world.packed) == (["no. 8"], [])
