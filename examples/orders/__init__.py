@@ -1,1 +1,1 @@
-"""A Celery app, and the same app on taskq beside it."""
+"""An order that takes days: charge, wait, hear from the customer, pack, ship."""
