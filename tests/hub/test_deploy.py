@@ -20,6 +20,7 @@ from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
+from tests.effort import grows, some
 from tests.hub.place import is_copy, served
 from tests.processes.harness import eventually
 
@@ -102,8 +103,9 @@ async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
     assert is_copy(place.copies(), place.segments())
 
 
+@grows
 async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str) -> None:
-    await place.write(200, 60_000)
+    await place.write(some(200, 3_400), 60_000)
     port = _free_port()
     with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
         await _arrives(place, f"http://127.0.0.1:{port}")
