@@ -256,7 +256,7 @@ class Simulation(Snapshooting, Care, Uploads):
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
              self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit,
              self._step, self._signal),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 8, 4),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 12, 8),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in SOON:
@@ -410,7 +410,9 @@ class Simulation(Snapshooting, Care, Uploads):
         pool = self.held[process] or self.old
         if not pool:
             return self._claim(process)
-        delivery, form = self.chance.choice(pool), self.chance.choice(list(Form)[:4])
+        # Mostly the claim that was made last, which holds, and the signals that come to it.
+        delivery = pool[-1] if self.chance.random() < 0.8 else self.chance.choice(pool)
+        form = self.chance.choice((*list(Form)[:4], Form.EVENT, Form.EVENT))
         self._bodies += 1
         name = self.chance.choice(("paid", "sent")) if form is Form.EVENT else "do"
         new = NewStep(delivery, form, name, self._bodies, b"%d" % self._bodies)
@@ -423,7 +425,10 @@ class Simulation(Snapshooting, Care, Uploads):
         return Op.STEP, new, accept
 
     def _signal(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        job = self._some_job()
+        mine = self.held[process]
+        # Mostly one that runs: it may ask for the signal.
+        running = mine[-1].job if mine and self.chance.random() < 0.8 else None
+        job = running or self._some_job()
         if job is None:
             return self._claim(process)
         once = self.chance.choice(("", "", "a", "b"))
