@@ -28,7 +28,7 @@ from taskq.core.errors import (
 )
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
-from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
+from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.parsing import check_name
 from taskq.flows.building import Failed
 from taskq.log.decide.steps import NewStep
@@ -379,7 +379,7 @@ class Run:
         for start in range(0, len(jobs), ENDS_MAX):
             port = await self._connection.port()
             some = await port.look(partial(look_at_ends, jobs=list(jobs[start : start + ENDS_MAX])))
-            if any(end.state in _LIVE for end in some):
+            if any(end.state in LIVE_STATES for end in some):
                 return None
             ends += some
         return ends
@@ -509,7 +509,6 @@ class Run:
 _WHAT: Final[dict[int, str]] = {
     Form.STEP: "a step", Form.SLEEP: "a sleep", Form.EVENT: "an event", Form.CALL: "a call of jobs",
 }  # fmt: skip
-_LIVE: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
 #: Tasks whose unasked steps were told of.
 _told: Final[set[str]] = set()
 

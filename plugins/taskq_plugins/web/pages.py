@@ -90,7 +90,7 @@ _PAGES: Final = (
 #: Pages that are shown anew every two seconds; the others may take long to make.
 _LIVE: Final = frozenset({"now.html", "job.html", "tasks.html", "workers.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
-_CLOCK: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
+_HOUR_AND_MINUTE: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
 _EVENTS_MAX: Final = 200
 _RECORDS_MAX: Final = 50
 _SEGMENTS_MAX: Final = 50
@@ -195,8 +195,8 @@ class Pages:
             "table": lambda job: table_of(job, value),
             "code": lambda job: printable(code_of(job, value)),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
-            "clock": lambda moment_ns: (moment(moment_ns) or "")[_CLOCK],
-            "minute": lambda moment_ns: f"{(moment(moment_ns) or '')[: _CLOCK.stop]}Z",
+            "clock": lambda moment_ns: (moment(moment_ns) or "")[_HOUR_AND_MINUTE],
+            "minute": lambda moment_ns: f"{(moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z",
             "took": _took,
             "count": "{:,}".format,
             "served": render.served,
