@@ -576,8 +576,10 @@ def _bytes_of(folder: Path) -> bytes:
 
 def content_of(log: Path, copy: Path) -> bytes:
     """Return all that a copy has of a log, whose end it reaches byte for byte."""
-    content = b""
-    for file in sorted((log / "log").glob("*.log")):
+    content, files = b"", sorted((log / "log").glob("*.log"))
+    ahead = {file.name for file in (copy / "log").glob("*.log") if file.name > files[0].name}
+    assert ahead <= {file.name for file in files}, "the copy goes on behind the log"
+    for file in files:
         ours, theirs = file.read_bytes(), copy / "log" / file.name
         sent = theirs.read_bytes() if theirs.exists() else b""
         rest = ours[len(sent) :]
