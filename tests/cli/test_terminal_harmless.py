@@ -309,6 +309,7 @@ ROWS: Final[dict[str, Row]] = {
         True,
     ),
     "edit": of("dead", "edit", "--run-now"),
+    "signal": (lambda place: ("signal", place.ids["ready"], NAME, "-d", place.log), False),
     "cancel": quiet(of("dead", "cancel")),
     "pause": d("pause", NAME),
     "resume": d("resume", NAME),

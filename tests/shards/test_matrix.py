@@ -57,6 +57,7 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "why": (WHOLE, "{job}", True),
     "dead show": (WHOLE, "{dead}", True),
     "edit": (WHOLE, "{job} --priority 7", True),
+    "signal": (WHOLE, "{job} go", True),
     "pause": (WHOLE, "mail", True),
     "resume": (WHOLE, "mail", True),
     "dead requeue": (WHOLE, "{dead}", True),
@@ -189,7 +190,7 @@ OF_ONE: Final[dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 HANDLE: Final = frozenset({
     "attempts", "cancel", "duplicate", "id", "lsn", "progress", "requeue", "result", "status",
-    "view", "why",
+    "view", "watch", "why",
 })  # fmt: skip
 FLOW: Final = frozenset({"cancel", "id", "jobs", "progress", "result", "wait"})
 
@@ -223,8 +224,9 @@ async def use_ids(app: TaskQ, job: JobHandle[int], waiting: str) -> None:
         given = getattr(app, name)(waiting, **options)
         assert (given if name == "job" else await given) is not None
     handle = app.job(job.id)
-    for name in sorted(HANDLE - {"cancel", "requeue", "duplicate", "id", "lsn"}):
+    for name in sorted(HANDLE - {"cancel", "requeue", "duplicate", "id", "lsn", "watch"}):
         await getattr(handle, name)()
+    assert [seen async for seen in handle.watch()] == []  # it is over
     assert await handle.result(SECONDS) == 4
     assert await app.job(waiting).cancel()
 
