@@ -11,13 +11,16 @@ from taskq_plugins.hub.gate.server import Server
 from tests.hub.place import Place, served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+async def place(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Place]:
+    """Yield a hub; its servers are closed behind the test."""
+    place = Place(tmp_path)
+    yield place
+    await place.close()
 
 
 @pytest.fixture

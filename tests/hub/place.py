@@ -52,7 +52,8 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hub = path / "hub"
-        self.server = Server(self.hub)
+        self._servers: list[Server] = []
+        self.restart()
 
     @cached_property
     def token(self) -> str:
@@ -94,8 +95,13 @@ class Place:
         async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
 
-    def restart(self) -> None:
-        self.server = Server(self.hub)
+    def restart(self, **settings: Any) -> None:
+        self.server = Server(self.hub, **settings)
+        self._servers.append(self.server)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
 
     def lose(self, log_id: str) -> None:
         """Let the hub have nothing of a log."""

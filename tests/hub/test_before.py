@@ -51,7 +51,7 @@ async def test_what_an_older_version_wrote_goes_on(tmp_path: Path) -> None:
     assert [await ended.result(timeout=5), await also.result(timeout=5)] == ["7.0", "7.1"]
     assert await waits.status() is State.READY
     await hub.close()
-    await server._outbox.close()
+    await server.close()
     _check(copy, faults(tmp_path / "hub", deep=True))
 
 

@@ -21,7 +21,6 @@ from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.quota import used_bytes
-from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
@@ -112,7 +111,7 @@ async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(place
 
 
 async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
-    place.server = Server(place.hub, device_bytes=100_000)
+    place.restart(device_bytes=100_000)
     await place.write(3, 50_000)
     with pytest.raises(HubError, match="507"):
         await place.sync()

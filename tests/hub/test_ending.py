@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -17,15 +18,15 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
+from taskq_plugins.hub import Hub
 from taskq_plugins.hub.gate import listening
 from taskq_plugins.hub.gate import server as servers
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.wire import carried
+from tests.hub.place import DEVICE
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.hub.place import Place
 
 _COMMANDS: Final = (
@@ -140,3 +141,28 @@ def test_a_hub_ends_though_nobody_reads_what_it_says(
     listening.Listener(place.server, (None, None))._give_up()
     is_read.set()
     assert ended == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
+async def test_a_hub_that_ended_has_no_file_open(place: Place) -> None:
+    await place.write()
+    async with place.server.app.router.lifespan_context(place.server.app):
+        await place.sync()
+        assert _open_files(place.hub)
+    assert _open_files(place.hub) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
+async def test_who_sends_has_no_file_open_once_that_is_closed(place: Place) -> None:
+    assert place.token
+    async with Hub(place.hub) as hub:
+        await hub.device(DEVICE).enqueue(hub.call_by_name("update", "7.2"))
+        assert _open_files(place.hub)
+    assert _open_files(place.hub) == []
+
+
+def _open_files(folder: Path) -> list[str]:
+    """Return which files of a folder this process has open."""
+    links = Path("/proc/self/fd").iterdir()
+    files = [str(link.readlink()) for link in links if link.is_symlink()]
+    return [file for file in files if file.startswith(str(folder))]

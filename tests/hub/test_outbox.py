@@ -139,7 +139,7 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     yield made
     await made.hub.close()
     for server in made.servers:
-        await server._outbox.close()
+        await server.close()
     for app in made.apps.values():
         await app.close()
 

@@ -12,7 +12,6 @@ import pytest
 from taskq.engine import DurableLog, LocalDisk, SystemClock
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.gate.quota import Account, used_bytes
-from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Declare,
@@ -92,7 +91,7 @@ async def test_what_a_fork_copies_counts_and_none_begins_that_does_not_fit(place
     await place.sync()
     log_id, borders = _borders(place)
     room = _used(place) + 64 * 1024 + borders[2].offset
-    place.server = Server(place.hub, device_bytes=room)
+    place.restart(device_bytes=room)
     before = place.tree()
     assert (await _fork(place, log_id, borders[1])).status_code == 507
     assert place.tree().items() <= before.items()

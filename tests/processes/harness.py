@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import selectors
 import signal
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
         pause.wait(_LOOK_AGAIN_SECONDS)
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Return whether there is something to read, or an end, so many seconds from now at the latest.
+
+    ``select.select`` would fail where the process has more than a thousand files open.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 class Child:

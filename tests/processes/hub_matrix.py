@@ -21,7 +21,6 @@ import importlib
 import inspect
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -52,7 +51,7 @@ from taskq_plugins.hub.gate.listening import Protocol
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
-from tests.processes.harness import log_records
+from tests.processes.harness import is_readable, log_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -405,7 +404,7 @@ def _killed(child: int) -> None:
 def _is_over(child: int, seconds: float = 0.0) -> bool:
     """Return whether a process is over, so many seconds from now at the latest."""
     with open(os.pidfd_open(child)) as descriptor:  # noqa: PTH123 - a descriptor
-        return bool(select.select([descriptor], [], [], seconds)[0])
+        return is_readable(descriptor.fileno(), seconds)
 
 
 class _Run:

@@ -17,7 +17,6 @@ import fcntl
 import os
 import pickle
 import pwd
-import select
 import shutil
 import signal
 import sys
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from taskq import TaskLog
 from taskq.core.errors import LogError
 from taskq.log.read.reader import LogReader
-from tests.processes.harness import eventually
+from tests.processes.harness import eventually, is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,8 +224,7 @@ def expect(out: int, count: int) -> None:
     """Read so many bytes of a writer; more may follow."""
     deadline = time.monotonic() + _SECONDS_MAX
     while count > 0:
-        ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
-        if not ready:
+        if not is_readable(out, max(deadline - time.monotonic(), 0)):
             raise TimeoutError("a writer stands still")
         output = os.read(out, 4_096)
         if not output:
@@ -236,7 +234,7 @@ def expect(out: int, count: int) -> None:
 
 def drain(out: int) -> None:
     """Forget what a writer has told so far."""
-    while select.select([out], [], [], 0)[0] and os.read(out, 65_536):
+    while is_readable(out, 0) and os.read(out, 65_536):
         pass
 
 

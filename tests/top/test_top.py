@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import pty
-import select
 import struct
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from taskq_plugins.top.drawing import draw, spark
 from taskq_plugins.top.screen import Act, Screen
 from taskq_plugins.top.seen import Watcher
 from tests.cli.helpers import taskq
+from tests.processes.harness import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ class Terminal:
         until = time.monotonic() + PATIENCE_SECONDS
         while not (all(job in self.text for job in wanted) and without not in self.text):
             assert time.monotonic() < until, f"{wanted} is not to be seen:\n{self.text}"
-            if select.select([self._master], [], [], 0.1)[0]:
+            if is_readable(self._master, 0.1):
                 self._stream.feed(os.read(self._master, 65_536))
             elif self._process.poll() is not None:
                 pytest.fail(f"it ended with {self._process.returncode}:\n{self.text}")

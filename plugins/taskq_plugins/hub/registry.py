@@ -265,6 +265,12 @@ class Registry:
             self._files[0].backup(other._files[0])
         other.run("DELETE FROM hints WHERE name LIKE ?", f"{_DURABLE}%")
 
+    def close(self) -> None:
+        """Give its file back; whatever is asked next opens it anew."""
+        with self._turn, _as_os_error():
+            for file in self.__dict__.pop("_files", ()):
+                file.close()
+
     def run(self, statement: str, *values: Any, syncs: bool = True) -> list[tuple[Any, ...]]:
         """Return the rows of a statement, which is a transaction by itself."""
         with self._turn, _as_os_error():

@@ -165,8 +165,13 @@ class Server:
             tasks.start_soon(self._outbox.expire, self._on_thread)
             yield
             tasks.cancel_scope.cancel()
+        await self.close()
+
+    async def close(self) -> None:
+        """Give all files back, once ``app`` is served no more."""
         self._copies.close()
         await self._outbox.close()
+        self._registry.close()
 
     async def _mend(self) -> None:
         """Ask for what copies lack since the hub was copied while it ran, or was set back so."""

@@ -127,8 +127,10 @@ class Hub:
     hand_on_sync = blocking(hand_on)
 
     async def close(self) -> None:
-        """Close the outbox. Legal twice."""
+        """Close the outbox, and what is known of the devices. Legal twice."""
         await self._app.close()
+        if registry := self.__dict__.pop("registry", None):
+            registry.close()
 
     close_sync = blocking(close)
 
