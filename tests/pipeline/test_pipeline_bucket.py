@@ -154,7 +154,10 @@ def bucket_change(gone: Any) -> Any:
     return Change(removed=tuple(gone), operation="DELETE")
 
 
-@pytest.mark.parametrize("sent", [0, 3, 8, 13])
+@pytest.mark.parametrize(
+    "sent",
+    [0, 8, pytest.param(3, marks=pytest.mark.slow), pytest.param(13, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_killed_between_two_files_is_gone_on_with(
     tmp_path: Path, machine: Callable[[str], None], store: S3Store, sent: int
 ) -> None:

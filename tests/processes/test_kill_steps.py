@@ -185,7 +185,7 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
     """At every await of every step, one after the other; by default at some of them."""
 
     async def run() -> None:
-        for count in range(1, 60, every(6)):
+        for count in range(1, 60, every(15)):
             path = tmp_path / str(count)
             path.mkdir()
             app, long = make_app(path)
