@@ -201,7 +201,8 @@ class Http:
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
-            connection.request(method, path, self._pieces(body), headers | own)
+            # An iterator without bytes would go as a chunked body of none, in a packet after the head.
+            connection.request(method, path, self._pieces(body) if body else None, headers | own)
         with connection.getresponse() as answer:
             content = answer.read(_ANSWER_BYTES_MAX + 1)
             if len(content) > _ANSWER_BYTES_MAX:
