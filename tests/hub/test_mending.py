@@ -15,6 +15,7 @@ from taskq.cli.main import main
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.backup import hub_backed_up
 from taskq_plugins.hub.checking import faults
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import is_copy
 
@@ -278,3 +279,24 @@ async def test_a_hub_whose_disk_refuses_what_it_notes_is_served_all_the_same(
     await place.server._mend()
     assert "at the next start" in caplog.text
     await place.sync()
+
+
+@pytest.mark.parametrize("at", [0, 1_000, 9_000])
+async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_what_helps(
+    place: Place, at: int
+) -> None:
+    """It is not what it was at that place, and nobody makes another in its place."""
+    registry = Registry(place.hub)
+    for number in range(60):
+        registry.enrol(f"edge-{number}")
+    registry.close()
+    file = place.hub / "registry.db"
+    data = bytearray(file.read_bytes())
+    data[at : at + 4_096] = b"of another time!" * 256
+    file.write_bytes(data)
+    for command in (("status",), ("enrol", "edge-7"), ("serve", "--bind", "127.0.0.1:0")):
+        done = _run("hub", command[0], place.hub, *command[1:])
+        assert done.exit_code == 1, done.output
+        assert str(file) in done.output
+        assert "taskq hub backup" in done.output
+    assert file.read_bytes() == bytes(data)

@@ -127,6 +127,7 @@ def serve(
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     with _alone(directory):
+        Registry(directory).open()
         render.echo(f"serving {directory} at http{'s' if certfile else ''}://{bind}", err=True)
         # One process and one loop: each copy has one writer.
         server = _package("taskq_plugins.hub.gate.server").Server(

@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.engine import PatientDisk
-from taskq.errors import UsageError
+from taskq.errors import LogDamaged, UsageError
 from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Registry:
         hub: its directory; None: there is none, and all is forgotten with this object.
 
     Raises (any method):
-        OSError: the disk refused, or the file is damaged.
+        OSError: the disk refused.
+        LogDamaged: the file is damaged.
     """
 
     def __init__(self, hub: Path | None = None) -> None:
@@ -261,19 +262,39 @@ class Registry:
     def back_up(self, hub: Path) -> None:
         """Write all of it into another hub's directory; of copies there nothing is known yet."""
         other = Registry(hub)
-        with other._turn, _as_os_error():
+        with other._readable():
             self._files[0].backup(other._files[0])
         other.run("DELETE FROM hints WHERE name LIKE ?", f"{_DURABLE}%")
 
     def close(self) -> None:
         """Give its file back; whatever is asked next opens it anew."""
-        with self._turn, _as_os_error():
+        with self._readable():
             for file in self.__dict__.pop("_files", ()):
                 file.close()
 
+    def open(self) -> None:
+        """Open its file, as whatever is asked does."""
+        self.run("SELECT 1")
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Have the file for the block, in which what SQLite says is what any other file would."""
+        path = str(self._hub and self._hub / _FILE)
+        try:
+            with self._turn:
+                yield
+        except sqlite3.OperationalError as error:
+            code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
+            raise OSError(code, str(error), path) from error
+        except sqlite3.Error as error:
+            raise LogDamaged(
+                f"{path} is damaged ({error}), as one is that was copied while it was written: put "
+                f"that of a 'taskq hub backup' in its place; or remove it, and enrol each device"
+            ) from error
+
     def run(self, statement: str, *values: Any, syncs: bool = True) -> list[tuple[Any, ...]]:
         """Return the rows of a statement, which is a transaction by itself."""
-        with self._turn, _as_os_error():
+        with self._readable():
             return self._files[not syncs].execute(statement, values).fetchall()
 
     def _facts(self, device: str) -> dict[str, Any]:
@@ -307,8 +328,10 @@ class Registry:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         synced, hints = self._opened(path), self._opened(path)
         hints.execute("PRAGMA synchronous = NORMAL")
+        ((state,),) = synced.execute("PRAGMA quick_check(1)")
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
         if is_new:
-            _take_over(self._hub, synced)
             for directory in (self._hub, self._hub.parent):
                 disk.sync_directory(str(directory))
         return synced, hints
@@ -331,30 +354,6 @@ def checked(name: str, what: str = "device") -> str:
             f"{name!r:.80} is no name of a {what}: it has up to 63 small letters, digits and '-'"
         )
     return name
-
-
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Let what SQLite says be what any other file would."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
-        raise OSError(code, f"{_FILE}: {error}") from error
-
-
-def _take_over(hub: Path, file: sqlite3.Connection) -> None:
-    """Take in what an older version had in files of their own, then remove those."""
-    names = {".device.json": "", ".heard.json": _HEARD, ".down.json": "given"}
-    older = [path for path in (hub / "devices").glob("*/.*.json") if path.name in names]
-    file.execute("BEGIN IMMEDIATE")
-    for path in older:
-        device, text = path.parent.name, json.dumps(json.loads(path.read_text("utf-8")))
-        name = names[path.name]
-        file.execute(_HINT if name else _PUT, (device, *([name] if name else []), text))
-    file.execute("COMMIT")
-    for path in [*older, *(hub / "devices").glob("*/*/replica.json")]:
-        path.unlink()
 
 
 def _hash(secret: str) -> str:
