@@ -17,8 +17,10 @@ from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
+    Ask,
     Declare,
     Kind,
+    Known,
     Refused,
     Seal,
     Skip,
@@ -184,6 +186,23 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
     assert Verdict.FORKED not in simulation.verdicts
     assert simulation._device_records() <= simulation.hub_records()
     assert not [path for path in hub_files(simulation) if path.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_came_in_pieces_is_on_disk_before_anybody_is_told_of_it(seed: int) -> None:
+    """The sync that a piece owes is made up for by whatever is asked next."""
+    line = Line()
+    line.simulation.hub_machine.random.seed(seed)
+    half = line.log.borders(line.log.segments[0])[0]
+    line.append(line.data[: half.offset])
+    ids = line.session, line.log.identity.log_id
+    line.simulation._ask_hub(Append(*ids, half, line.data[half.offset :]), more=True)
+    assert line.ask(Ask(*ids, (line.end,))) == Known((True,))
+    line.simulation._stop_hub()
+    line.simulation.hub_machine.lose_power()
+    answer = line.ask(Sync(ids[1], 1, frozenset(), line.log.end))
+    assert isinstance(answer, Synced)
+    assert answer.at == line.end
 
 
 def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
