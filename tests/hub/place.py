@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import shutil
 import socket
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import uvicorn
+from anyio import to_thread
 
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
+from taskq.engine import LogReader
+from taskq_plugins.hub import Hub
+from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Http, Line, Told
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import follow, sync
+from tests.processes.harness import STEP_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +82,29 @@ class Place:
         try:
             return (await sync(str(self.path / DEVICE), line)).verdicts
         finally:
+            await line.close()
+
+    async def order(self, url: str, count: int, seconds: float = STEP_SECONDS) -> None:
+        """Enqueue jobs for a device that rests; each comes within so many seconds."""
+        await self.write()
+        log = self.path / DEVICE
+        settings = HubSettings(accept=("update",), every=900, poll=900)
+        line = Line(url, self.token, None, settings)
+        following = asyncio.create_task(follow(str(log), line))
+
+        def has(count: int) -> bool:
+            with LogReader.open(str(log)) as reader:
+                return len(reader.jobs(None, None, "update", 10)) == count
+
+        try:
+            await to_thread.run_sync(eventually, lambda: last_note(str(log)).get("lsn"))
+            async with Hub(self.hub) as hub:
+                for number in range(1, count + 1):
+                    await hub.device(DEVICE).enqueue(hub.call_by_name("update", number))
+                    await to_thread.run_sync(eventually, partial(has, number), seconds)
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
             await line.close()
 
     def copies(self, device: str = DEVICE) -> dict[str, bytes]:

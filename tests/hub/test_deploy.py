@@ -111,6 +111,14 @@ async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str
         await _arrives(place, f"http://127.0.0.1:{port}")
 
 
+async def test_a_job_for_a_device_that_rests_behind_nginx_comes_within_five_seconds(
+    place: Place, url: str
+) -> None:
+    port = _free_port()
+    with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
+        await place.order(f"http://127.0.0.1:{port}", 2, seconds=5)
+
+
 async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(
     place: Place, url: str, certificate: tuple[Path, Path]
 ) -> None:

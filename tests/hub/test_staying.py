@@ -19,8 +19,6 @@ from anyio import fail_after, to_thread
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
-from taskq.engine import LogReader
-from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.registry import Registry
@@ -63,26 +61,7 @@ async def test_a_worker_that_knows_no_hub_says_so(
 
 async def test_a_job_for_a_device_that_rests_comes_within_seconds(place: Place, url: str) -> None:
     """Also the first one of the hub, and the next, though nothing was written meanwhile."""
-    await place.write()
-    log = place.path / "edge-7"
-    settings = HubSettings(accept=("update",), every=900, poll=900)
-    line = Line(url, place.token, None, settings)
-    following = asyncio.create_task(follow(str(log), line))
-
-    def has(count: int) -> bool:
-        with LogReader.open(str(log)) as reader:
-            return len(reader.jobs(None, None, "update", 10)) == count
-
-    try:
-        await to_thread.run_sync(eventually, lambda: last_note(str(log)).get("lsn"))
-        async with Hub(place.hub) as hub:
-            for number in (1, 2, 3):
-                await hub.device("edge-7").enqueue(hub.call_by_name("update", number))
-                await to_thread.run_sync(eventually, partial(has, number))
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        await line.close()
+    await place.order(url, 2)
 
 
 async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is_tried_again(
