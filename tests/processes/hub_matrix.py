@@ -204,20 +204,27 @@ def _on_changes(look: Callable[[Callable[[], object]], None]) -> None:
     """Have something look at each change of a disk before it is made."""
 
     def seen(function: Any) -> Any:
-        def change(*arguments: Any) -> Any:
+        def change(*arguments: Any, **named: Any) -> Any:
             def half() -> None:
                 if function.__name__ in ("write", "write_at"):
                     *where, data, offset = arguments
                     function(*where, bytes(data)[: len(data) // 2], offset)
 
             look(half)
-            return function(*arguments)
+            return function(*arguments, **named)
 
         return change
 
     for name in _CHANGES:
         setattr(LocalDisk, name, seen(getattr(LocalDisk, name)))
     PatientDisk.write = seen(PatientDisk.write)  # type: ignore[method-assign]
+    run, changes = Registry.run, seen(Registry.run)
+
+    def chosen(registry: Registry, statement: str, *values: Any, **how: Any) -> Any:
+        change = run if statement.startswith("SELECT") else changes
+        return change(registry, statement, *values, **how)
+
+    Registry.run = chosen  # type: ignore[method-assign,assignment]
 
 
 def _fill_disk() -> None:

@@ -201,7 +201,7 @@ class Http:
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
-            # An iterator without bytes would go as a chunked body of none, in a packet after the head.
+            # An iterator without bytes goes as a chunked body, in a packet after the head.
             connection.request(method, path, self._pieces(body) if body else None, headers | own)
         with connection.getresponse() as answer:
             content = answer.read(_ANSWER_BYTES_MAX + 1)
