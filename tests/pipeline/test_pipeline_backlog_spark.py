@@ -13,6 +13,7 @@ import pytest
 
 from taskq import State, TaskQ
 from taskq_workers.process.elsewhere import Order, find_executor
+from tests.cli.helpers import taskq
 from tests.programs import run_taskq
 from tests.samples import backlog_jobs as jobs
 
@@ -53,8 +54,8 @@ async def states(handles: list[JobHandle[Any]]) -> set[State]:
 @pytest.mark.timeout(180)
 async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: TaskQ) -> None:
     async with app:
-        doubled = await jobs.double.enqueue_many([(number,) for number in range(300)])
-        napped = await jobs.nap.enqueue_many([(number,) for number in range(100)])
+        doubled = await jobs.double.enqueue_many([(number,) for number in range(60)])
+        napped = await jobs.nap.enqueue_many([(number,) for number in range(20)])
         failed = await jobs.fail.enqueue()
         parent = await jobs.parent.options(headers={"name": "Ada"}).enqueue(5)
         shout = await jobs.shout.enqueue("ah" * 4_000)
@@ -70,7 +71,7 @@ async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: Tas
         assert await states([later]) == {State.SCHEDULED}
         assert await states([other]) == {State.READY}
         queues = {queue.queue: queue for queue in (await app.stats()).queues}
-        assert queues["default"].succeeded == 300 + 100 + 1 + 5 + 1
+        assert queues["default"].succeeded == 60 + 20 + 1 + 5 + 1
     assert spark.range(1).count() == 1
 
 
@@ -78,9 +79,9 @@ async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: Tas
 @pytest.mark.usefixtures("spark")
 async def test_a_job_that_kills_its_python_dies_alone(app: TaskQ) -> None:
     async with app:
-        good = await jobs.double.enqueue_many([(number,) for number in range(50)])
+        good = await jobs.double.enqueue_many([(number,) for number in range(20)])
         bad = await jobs.die.enqueue()
-        more = await jobs.double.enqueue_many([(number,) for number in range(50)])
+        more = await jobs.double.enqueue_many([(number,) for number in range(20)])
         await work_off(app)
         assert await states([*good, *more]) == {State.SUCCEEDED}
         assert await states([bad]) == {State.DEAD}
@@ -132,20 +133,20 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
     assert len(succeeded) == len(set(succeeded)) == 200
 
 
-def test_an_unknown_executor_is_wrong_usage_and_the_known_are_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--executor", "sprak"), 2, "taskq: there is no executor 'sprak'; known are: spark"),
+        (("--master", "local[2]"), 2, "--executor spark"),
+        (("--help",), 0, "at least once"),
+    ],
+)
+def test_where_jobs_run_is_said_and_wrong_words_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
+) -> None:
     text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef work() -> None: ...\n"
-    (tmp_path / "shop.py").write_text(text)
-    done = run_taskq("worker", "shop:app", "--executor", "sprak", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "taskq: there is no executor 'sprak'; known are: spark\n"
-
-
-def test_a_master_without_an_executor_is_wrong_usage(tmp_path: Path) -> None:
-    done = run_taskq("worker", "shop:app", "--master", "local[2]", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--executor spark" in done.stderr
-
-
-def test_help_says_that_jobs_run_at_least_once() -> None:
-    done = run_taskq("worker", "--help", check=True)
-    assert "at least once" in " ".join(done.stdout.split())
+    (tmp_path / "executed_shop.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = taskq("worker", "executed_shop:app", *words)
+    assert (done.exit_code, said in " ".join(done.output.split())) == (code, True), done.output

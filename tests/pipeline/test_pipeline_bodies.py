@@ -101,8 +101,9 @@ def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is killed says nothing: what was begun and did not end is what counts."""
+    words = ("duplicates", "--max-bytes", "4m")
     asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
-    assert run(tmp_path).exit_code == 0
+    assert run(tmp_path, *words).exit_code == 0
     asyncio.run(lived(tmp_path / "hub" / "edge", [1000] * 10))
     planned: list[int] = []
     real = Following.next
@@ -118,11 +119,11 @@ def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
     with monkeypatch.context() as small:
         small.setattr(LakeWriter, "commit", full)
         for _ in range(3):
-            assert run(tmp_path, "--max-bytes", "4m").exit_code != 0
-    assert run(tmp_path, "--max-bytes", "4m").exit_code == 0
+            assert run(tmp_path, *words).exit_code != 0
+    assert run(tmp_path, *words).exit_code == 0
     assert planned[:4] == [2**22, 2**21, 2**20, 2**19]
     asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
     planned.clear()
-    assert run(tmp_path, "--max-bytes", "4m").exit_code == 0
+    assert run(tmp_path, *words).exit_code == 0
     assert planned[0] == 2**22, "the one that follows is as large as ever"
     assert len(rows(tmp_path)) == 12

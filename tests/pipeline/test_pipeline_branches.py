@@ -65,10 +65,10 @@ def test_a_restored_device_is_folded_as_its_log_has_it(tmp_path: Path, seed: int
     device = tmp_path / "hub" / "edge"
     backups: list[Path] = []
     keep = draw.choice([None, None, "0s"])
-    for turn in range(6):
+    for turn in range(some(4, of=6)):
         asyncio.run(live(device, seed * 100 + turn, draw.randrange(1, 5), keep=keep))
         words = ("--max-bytes", "40k") if draw.randrange(2) else ()
-        lake = run(tmp_path, *words)
+        lake = run(tmp_path, "duplicates", *words)
         check(jobs_of(lake), of_directory(device).jobs)
         backups.append(tmp_path / f"backup-{turn}")
         shutil.copytree(device, backups[-1])
@@ -94,16 +94,16 @@ def test_what_was_not_told_of_behind_a_declared_gap_is_lost(tmp_path: Path, hub:
     frames = [made.enqueue(3)]
     other = MadeLog(hub / "other" / "log")
     other.enqueue(1)
-    assert {row["state"] for row in jobs_of_all(run(tmp_path))} == {"ready"}
+    assert {row["state"] for row in jobs_of_all(run(tmp_path, "breaks"))} == {"ready"}
     declare(made, Kind.GAP, frames[0], None, 50, end_lsn=53)
     made.time_ns += 60 * SECOND
     made.rotate()
     made.enqueue(1)
-    lake = run(tmp_path)
+    lake = run(tmp_path, "breaks")
     assert {row["state"] for row in jobs_of_all(lake)} == {"ready"}, "the device has told more"
     made.frame(claimed(2))
     made.enqueue(1)
-    lake = run(tmp_path)
+    lake = run(tmp_path, "breaks")
     states = {(row["device"], row["job"]): row["state"] for row in jobs_of_all(lake)}
     wanted = dict.fromkeys([("edge", 50), ("edge", 52), ("other", 1)], "ready")
     assert states == wanted | {("edge", 1): "lost", ("edge", 2): "running", ("edge", 3): "lost"}
@@ -143,7 +143,7 @@ def test_a_declared_fork_has_its_row_whether_the_other_branch_was_read_or_not(
     shown = [(row["branch"], row["job"], row["state"]) for row in rows]
     lost = [(0, job, "lost") for job in (3, 4, 5, 6)]
     assert shown == [*lost, (1, 1, "running"), (1, 2, "ready"), (1, 4, "ready")]
-    run(tmp_path, lake_name="later")
+    run(tmp_path, "breaks", lake_name="later")
     for lake, branch in ((tmp_path / "lake", 1), (tmp_path / "later", None)):
         (row,) = Lake.open(lake).dataset("breaks").to_table().to_pylist()
         assert (row["kind"], row["is_declared"], row["branch"]) == ("fork", True, branch)
@@ -160,7 +160,7 @@ def test_what_was_gone_over_has_its_row(tmp_path: Path, hub: Path) -> None:
     made.rotate()
     made.enqueue(1)
     lost.path.unlink()
-    lake = run(tmp_path, "--ignore-data-loss")
+    lake = run(tmp_path, "breaks", "--ignore-data-loss")
     (row,) = lake.dataset("breaks").to_table().to_pylist()
     assert (row["kind"], row["is_declared"], row["branch"]) == ("gap", False, 0)
     assert (row["lsn"], row["goes_on_lsn"], row["end_lsn"], row["cause"]) == (2, 4, None, None)

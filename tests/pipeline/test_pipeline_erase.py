@@ -176,7 +176,7 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     options = RunOptions(journals=hub, max_bytes=2**26)
     lake = Lake.open(lake.path)
     with lake.writer() as writer:
-        for _ in range(some(8, of=40)):
+        for _ in range(some(3, of=40)):
             other.enqueue(1)
             run_increment(writer, options, mock.Mock())
     assert files_with(lake, CARD) == []

@@ -92,11 +92,11 @@ def test_a_run_that_was_killed_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str | None
 ) -> None:
     """While a table was committed, or right behind the last."""
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 8))
-    assert run(tmp_path).exit_code == 0
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 4))
+    assert run(tmp_path, "duplicates").exit_code == 0
     lake = Lake.open(tmp_path / "lake")
     before = tables(lake)
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 8))
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 4))
     real = LakeWriter.commit
 
     def killed(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
@@ -109,12 +109,12 @@ def test_a_run_that_was_killed_is_finished_by_the_next(
 
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
-        assert run(tmp_path).exit_code != 0
+        assert run(tmp_path, "duplicates").exit_code != 0
     assert (reached(lake).begun is not None) == (table in {"attempts", "_open", "jobs"})
     assert (tables(lake.pinned()) == before) == (table is not None), "readers see none of it"
-    assert run(tmp_path).exit_code == 0
+    assert run(tmp_path, "duplicates").exit_code == 0
     assert tables(lake) == whole(tmp_path)
-    assert run(tmp_path).stdout == "nothing new; the tables stand at batch 1\n"
+    assert run(tmp_path, "duplicates").stdout == "nothing new; the tables stand at batch 1\n"
 
 
 def test_records_may_lack_payloads_and_jobs_have_them_all_the_same(tmp_path: Path) -> None:

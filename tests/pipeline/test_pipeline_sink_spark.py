@@ -33,7 +33,7 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
     @app.task(name="count")
     async def count(n: int) -> None:
         ran.append(n)
-        if len(ran) == 3_000:
+        if len(ran) == 600:
             done.set()
 
     async def work() -> None:
@@ -41,11 +41,11 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
             begun.set()
             await asyncio.to_thread(done.wait, 50)
 
-    frame = spark.range(0, 3_200, 1, 4).selectExpr(
+    frame = spark.range(0, 640, 1, 4).selectExpr(
         "id AS n",
-        # 200 rows come with a key that an earlier one of their partition holds for an hour
-        "CASE WHEN id % 800 < 50 THEN concat('a', id) WHEN id % 800 < 100 "
-        "THEN concat('a', id - 50) END AS key",
+        # 40 rows come with a key that an earlier one of their partition holds for an hour
+        "CASE WHEN id % 160 < 10 THEN concat('a', id) WHEN id % 160 < 20 "
+        "THEN concat('a', id - 10) END AS key",
         "CASE WHEN id % 2 = 0 THEN 9 END AS priority",
     )
     worker = threading.Thread(target=asyncio.run, args=(work(),))
@@ -57,7 +57,7 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
     finally:
         done.set()
         worker.join()
-    assert sorted(ran) == sorted(n for n in range(3_200) if not 50 <= n % 800 < 100)
+    assert sorted(ran) == sorted(n for n in range(640) if not 10 <= n % 160 < 20)
 
 
 async def test_priorities_and_order_hold(spark: SparkSession, tmp_path: Path) -> None:

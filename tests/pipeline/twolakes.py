@@ -32,8 +32,11 @@ def rows_of_equal_tables(item: Path, other: Path) -> dict[str, int]:
         AssertionError: a row differs, is missing or stands twice.
     """
     counts = {}
-    assert set(KEYS) <= set(Lake.open(item).tables()) == set(Lake.open(other).tables())
+    names = set(Lake.open(item).tables())
+    assert {"records", "jobs", "attempts"} <= names == set(Lake.open(other).tables())
     for name, keys in KEYS.items():
+        if name not in names:
+            continue
         left, right = (_sorted(Lake.open(path), name, keys) for path in (item, other))
         assert left.num_rows == right.num_rows, (name, left.num_rows, right.num_rows)
         assert left.group_by(list(keys)).aggregate([]).num_rows == left.num_rows, name
