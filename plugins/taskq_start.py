@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What a command loads stays: to look for garbage in it again and again, as often as by default,
-#: takes a twentieth of a worker's start.
+#: What a command loads stays: to look for garbage in it, as often as by default, takes a tenth of a
+#: worker's start. So nothing is looked at while it loads, nor what it loaded later on.
+_LOADING_THRESHOLD = 100_000
 _GARBAGE_THRESHOLD = 10_000
 
 
@@ -24,7 +25,7 @@ def main() -> None:
 
     Until its code is imported, Ctrl-C ends the process at once and prints nothing.
     """
-    gc.set_threshold(_GARBAGE_THRESHOLD)
+    gc.set_threshold(_LOADING_THRESHOLD)
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -37,6 +38,8 @@ def main() -> None:
             f"(pip uninstall taskq, if pip brought it), and install this one again"
         )
     run = _program(sys.argv[1:])
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

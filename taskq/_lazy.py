@@ -69,6 +69,19 @@ class _Types(_Later):
         return self.made.setdefault(name, type(name, (), {}))
 
 
+class _Functions(_Later):
+    """Likewise of a module of functions: one for each name meanwhile, which calls the real one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.islower() or sys.modules.get(self.__name__) is not self:
+            return super().__getattr__(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+
+        return call
+
+
 _TURN: Final = Lock()
 
 
@@ -105,10 +118,13 @@ def import_without_types(package: str, types: str) -> None:
 
 
 def import_without_tls() -> None:
-    """Import asyncio and anyio; their TLS follows at the first use, and OpenSSL with it: 4 MiB."""
+    """Import asyncio and anyio; their TLS follows at the first use, and OpenSSL with it: 4 MiB.
+
+    So do anyio's sockets, of which a worker has none.
+    """
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")
-        with postponed(_Types("ssl"), protocol):
+        with postponed(_Types("ssl"), protocol, _Functions("anyio._core._sockets")):
             made = importlib.import_module("asyncio")
             importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)

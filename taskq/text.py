@@ -8,26 +8,26 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+# The patterns are compiled when they are first used, by ``re`` itself: a start uses none of them.
+
 #: What stands in place of a secret.
 _SET: Final = "(set)"
-_SECRET: Final = re.compile(
-    r"secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
-    r"|(?:api|access|private|signing|encryption)[-_ ]?key",
-    re.IGNORECASE,
+_TOLD_BY: Final = (
+    r"(?i)secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
+    r"|(?:api|access|private|signing|encryption)[-_ ]?key"
 )
 #: These are so only as a whole word: there are authors and pinned pages.
 _SECRET_WORDS: Final = frozenset({"auth", "oauth", "pin", "pwd"})
-_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORDS: Final = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 #: A user and a password in an address.
-_IN_URL: Final = re.compile(r"//[^/@\s]*@")
-_BEARER: Final = re.compile(r"\b(bearer)\s+[\w.~+/=-]+", re.IGNORECASE)
+_IN_URL: Final = r"//[^/@\s]*@"
+_BEARER: Final = r"(?i)\b(bearer)\s+[\w.~+/=-]+"
 #: A name and what stands between it and its value, as programs, JSON and Python's repr write them.
-_NAMED: Final = re.compile(r"""(?<![\w-])([\w-]++)["']?\s*+[=:]\s*+""")
+_NAMED: Final = r"""(?<![\w-])([\w-]++)["']?\s*+[=:]\s*+"""
 #: The value. Of what begins with a bracket nobody can say where it ends.
-_VALUE: Final = re.compile(
-    r"""[\[{(][^\n]*+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'"""
-    r"""|(?:(?:basic|digest)\s+)?[^\s,;&)\]}]++""",
-    re.IGNORECASE,
+_VALUE: Final = (
+    r"""(?i)[\[{(][^\n]*+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'"""
+    r"""|(?:(?:basic|digest)\s+)?[^\s,;&)\]}]++"""
 )
 
 
@@ -47,21 +47,21 @@ def flat(text: str) -> str:
 
 def is_secret(name: str) -> bool:
     """Return whether what stands under the name is nobody's business."""
-    if _SECRET.search(name):
+    if re.search(_TOLD_BY, name):
         return True
-    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+    return any(word.lower() in _SECRET_WORDS for word in re.findall(_WORDS, name))
 
 
 def hidden(text: str) -> str:
     """Return free text without the secrets that it quotes: ``name=value``, ``Bearer …``."""
     if "=" not in text and ":" not in text and "earer" not in text.lower():
         return text
-    text = _BEARER.sub(rf"\1 {_SET}", _IN_URL.sub("//…@", text))
+    text = re.sub(_BEARER, rf"\1 {_SET}", re.sub(_IN_URL, "//…@", text))
     pieces: list[str] = []
     at = 0
-    for match in _NAMED.finditer(text):
+    for match in re.finditer(_NAMED, text):
         if match.start() >= at and is_secret(match[1]):
-            value = _VALUE.match(text, match.end())
+            value = re.compile(_VALUE).match(text, match.end())
             if value is not None:
                 pieces += (text[at : match.end()], _SET)
                 at = value.end()

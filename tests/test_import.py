@@ -97,7 +97,9 @@ LATE = (
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard taskq_workers.process.reload "
-    "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle"
+    "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle random base64 "
+    "taskq.log.read.flows taskq.log.read.selection taskq.log.read.why taskq.log.format.salvage "
+    "anyio._core._sockets anyio.streams.tls"
 )
 LOADED = "import atexit, json, sys; atexit.register(lambda: print(json.dumps([*sys.modules])));"
 WORKER_APP = """
@@ -137,13 +139,16 @@ def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
 
 def test_an_app_is_declared_while_hardly_a_class_writes_its_methods() -> None:
     program = (
-        "import dataclasses, types, typing\n"
-        "written, make, tuples = [], dataclasses.dataclass, types.new_class\n"
+        "import collections, dataclasses\n"
+        "written, make, tuples = [], dataclasses.dataclass, collections.namedtuple\n"
         "def told(kind=None, /, **options):\n"
         "    return make(kind, **options) if kind else lambda kind: written.append(kind.__name__)"
         " or make(kind, **options)\n"
         "dataclasses.dataclass = told\n"
-        "types.new_class = lambda name, *rest: written.append(name) or tuples(name, *rest)\n"
+        "def tupled(name, fields, *, module=None, **options):\n"
+        "    if module: written.append(name)\n"
+        "    return tuples(name, fields, module=module, **options)\n"
+        "collections.namedtuple = tupled\n"
         "from taskq import TaskQ\n"
         "print(sorted(written))"
     )
@@ -202,7 +207,7 @@ def test_tls_is_there_for_the_first_task_of_a_worker_that_asks_for_it() -> None:
 from taskq._lazy import import_without_tls
 import_without_tls()
 import anyio, asyncio, sys
-assert not {"ssl", "_ssl", "asyncio.sslproto"} & {*sys.modules}
+assert not {"ssl", "_ssl", "asyncio.sslproto", "anyio._core._sockets"} & {*sys.modules}
 assert asyncio.sslproto.SSLProtocol is sys.modules["asyncio.sslproto"].SSLProtocol
 
 async def main():
@@ -218,11 +223,14 @@ async def main():
     except OSError as error:
         print(type(error) is ssl.SSLError, error.reason)
     server.close()
+    async with await anyio.create_udp_socket(local_host="127.0.0.1") as udp:
+        await udp.sendto(b"datagram", "127.0.0.1", udp.extra(anyio.abc.SocketAttribute.local_port))
+        print((await udp.receive())[0].decode())
 
 asyncio.run(main())
 """
     done = run_python("-c", program, check=True)
-    assert done.stdout.split() == ["True", "WRONG_VERSION_NUMBER"] * 2
+    assert done.stdout.split() == [*["True", "WRONG_VERSION_NUMBER"] * 2, "datagram"]
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

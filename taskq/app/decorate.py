@@ -109,10 +109,7 @@ class TaskChoices(JobOptions, total=False):
 
 def with_choices(text: str | None) -> str:
     """Return a docstring that ends in the keywords of ``@task(...)``: what ``help`` shows."""
-    names = (
-        f"            {name}: {getattr(hint, '__forward_arg__', hint)}"
-        for name, hint in TaskChoices.__annotations__.items()
-    )
+    names = (f"            {name}: {hint}" for name, hint in TaskChoices.__annotations__.items())
     head = f"{(text or '').rstrip()}\n\n        Keywords, all of which may be left out:"
     return "\n".join([head, *names])
 

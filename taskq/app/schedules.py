@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from taskq.app.tasks import Task
 from taskq.calls.call import Call
@@ -14,6 +14,7 @@ from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Conflict
 from taskq.core.parsing import check_name
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
+from taskq.core.values import TypedDict
 from taskq.log.requests import TICKS_MAX, Enrolment, Turn
 from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from taskq.calls.habits import option_instead
 from taskq.core.errors import UsageError
+from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
     import asyncio

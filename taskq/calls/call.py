@@ -13,7 +13,6 @@ from typing import (
     Generic,
     Literal,
     TypeAlias,
-    TypedDict,
     TypeVar,
     Unpack,
 )
@@ -32,7 +31,7 @@ from taskq.core.model import (
     Extras,
 )
 from taskq.core.parsing import check_name, whole
-from taskq.core.values import dataclass
+from taskq.core.values import TypedDict, dataclass
 from taskq.log.format.bodies import check_storage
 from taskq.log.requests import EnqueueSpec, Plain
 

@@ -122,7 +122,7 @@ IMPORTS: Final[Mapping[str, str]] = {
 
 # A broker's address where a directory stands; ``Path`` makes one slash of two.
 
-_ADDRESS: Final = re.compile(
+_ADDRESS: Final = (
     r"(rediss?|valkey|(py)?amqps?|memory|sqs|sqlite|postgres(ql)?|mysql|mongodb|nats|kafka|https?"
     r"|unix|file|filesystem|s3|gs)(\+\w+)?:/"
 )
@@ -134,7 +134,7 @@ def check_directory(path: str) -> None:
     Raises:
         UsageError: it is one.
     """
-    if _ADDRESS.match(path):
+    if ":/" in path and re.match(_ADDRESS, path):
         scheme = path.partition(":")[0]
         raise UsageError(
             f"the log is a directory, and {scheme}: is an address: there is no broker, "

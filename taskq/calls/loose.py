@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from math import isfinite
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -172,7 +172,7 @@ class Connection:
 
     def send_sync(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
         """Enqueue one job from a thread, blocking until the answer is durable."""
-        return self.thread_port().enqueue(spec, body, extras).result()
+        return self.thread_port().enqueued(spec, body, extras)
 
     async def pack(self, given: Loose) -> Item:
         """Return the job as the ports take it, its payload packed.
@@ -234,7 +234,10 @@ class Connection:
         Raises:
             LogError: the log cannot be opened.
         """
-        port = self.store().thread_port
+        store = self.current
+        if store is None or not store.usable:
+            store = self.store()
+        port = store.thread_port
         if port.full:
             port.room()
         return port

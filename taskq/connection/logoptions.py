@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskq.calls.habits import option_instead
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
 from taskq.core.model import Durability
 from taskq.core.parsing import check_name, whole
+from taskq.core.values import TypedDict
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from taskq.core.errors import UsageError
+from taskq.core.values import NamedTuple
 
 PREFIX: Final = "TASKQ_"
 #: In the log's directory, in the working directory and in the user's configuration.

@@ -34,7 +34,7 @@ _PATIENCE: Final = 200
 _PATIENCE_NS_MAX: Final = SECOND_NS // 20
 #: Entries that are past, before they are cut off.
 _PAST_MAX: Final = 64
-_TEXT: Final = re.compile(r"\s*([0-9]{1,9})\s*/\s*([0-9.]*)\s*([a-z]+)\s*", re.ASCII)
+_TEXT: Final = r"(?a)\s*([0-9]{1,9})\s*/\s*([0-9.]*)\s*([a-z]+)\s*"
 _WORDS: Final = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
 
 
@@ -77,7 +77,7 @@ def rate_of(text: object) -> Rate:
     Raises:
         UsageError: it is none, or out of range.
     """
-    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    match = re.fullmatch(_TEXT, text) if isinstance(text, str) else None
     window_ns = None if match is None else _window_ns(match[2], match[3])
     if match is None or window_ns is None:
         raise UsageError(

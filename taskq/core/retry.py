@@ -18,13 +18,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.core.durations import Duration, nanoseconds, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
-from taskq.core.values import dataclass
+from taskq.core.values import TypedDict, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,21 +2,21 @@
 
 To write and compile what ``dataclasses.dataclass`` and ``typing.NamedTuple`` add takes up to a
 millisecond a class. A start loads more than a hundred of them, to use a few. From its first use on
-a class is what those would have made of it.
+a class is what those would have made of it. ``typing`` compiles each type that is written as text,
+too, of named tuples and of ``TypedDict``: here they stay text.
 """
 
 from __future__ import annotations
 
-import types
-import typing
+from collections import namedtuple
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from dataclasses import dataclass
-    from typing import NamedTuple
+    from typing import NamedTuple, TypedDict
 
-__all__ = ["NamedTuple", "dataclass"]
+__all__ = ["NamedTuple", "TypedDict", "dataclass"]
 
 #: What a dataclass gets in any case, if its instances are compared, and if they are frozen.
 _ALL: Final = (
@@ -95,17 +95,23 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
         def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> type:
             assert bases == (NamedTuple,), "a generic one is typing's"
             fields = tuple(space["__annotations__"])
-            bare = {field: space.pop(field) for field in fields if field in space}
-            bare |= {key: space[key] for key in ("__annotations__", "__module__")}
+            defaults = [space.pop(field) for field in fields if field in space]
 
             def write(asked: str) -> Mapping[str, Any]:
                 del asked  # what there is comes together
-                return _all_of(types.new_class(name, (typing.NamedTuple,), None, fill))
-
-            def fill(made: dict[str, Any]) -> None:
-                made.update(bare)
+                module = space["__module__"]
+                made = namedtuple(name, fields, defaults=defaults, module=module)  # noqa: PYI024 - typing's compiles each type
+                made.__new__.__annotations__ = space["__annotations__"]
+                return _all_of(made)
 
             later = {method: _Later(write) for method in _OF_TUPLES + fields if method not in space}
             return type(name, (tuple,), {**space, **later, "_fields": fields, "__slots__": ()})
 
     NamedTuple = type.__new__(_TupleMaker, "NamedTuple", (), {})
+
+    class TypedDict(dict[str, Any]):
+        """Keeps the keys that a class statement names, and their types as they are written."""
+
+        def __init_subclass__(cls, *, total: bool) -> None:
+            del total
+            cls.__annotations__ = {**cls.__base__.__annotations__, **cls.__annotations__}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,8 @@ def body_document(body: bytes | None) -> dict[str, Any] | None:
     try:
         return {"encoding": "text", "data": body.decode()}
     except UnicodeDecodeError:
+        import base64  # noqa: PLC0415 - most bodies are text
+
         return {"encoding": "base64", "data": base64.b64encode(body).decode()}
 
 

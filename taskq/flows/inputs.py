@@ -6,15 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
-from taskq.core.flows import Policy, nested
 from taskq.core.model import LIVE_STATES, State
 from taskq.log.format.flows import is_of_flow, takes_of
-from taskq.log.read.flows import ENDS_MAX, End, look_at_ends
 
 if TYPE_CHECKING:
     from taskq.calls.ports import AppPort
     from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
+    from taskq.log.read.flows import End
     from taskq.log.requests import Delivery
 
 #: The results that one job takes in, together.
@@ -50,11 +49,15 @@ class Inputs:
         names = self._app.tasks[delivery.task].signature.names
         if not names:
             raise InvalidCall(delivery.task, "it has no first parameter for what it takes in")
+        from taskq.core.flows import nested  # noqa: PLC0415 - most jobs take in no results
+
         results = await self._results(delivery, takes)
         value = _json(nested(takes.shape, results))
         return _with_first(names[0], value, body)
 
     async def _results(self, delivery: Delivery, takes: Takes) -> list[bytes]:
+        from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
+
         connection = self._app._connection
         results: list[bytes] = []
         size = 0
@@ -77,6 +80,8 @@ class Inputs:
         return results
 
     async def _result(self, delivery: Delivery, takes: Takes, end: End) -> bytes:
+        from taskq.core.flows import Policy  # noqa: PLC0415 - as above
+
         job_id = f"{delivery.tag}-{end.job}"
         if end.state is State.SUCCEEDED:
             if end.body is None:

@@ -8,14 +8,14 @@ from dataclasses import field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import split_job_id
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.parsing import rather, whole
-from taskq.core.values import dataclass
+from taskq.core.values import TypedDict, dataclass
 from taskq.log.read.selection import (
     WAITING,
     DeadFilter,

@@ -207,3 +207,17 @@ def test_what_a_class_is_written_from_is_whole_when_garbage_is_collected_meanwhi
 
     later._write = write_and_collect
     assert Pair(1)._asdict() == {"left": 1, "right": ""}
+
+
+def test_the_types_of_a_dictionary_stay_as_they_are_written() -> None:
+    class Most(values.TypedDict, total=False):
+        to: "Nobody"  # type: ignore[name-defined]  # noqa: F821, UP037
+
+    class All(Most, total=False):
+        weight: int
+
+    assert (Most.__annotations__, All.__annotations__) == (
+        {"to": "'Nobody'"},
+        {"to": "'Nobody'", "weight": "int"},
+    )
+    assert All(weight=1) == {"weight": 1}

@@ -53,8 +53,9 @@ class SimulatedPeers:
         """Nobody sleeps here; the call is remembered."""
         self.woken.append(interest)
 
-    def sleep(self, interest: int, timeout_seconds: float | None) -> None:
+    def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
         """Returns at once: a simulation decides itself who runs next."""
+        return False
 
     def announce(self, interest: int) -> None:
         """Nobody sleeps here."""

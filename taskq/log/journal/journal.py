@@ -517,8 +517,10 @@ class Journal:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
         self._put(body, count, time_ns)
         self._time.recorded()
-        with contextlib.suppress(OSError):  # the frame is in the log: a wrong hint is found out
+        try:  # noqa: SIM105 - of every batch
             self._write_hint()
+        except OSError:  # the frame is in the log: a wrong hint is found out
+            pass
 
     def _put(self, body: bytes, count: int, time_ns: int) -> None:
         frame = codec.encode_frame(

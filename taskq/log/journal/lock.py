@@ -149,6 +149,8 @@ class WriterLock:
         self._left: bytes | None = None
         self._hint: TailHint | None = None
         self.held = False
+        #: the holder is named, and what the last one left is read: nobody else writes it meanwhile
+        self._is_signed = False
         self.exclusive = False
         self.is_alone = False
         self._cut_in = 0
@@ -170,7 +172,7 @@ class WriterLock:
             LogLocked: at once when the holder said that it keeps the lock for good.
         """
         if self.held:
-            return self._sign()
+            return self._hint if self._is_signed else self._sign()
         asked_ns = perf_counter_ns()
         if not self._cuts_in():
             self._enter()
@@ -210,6 +212,7 @@ class WriterLock:
         """Name the holder, and read what the last one left."""
         data = self._disk.read(self._file, _SIZE, 0)
         if data == self._left:
+            self._is_signed = True
             return self._hint
         me = self._mine if self.exclusive else self._me
         if data[:8] != me:
@@ -226,7 +229,7 @@ class WriterLock:
     def release(self) -> None:
         """Give the lock back, unless it is kept for good."""
         if self.held and not self.exclusive:
-            self.held = False
+            self.held = self._is_signed = False
             give_back(self._disk, self._file)
             held_ns = perf_counter_ns() - self._taken_ns - self._excused_ns
             self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
@@ -235,7 +238,7 @@ class WriterLock:
         """Give back all that an interrupted caller may hold, and believe nothing that it read."""
         self.turn.give_up()
         give_back(self._disk, self._gate)
-        self._left, self._hint_data = None, b""
+        self._left, self._hint_data, self._is_signed = None, b"", False
         self.held, self.waiting_since = self.exclusive, 0.0
         if not self.exclusive:
             give_back(self._disk, self._file)
@@ -255,6 +258,7 @@ class WriterLock:
 
     def void_hint(self) -> None:
         """Make the hint unbelievable, before a step that could be cut short."""
+        self._is_signed = False
         write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
 
     def is_in_place(self) -> bool:

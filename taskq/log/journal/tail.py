@@ -156,8 +156,9 @@ class Tail:
         writer = self._writer
         assert writer is not None
         hint = None
-        with contextlib.suppress(OSError):  # then it tells of its own frames alone
-            hint = None if writer.is_alone else writer.peek()
+        if not writer.is_alone:
+            with contextlib.suppress(OSError):  # then it tells of its own frames alone
+                hint = writer.peek()
         if hint is not None and (hint.segment, hint.generation) == (segment, generation):
             next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
         self.sync()
@@ -173,10 +174,13 @@ class Tail:
         Raises:
             OSError: it cannot be read.
         """
-        for _ in range(_PEEKS_MAX - 1):
-            with contextlib.suppress(OSError):
+        for number in range(_PEEKS_MAX):
+            try:
                 return writer.peek()
-        return writer.peek()
+            except OSError:
+                if number == _PEEKS_MAX - 1:
+                    raise
+        return None
 
     def ends_in_sync_point(self, segment: int, offset: int) -> bool:
         """Return whether it ends there in a sync point; what is before a segment was synced."""

@@ -183,14 +183,16 @@ class LocalPeers:
         else:
             self._is_unheard = False
 
-    def sleep(self, interest: int, timeout_seconds: float | None) -> None:
-        """Block until poked, woken or out of time."""
+    def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
+        """Block until poked or woken; False: out of time."""
         if interest and self._is_unheard:
             limit = _UNHEARD_SECONDS
             timeout_seconds = limit if timeout_seconds is None else min(timeout_seconds, limit)
         timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
-        if self._poll.poll(timeout):
-            syscalls.drain(self._pipe)
+        if not self._poll.poll(timeout):
+            return False
+        syscalls.drain(self._pipe)
+        return True
 
     def poke(self) -> None:
         """Wake this owner's own sleep, from any thread."""

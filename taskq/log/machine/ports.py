@@ -123,8 +123,8 @@ class Peers(Protocol):
     def wake(self, interest: int) -> None:
         """Wake the other owners that sleep with any of these interest bits."""
 
-    def sleep(self, interest: int, timeout_seconds: float | None) -> None:
-        """Block until poked, woken by a peer, or out of time."""
+    def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
+        """Block until poked or woken by a peer; False: out of time."""
 
     def announce(self, interest: int) -> None:
         """Tell the peers what this owner is about to sleep for; 0 when it is awake again."""

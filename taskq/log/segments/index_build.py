@@ -19,7 +19,6 @@ from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, JOB_AT
 from taskq.log.format.columns import column
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.record import check_known
-from taskq.log.format.salvage import salvage
 from taskq.log.segments.index_memory import SPACING_BYTES, Entry, JobPlaces, Sparse
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ class IndexBuilder:
         self.gaps += 1
         if readable is not None:
             header, body, offset = readable
+            from taskq.log.format.salvage import salvage  # noqa: PLC0415 - little is damaged
+
             for lsn, at, record in salvage(body, gap.first_lsn):
                 if gap.offset not in self.salvaged:
                     self.salvaged[gap.offset] = header

@@ -39,7 +39,7 @@ _REFERENCE: Final = struct.Struct("<32sQ")
 REFERENCE_BYTES: Final = _REFERENCE.size
 _TEMPORARY: Final = ".tmp"
 #: What ``put`` and ``collect`` name files; others are none of ours.
-_NAME: Final = re.compile(r"[0-9a-f]{64}(?P<rest>(\.[0-9a-f]{16})?\.tmp)?")
+_NAME: Final = r"[0-9a-f]{64}(?P<rest>(\.[0-9a-f]{16})?\.tmp)?"
 _PIECE_BYTES: Final = 1024 * 1024
 #: Files that are looked at in one step of ``old_files``.
 _STEP_FILES: Final = 256
@@ -265,7 +265,7 @@ def old_files(
     for number, name in enumerate(disk.names(f"{path}/{DIRECTORY}")):
         if number % _STEP_FILES == 0:
             yield
-        ours = _NAME.fullmatch(name)
+        ours = re.fullmatch(_NAME, name)
         if ours is None:
             continue
         modified_ns = disk.modified_ns(f"{path}/{DIRECTORY}/{name}")

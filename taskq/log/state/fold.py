@@ -19,7 +19,6 @@ from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.flows import held_needs
 from taskq.log.format.options import decode_times, each_option
-from taskq.log.format.salvage import salvage
 from taskq.log.state.fold_rare import (
     Watch,
     enqueued_meta,
@@ -246,6 +245,8 @@ def fold_damaged(
 ) -> int:
     """Apply the records of a damaged body that are whole by their own CRC; returns how many."""
     count = 0
+    from taskq.log.format.salvage import salvage  # noqa: PLC0415 - little is damaged
+
     for number, at, record in salvage(data, lsn):
         single = header._replace(first_lsn=number)
         where = base + offset + at

@@ -18,7 +18,6 @@ from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.notes import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted
 from taskq.log.format.record import places
-from taskq.log.format.salvage import salvage
 from taskq.log.segments.segments import SegmentGone, hop
 
 if TYPE_CHECKING:
@@ -183,6 +182,8 @@ class UploadsSeen:
             return
         damaged = files.damaged_frame(files.base(segment), item)
         if damaged is not None:
+            from taskq.log.format.salvage import salvage  # noqa: PLC0415 - little is damaged
+
             for lsn, _, record in salvage(damaged[1], item.first_lsn):
                 if record[KIND_AT] in ADOPTIONS:
                     self._add(_Found(lsn, decode_adopted(record), segment, -1))

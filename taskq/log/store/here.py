@@ -13,7 +13,6 @@ thread commits, as it does for who waits in line: at the writer lock, or for a n
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import signal
 import threading
@@ -47,6 +46,43 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _SIGNALS: Final = range(1, signal.NSIG)
 
 
+class Reply:
+    """The answer to a plain job that its own thread commits: a future that nobody else sees.
+
+    One of ``concurrent.futures`` costs as much as a quarter of the commit.
+    """
+
+    __slots__ = ("_value", "done")
+
+    #: nobody waits for it; see ``runs.answer``
+    _callbacks: Final = ()
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self.done: Callable[[], bool] = _no
+
+    def set_result(self, value: object) -> None:
+        """Take what became of it: the answer, or the error."""
+        self._value, self.done = value, _yes
+
+    set_exception = set_result
+
+    def result(self) -> Any:
+        """Return the answer, or raise the error."""
+        assert self.done(), "a plain job is answered in its own batch"
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+def _no() -> bool:
+    return False
+
+
+def _yes() -> bool:
+    return True
+
+
 class Cycles(Protocol):
     """The storage thread, as far as a caller takes its place."""
 
@@ -61,12 +97,14 @@ class Here:
 
     Attributes:
         in_doubt: a commit was interrupted, and nobody knows how far it came.
+        count: how many callers committed.
     """
 
     def __init__(
         self, thread: Cycles, mailbox: Mailbox, is_calm: Callable[[], bool] | None = None
     ) -> None:
         self.in_doubt = False
+        self.count = 0
         self._thread, self._mailbox = thread, mailbox
         self._is_calm = is_calm or Handlers().are_calm
         self._committer = thread.committer
@@ -127,6 +165,7 @@ class Here:
             error.__cause__ = error.__cause__ or self._unknown()
             raise
         self.in_doubt = False
+        self.count += is_done
         if is_due:
             self._mailbox.wake_up()
         return is_done
@@ -143,13 +182,15 @@ class Here:
     def _try_lock(self) -> bool:
         """Take the writer lock if it is free, and the log goes on in the segment that is open."""
         journal, writer = self._journal, self._journal.writer
-        with contextlib.suppress(LogError, OSError):  # the storage thread knows what to do
+        try:
             if not writer.try_acquire():
                 return False
             hint = writer.acquire()
             here = journal.segment, journal.generation, 0
             if hint is not None and (hint.segment, hint.generation, hint.failed) == here:
                 return True
+        except (LogError, OSError):  # the storage thread knows what to do
+            pass
         writer.release()
         return False
 

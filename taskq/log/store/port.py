@@ -28,15 +28,12 @@ from typing import (
 
 from taskq.core.kinds import RELEASE
 from taskq.core.records import Cause, Flag
-from taskq.core.views import LogStats
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer, together
 from taskq.log.read.gauges import age_ns
-from taskq.log.read.selection import letters
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
-from taskq.log.state.story import tell
-from taskq.log.state.uploads import waiting_uploads
-from taskq.log.store.here import Alone
+from taskq.log.store import looks
+from taskq.log.store.here import Alone, Reply
 from taskq.log.store.waking import Bell
 
 if TYPE_CHECKING:
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.core.views import CompactReport, EngineStats, JobView, QueueStats
+    from taskq.core.views import CompactReport, JobView, LogStats
     from taskq.log.decide.steps import NewSignal, NewStep
     from taskq.log.format.steps import Stepped
     from taskq.log.requests import (
@@ -224,12 +221,12 @@ class _Port(Generic[F]):
     @_request
     def stats(self) -> Sent[LogStats]:
         """Counts per queue."""
-        return self._send(Op.STATS, _stats)
+        return self._send(Op.STATS, looks.stats)
 
     @_request
     def peek(self, count: int, queue: str | None = None) -> Sent[list[JobView]]:
         """Return the next ready jobs, in the order in which they would be claimed."""
-        return self._send(Op.LOOK, (lambda store: _peek(store, count, queue), True))
+        return self._send(Op.LOOK, (lambda sight: looks.peek(sight, count, queue), True))
 
     def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
@@ -243,7 +240,7 @@ class _Port(Generic[F]):
     @_request
     def ready_jobs(self) -> Sent[tuple[dict[tuple[str, str], int], set[str]]]:
         """Return how many jobs of each (queue, task) are ready, and the names of all queues."""
-        return self._send(Op.LOOK, (_ready_jobs, Trait.AGENDA))
+        return self._send(Op.LOOK, (looks.ready_jobs, Trait.AGENDA))
 
     @_request
     def skip(self, lsn: int) -> Sent[int]:
@@ -258,6 +255,8 @@ class _Port(Generic[F]):
     @_request
     def letters(self, jobs: list[int]) -> Sent[list[Letter]]:
         """Return those of these jobs that are dead letters, as ``requeue`` takes them."""
+        from taskq.log.read.selection import letters  # noqa: PLC0415 - few ask
+
         return self._send(Op.LOOK, (lambda sight: letters(sight, jobs).items, Trait.AGENDA))
 
     @_request
@@ -535,6 +534,19 @@ class ThreadPort(_Port[futures.Future[Any]]):
         """As ``LoopPort.enqueue``."""
         return self._send(_ENQUEUE, (spec, body, extras))
 
+    def enqueued(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
+        """Enqueue a job, and wait for the answer."""
+        mailbox = self._mailbox
+        here = mailbox.here
+        if extras is not None or here is None or not mailbox.usable:
+            return self.enqueue(spec, body, extras).result()
+        reply, item = Reply(), (spec, body, extras)
+        if here.commit_for_thread((_ENQUEUE, self, reply, item)):
+            lsn: int = reply.result()
+            return lsn
+        sent: futures.Future[int] = super()._send(_ENQUEUE, item)
+        return sent.result()
+
     def look(
         self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
     ) -> futures.Future[T]:
@@ -571,30 +583,3 @@ def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> 
         on_error(item, error)
     except Exception:  # noqa: BLE001 - a callback's error stops nothing
         _log.exception("a settlement's error callback raised")
-
-
-def _stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
-    journal = sight.journal
-    return LogStats(
-        queues=queues,
-        segments=len(journal.files.lsns),
-        size=journal.files.total_size(),
-        next_lsn=journal.next_lsn,
-        engine=engine,
-        uploads=len(waiting_uploads(journal.disk, journal.path)),
-    )
-
-
-def _ready_jobs(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
-    from taskq.core.why import ready_jobs  # noqa: PLC0415 - few ask
-
-    agenda = sight.facets.need_agenda()
-    return ready_jobs(agenda), {stats.queue for stats in agenda.queues.stats()}
-
-
-def _peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
-    journal, agenda = sight.journal, sight.facets.need_agenda()
-    queues = None if queue is None else frozenset({queue})
-    now_ns = journal.clock.wall_ns()
-    views = (tell(journal, job, now_ns) for job in agenda.taking.next_ready(count, queues))
-    return [view for view in views if view is not None]

@@ -60,7 +60,8 @@ class Store:
         self._servings: dict[object, Serving] = {}
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
-        self._thread_port = ThreadPort(self.mailbox)
+        #: of threads that run no event loop
+        self.thread_port = ThreadPort(self.mailbox)
         self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
         self._thread.start()
 
@@ -187,11 +188,6 @@ class Store:
             elif port.busy:
                 settled = False
         return settled
-
-    @property
-    def thread_port(self) -> ThreadPort:
-        """The port of threads that run no event loop."""
-        return self._thread_port
 
     def on_death(
         self, hook: object, call: Callable[[DeadLetter, Any], object]

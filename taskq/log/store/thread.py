@@ -15,92 +15,29 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
-from taskq.core.model import SECOND_NS, Durability
+from taskq.core.model import Durability
 from taskq.log.commit.answers import SOON, failure, refusals, tell_all
-from taskq.log.commit.committer import LOOK_AROUND_NS, Committer
-from taskq.log.commit.owners import CHECK_NS
+from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import BATCH_BYTES_MAX
-from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
-from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request, Trait, ops_that
+from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import run_chore
-from taskq.log.upkeep.upkeep import Upkeep
+from taskq.log.store.patience import PATIENT, is_behind, may_wait, seconds_until_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.config import LogConfig
+    from taskq.log.inbox.adopter import Adopter
     from taskq.log.store.mailbox import Mailbox
-
-
-# When a storage thread may wait, and how long.
-
-#: How soon settlements that the disk refused are tried again, and what waits for the next frame.
-_HELD_SECONDS: Final = 0.5
-#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
-PATIENT: Final = ops_that(Trait.PATIENT)
-_KEPT_MAX: Final = 64
-
-
-def seconds_until_due(committer: Committer) -> float:
-    """Return seconds until something of the log falls due; infinite when nothing will."""
-    clock, waiters = committer.journal.clock, committer.waiters
-    limits = [float("inf")]
-    if committer.undecided.held:
-        limits.append(_HELD_SECONDS)
-    listens = waiters.outcomes or waiters.growth or committer.operations.asks
-    if listens or waiters.claims:
-        # A sleeper looks by itself, too, should a wake-up ever be lost.
-        limits.append(LOOK_AROUND_NS / SECOND_NS)
-    if is_behind(committer):
-        # Not at once, should the disk refuse it again and again.
-        limits.append(0.0 if waiters.claims else _HELD_SECONDS)
-    if waiters.claims:
-        agenda = committer.facets.agenda
-        if agenda is not None:
-            wall = clock.wall_ns()
-            moments = (
-                agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
-                agenda.next_rate_ns(),
-            )  # fmt: skip
-            limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
-        if committer.owners.all():
-            limits.append(0.0 if committer.owners.left else CHECK_NS / SECOND_NS)
-        steady = clock.steady_ns()
-        limits += [
-            (claim[0].wait_until_ns - steady) / SECOND_NS
-            for claim in waiters.claims
-            if claim[0].wait_until_ns is not None
-        ]
-    # What is due is tried at once, but not again and again on a disk that takes nothing.
-    return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
-
-
-def is_behind(committer: Committer) -> bool:
-    """Return whether held jobs are to be released or cancelled: the last frame had no room."""
-    agenda = committer.facets.agenda
-    return agenda is not None and bool(agenda.flows.todo)
-
-
-def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
-    """Return whether a batch of ``PATIENT`` requests may wait a moment for company.
-
-    With few producers every other batch would hold nothing but the settlements of the jobs
-    that the one before has handed out, while the next enqueues are a moment away.
-    """
-    if committer.waiters.outcomes:
-        return False
-    agenda = committer.facets.agenda
-    if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
-        return False
-    return not needs.ops.isdisjoint(SOON)
+    from taskq.log.upkeep.upkeep import Upkeep
 
 
 _log: Final = logging.getLogger("taskq")
@@ -163,11 +100,12 @@ class StorageThread:
             Durability.OS: float("inf"),
         }[config.durability]
         self._kept: list[Request] = []
+        #: made when they are looked at first: nobody needs them in the log's first moment
         self.upkeep: Upkeep | None = None
         self.adopter: Adopter | None = None
-        #: when upkeep is looked at again, unless another segment begins before
+        #: when they are looked at again, unless another segment begins before
         self._upkeep_at, self._kept_segment = 0.0, 0
-        self._is_busy = False
+        self._is_busy = self._has_told = False
         #: where the log ended when it was last looked at, since when, and whether that was seen to
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
@@ -185,7 +123,8 @@ class StorageThread:
             self._mailbox.poke = self.peers.poke
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
-            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
+            self._upkeep_at = time.monotonic() + _RESTING_SECONDS
+            self._kept_segment = self.journal.segment
             self.here = self._mailbox.here = Here(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
@@ -237,7 +176,7 @@ class StorageThread:
         if self._is_busy or self._mailbox.has_work or self.committer.facets.unfinished:
             return
         if self.writer.is_alone or not self._interest():
-            self._nap()
+            self._nap(seconds_max=_RESTING_SECONDS)
 
     def _interest(self) -> int:
         """Return what other processes are to wake this one for."""
@@ -260,9 +199,9 @@ class StorageThread:
 
     def _keep_up(self, now: float) -> bool:
         """Do a step of upkeep; whether there are more."""
-        upkeep, adopter = self.upkeep, self.adopter
-        if upkeep is None or adopter is None or self.journal.gone:
+        if self.journal.gone or (self.upkeep is None and now < self._upkeep_at):
             return False
+        upkeep, adopter = self._chores()
         self._kept_segment = self.journal.segment
         for request in (*upkeep.step(), *adopter.step()):
             self._mailbox.requests.appendleft(request)
@@ -272,14 +211,27 @@ class StorageThread:
         self._upkeep_at = now + (_UPKEEP_SECONDS if self._is_busy else _RESTING_SECONDS)
         return self._is_busy
 
+    def _chores(self) -> tuple[Upkeep, Adopter]:
+        if self.upkeep is None or self.adopter is None:
+            # A process that starts has its first job, or has enqueued one, before it loads them.
+            from taskq.log.inbox.adopter import Adopter  # noqa: PLC0415
+            from taskq.log.upkeep.upkeep import Upkeep  # noqa: PLC0415
+
+            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
+        return self.upkeep, self.adopter
+
+    def _close_chores(self) -> None:
+        for chore in self._chores():
+            run_chore(chore.close)
+
     def _order(self, order: Order | AdoptOrder) -> None:
         """Compact, or adopt, when there is time, and answer the order."""
         self._upkeep_at = 0.0
-        if self.upkeep is not None and self.adopter is not None:
-            if isinstance(order, AdoptOrder):
-                self.adopter.order(order)
-            else:
-                self.upkeep.order(order)
+        upkeep, adopter = self._chores()
+        if isinstance(order, AdoptOrder):
+            adopter.order(order)
+        else:
+            upkeep.order(order)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -304,12 +256,16 @@ class StorageThread:
             mailbox.emptied()
         return requests, needs
 
-    def _nap(self) -> None:
-        """Sleep a moment, or until the next request."""
+    def _nap(self, interest: int = 0, seconds_max: float = 0.0) -> None:
+        """Sleep a moment, or until the next request; longer while callers commit what they bring.
+
+        Else the thread would take the right to from one of them after each moment, and his next
+        request would have to come here.
+        """
         mailbox = self._mailbox
         mailbox.asleep = True
         if not mailbox.has_work:
-            self._sleep(0, _KEEP_SECONDS)
+            self._sleep(interest, _KEEP_SECONDS, seconds_max)
         mailbox.asleep = False
 
     def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
@@ -411,6 +367,7 @@ class StorageThread:
             self._deliver(answers)
 
     def _deliver(self, answers: list[Answer]) -> None:
+        self._has_told = True
         ports = {answer[0] for answer in answers}
         if len(ports) == 1:
             ports.pop().deliver(answers)
@@ -448,19 +405,30 @@ class StorageThread:
         if not (interest and self._has_news()):
             self._sleep(interest, timeout)
         mailbox.asleep = False
+        if not mailbox.requests:
+            self._has_told = False
+            self._do_due()
+            if self._has_told:
+                # Who was answered begins at once, and not when this thread is done with the GIL.
+                self._nap(interest)
+        # Not before: it takes as long as a claim. Until then others may ring for nothing.
         if interest:
             peers.announce(0)
-        if not mailbox.requests:
-            self._do_due()
 
-    def _sleep(self, interest: int, timeout: float | None) -> None:
-        """Let callers commit, and sleep."""
+    def _sleep(self, interest: int, timeout: float | None, seconds_max: float = 0.0) -> None:
+        """Let callers commit, and sleep; about so long at most while they do."""
         here, peers = self.here, self.peers
         assert here is not None
         assert peers is not None
+        count, left = here.count, seconds_max
         here.leave()
         try:
-            peers.sleep(interest, timeout)
+            while not peers.sleep(interest, timeout) and timeout is not None and left > 0:
+                before, count = count, here.count
+                if count == before and not here.in_doubt:
+                    break
+                timeout = min(2 * timeout, left)
+                left -= timeout
         finally:
             self._mailbox.asleep = False
             here.take()
@@ -485,7 +453,10 @@ class StorageThread:
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        limits += [chore.seconds_until_look() for chore in (self.upkeep, self.adopter) if chore]
+        if self.upkeep is None:
+            limits.append(self._upkeep_at - time.monotonic())
+        else:
+            limits += [chore.seconds_until_look() for chore in self._chores()]
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -516,9 +487,7 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
-        for chore in (self.upkeep, self.adopter):
-            if chore is not None:
-                run_chore(chore.close)
+        run_chore(self._close_chores)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters

@@ -27,6 +27,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store import here
 from taskq.log.store.here import Handlers
 from taskq.log.store.store import Store
+from taskq.log.store.thread import StorageThread
 from tests.effort import every, grows
 from tests.processes.harness import eventually, log_records
 
@@ -216,6 +217,38 @@ def test_what_a_caller_committed_is_synced_in_time(
     monkeypatch.setattr(Tail, "sync", noted)
     on_thread(store.thread_port.enqueue(SPEC, b"x").result)
     assert synced.wait(SECONDS)
+
+
+class Naps:
+    """Stands for a storage thread that sleeps, each time for the next of these seconds in vain."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts, self.slept = counts, list[float]()
+        self.count, self.in_doubt, self.asleep = 0, False, True
+        self.here = self.peers = self._mailbox = self
+        self.take = self.leave = lambda: None
+
+    def sleep(self, interest: int, seconds: float) -> bool:
+        """Let so many callers commit meanwhile."""
+        del interest
+        self.slept.append(seconds)
+        self.count += self.counts.pop(0)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("counts", "slept"),
+    [([0], [1]), ([3, 0], [1, 2]), ([3, 1, 2, 2], [1, 2, 4, 4]), ([1, 0, 9], [1, 2])],
+    ids=str,
+)
+def test_the_thread_sleeps_on_while_callers_commit_but_not_for_ever(
+    counts: list[int], slept: list[float]
+) -> None:
+    """Else each moment it would have what one of them brings next sent to it."""
+    thread: Any = Naps(counts)
+    StorageThread._sleep(thread, 0, 1, 10)
+    assert thread.slept == slept
+    assert not thread.asleep
 
 
 def test_a_rest_after_a_callers_commit_leaves_a_sync_point(

@@ -151,9 +151,8 @@ class Supervisor:
         stats = await store.port().stats()
         self._ready_at = time.monotonic()
         self._on_ready(store, stats)
-        # What is loaded stays, so the collector need not look at it again. It takes 20 ms, which
-        # the first jobs did not wait for.
-        gc.collect()
+        # What is loaded stays, so the collector need not look at it again. Nor is it looked at
+        # first: that takes 20 ms, finds next to nothing, and the first jobs would wait for it.
         gc.freeze()
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 

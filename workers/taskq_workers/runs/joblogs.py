@@ -132,9 +132,7 @@ class _Lines(logging.Formatter):
 
 
 #: What could drive a terminal and JSON leaves as it is: C1, and what turns a line around.
-_UNPRINTABLE: Final = re.compile(
-    "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
-)
+_UNPRINTABLE: Final = "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 
 
 class _Documents(logging.Formatter):
@@ -156,7 +154,7 @@ class _Documents(logging.Formatter):
             document["stack"] = record.stack_info
         extra = {k: v for k, v in vars(record).items() if k not in _OWN and k not in document}
         text = json.dumps(without_secrets(document | extra), default=str, ensure_ascii=False)
-        return _UNPRINTABLE.sub(lambda match: json.dumps(match[0])[1:-1], text)
+        return re.sub(_UNPRINTABLE, lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:

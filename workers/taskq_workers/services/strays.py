@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after, sleep
 
-from taskq.engine import strays_of
 from taskq.errors import TaskqError
 from taskq.hooks import off_loop
 from taskq.values import nearest
@@ -24,6 +23,8 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Time between two looks.
 LOOK_SECONDS: Final = 60.0
+#: The first look comes so late, as the first jobs are waited for more.
+_BEGIN_SECONDS: Final = 0.1
 #: So long a worker that has nothing to do stays for its first look, which a burst would outrun.
 _FIRST_LOOK_SECONDS: Final = 0.5
 
@@ -49,10 +50,11 @@ class StrayWatch:
         self._look_seconds = look_seconds
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Look now, and then each minute, until cancelled."""
+        """Look soon, and then each minute, until cancelled."""
         task_status.started()
         has_looked = False
         try:
+            await sleep(_BEGIN_SECONDS)
             while True:
                 await self._warn(store)
                 has_looked = True
@@ -74,6 +76,8 @@ class StrayWatch:
         if ready:
             workers = await off_loop(store.live_workers)
             servings = [serving for worker in workers for serving in worker.serves]
+            from taskq.engine import strays_of  # noqa: PLC0415 - the start loads it not
+
             # A full disk may have kept its own from being told to others.
             own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(ready, [own, *servings]).told()

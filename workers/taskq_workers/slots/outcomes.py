@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from random import random
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Retry, Snooze
@@ -130,6 +129,8 @@ def _wish(
 
 
 def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Decision:
+    from random import random  # noqa: PLC0415 - most jobs succeed
+
     policy = task.retry
     if not isinstance(error, Exception) and not policy.names(error):
         # A cancelled connection or a sys.exit() within a library says nothing of the job itself, so

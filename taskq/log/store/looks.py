@@ -1,0 +1,43 @@
+"""What ports are asked about the log as a whole, read off this process's folds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskq.core.views import LogStats
+from taskq.log.state.story import tell
+from taskq.log.state.uploads import waiting_uploads
+
+if TYPE_CHECKING:
+    from taskq.core.views import EngineStats, JobView, QueueStats
+    from taskq.log.state.facets import Sight
+
+
+def stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
+    """Count the jobs of each queue, and the log's files."""
+    journal = sight.journal
+    return LogStats(
+        queues=queues,
+        segments=len(journal.files.lsns),
+        size=journal.files.total_size(),
+        next_lsn=journal.next_lsn,
+        engine=engine,
+        uploads=len(waiting_uploads(journal.disk, journal.path)),
+    )
+
+
+def ready_jobs(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
+    """Return how many jobs of each (queue, task) are ready, and the names of all queues."""
+    from taskq.core.why import ready_jobs as count_ready  # noqa: PLC0415 - few ask
+
+    agenda = sight.facets.need_agenda()
+    return count_ready(agenda), {stats.queue for stats in agenda.queues.stats()}
+
+
+def peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
+    """Return the next ready jobs, in the order in which they would be claimed."""
+    journal, agenda = sight.journal, sight.facets.need_agenda()
+    queues = None if queue is None else frozenset({queue})
+    now_ns = journal.clock.wall_ns()
+    views = (tell(journal, job, now_ns) for job in agenda.taking.next_ready(count, queues))
+    return [view for view in views if view is not None]
