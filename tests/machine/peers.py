@@ -55,6 +55,7 @@ class SimulatedPeers:
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
         """Returns at once: a simulation decides itself who runs next."""
+        del interest, timeout_seconds
         return False
 
     def announce(self, interest: int) -> None:

@@ -587,8 +587,6 @@ class Journal:
         self.writer.write_hint(hint)
         self._known = hint
 
-    # -- the end ----------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close every file. The lock is given back if it was held."""
         self._forget_files()
