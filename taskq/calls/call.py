@@ -153,7 +153,7 @@ class Options:
         if "keep" in changes:
             values["keep_ns"] = _keep_ns(changes["keep"])
         values |= _storage(changes)
-        options = replace(self, **values)
+        options = replace(self, **values) if values else self
         if options.key is None:
             for name, (word, nothing) in _DEDUP_FIELDS.items():
                 if getattr(options, name) != nothing:

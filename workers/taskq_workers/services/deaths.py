@@ -36,9 +36,6 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: What hooks get to end that the last jobs have called, when the worker's time is over already.
 MOMENT_SECONDS: Final = 0.1
-_SAMPLE: Final = DeadLetter(
-    job_id="log-1", queue="q", task="t", priority=0, attempt=1, reason="", cause="", settled_ns=1
-)
 
 
 class DeathHooks:
@@ -138,8 +135,18 @@ def _tellers(app: TaskQ) -> set[Task[..., Any]]:
 
 
 def _check(task: Task[..., Any]) -> None:
+    sample = DeadLetter(
+        job_id="log-1",
+        queue="q",
+        task="t",
+        priority=0,
+        attempt=1,
+        reason="",
+        cause="",
+        settled_ns=1,
+    )
     try:
-        call = task.call(_SAMPLE)
+        call = task.call(sample)
     except InvalidCall as error:
         raise UsageError(
             f"{task.name} is to hear of deaths: let it take one letter: DeadLetter ({error})"
