@@ -240,7 +240,7 @@ class Copy:
             start, epoch = _START, self._begin(behind.segment, data[:_START])
         end, is_well = files.whole(data, start, behind, epoch)
         if end != behind:
-            files.add(data[: end.offset - behind.offset], behind, syncs=not more)
+            files.add(memoryview(data)[: end.offset - behind.offset], behind, syncs=not more)
             self._owes_sync |= more and behind.offset > 0
             self._stored(end)
         if not is_well:

@@ -9,7 +9,7 @@ the hub stands, so that whatever happened is found by content.
 from __future__ import annotations
 
 import hashlib
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import Border, segment_name
@@ -38,6 +38,7 @@ from taskq_plugins.hub.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from concurrent.futures import Future
 
     from taskq.engine import DurableLog
     from taskq_plugins.hub.messages import Answer, Request
@@ -164,58 +165,48 @@ def _send_bodies(
 def _send_segment(
     log: DurableLog, synced: Synced, behind: Border, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
+    """Send a segment from there on; what comes next is read while the hub is waited for."""
     session, log_id, end = synced.session, log.identity.log_id, log.end_of(behind.segment)
-    hashing = None if behind.offset else _Hashing()
-    while behind.offset < end.offset:
-        data, following = log.part(behind, part_bytes())
-        # Before the records that name them, so that none is ever there without its body.
-        names = log.bodies_named(behind, following) if log.sends_bodies else []
-        if not (yield from _send_bodies(log, synced, names, part_bytes)):
-            return False
-        if hashing is not None:
-            hashing.add(data)
-        answer = yield Append(session, log_id, behind, data)
-        if answer == Stored(following):
+    hashed = None if behind.offset else hashlib.sha256()
+    with ThreadPoolExecutor(1) as ahead:
+        part: Future[tuple[bytes, Border]] | None = None
+        while behind.offset < end.offset:
+            data, following = part.result() if part else log.part(behind, part_bytes())
+            if part and len(data) > part_bytes():  # what may go has become less
+                data, following = log.part(behind, part_bytes())
+            # Before the records that name them, so that none is ever there without its body.
+            names = log.bodies_named(behind, following) if log.sends_bodies else []
+            if not (yield from _send_bodies(log, synced, names, part_bytes)):
+                return False
+            if hashed is not None:
+                ahead.submit(hashed.update, data)
+            if following.offset < end.offset:
+                part = ahead.submit(log.part, following, part_bytes())
+            answer = yield Append(session, log_id, behind, data)
+            if answer != Stored(following):
+                yield from _refused(log, synced, behind, answer)
+                return False
             behind = following
-            continue
-        if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
-            at = Border(behind.segment)
-            yield _declared(log, synced, answer.at, Kind.GAP, at, "a segment before it is missing")
-        if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
-            raise LogDamaged(
-                f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
-                f"as it was written, so the hub does not take it. See taskq verify, and taskq "
-                f"repair; then the rest goes"
-            )
-        return False
     if not log.is_sealed(behind.segment):
         return True
-    digest = log.digest(end) if hashing is None else hashing.digest()
+    digest = log.digest(end) if hashed is None else hashed.digest()
     answer = yield Seal(session, log_id, end, digest)
     return answer == Stored(end)
 
 
-class _Hashing:
-    """SHA-256 of what goes over the line, made while the hub is waited for."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self._adding: Thread | None = None
-
-    def add(self, data: bytes) -> None:
-        """Go on with these bytes."""
-        self._done()
-        self._adding = Thread(target=self._hash.update, args=(data,), daemon=True)
-        self._adding.start()
-
-    def digest(self) -> bytes:
-        """Return that of all that was added."""
-        self._done()
-        return self._hash.digest()
-
-    def _done(self) -> None:
-        if self._adding is not None:
-            self._adding.join()
+def _refused(
+    log: DurableLog, synced: Synced, behind: Border, answer: Answer | None
+) -> Generator[Request, Answer | None, None]:
+    """Do what a part that was not taken asks for."""
+    if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
+        at = Border(behind.segment)
+        yield _declared(log, synced, answer.at, Kind.GAP, at, "a segment before it is missing")
+    if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
+        raise LogDamaged(
+            f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
+            f"as it was written, so the hub does not take it. See taskq verify, and taskq "
+            f"repair; then the rest goes"
+        )
 
 
 # -- where a fork parts ----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Body:
         room: waits until there is memory for a large one.
 
     Attributes:
-        piece: what came last.
+        pieces: what came last.
         is_over: nothing more comes.
         is_whole: all came that was to.
     """
@@ -53,7 +53,8 @@ class Body:
         self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
         self._most = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
         self._size, self._passed = 0, 0.0
-        self.piece, self.is_over, self.is_whole = b"", False, True
+        self.pieces: list[bytes] = []
+        self.is_over, self.is_whole = False, True
 
     async def read(self) -> None:
         """Take in what comes next: about a MiB of bytes, all of what is none."""
@@ -81,7 +82,7 @@ class Body:
         except (ClientDisconnect, TimeoutError):
             self.is_over, self.is_whole = True, False
         self._passed = get_running_loop().time() - begin
-        self.piece = b"".join(pieces)
+        self.pieces = pieces
 
 
 class Intake:
@@ -94,8 +95,10 @@ class Intake:
         self._asked: Asked | Question | Enrol | None = None
         self._rest = b""
 
-    def ask(self, piece: bytes, *, is_last: bool, is_whole: bool) -> Asked | Question | Enrol:
-        """Return what is asked for by a piece and what the last one left.
+    def ask(
+        self, pieces: list[bytes], *, is_last: bool, is_whole: bool
+    ) -> Asked | Question | Enrol:
+        """Return what is asked for by what came and what was left before.
 
         A packed body is read as far as it reads back, and up to what its way takes.
 
@@ -104,9 +107,9 @@ class Intake:
         """
         try:
             if self._inflate is not None:
-                piece = self._inflate.decompress(piece, max(self._left, 1))
-            self._left -= len(piece)
-            asked = self._read(self._rest + piece if self._rest else piece)
+                pieces = [self._inflate.decompress(b"".join(pieces), max(self._left, 1))]
+            self._left -= sum(map(len, pieces))
+            asked = self._read(b"".join((self._rest, *pieces)))
         except OtherProtocol as error:
             raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
         except (ValueError, zlib.error) as error:

@@ -276,7 +276,7 @@ class Server:
         """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
         body = Body(request, way, _no_wait)
         await body.read()
-        asking = partial(Intake(request, way).ask, body.piece, is_last=True)
+        asking = partial(Intake(request, way).ask, body.pieces, is_last=True)
         asked: Asked | Question | Enrol
         asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
@@ -288,13 +288,13 @@ class Server:
             body = Body(request, way, partial(stack.enter_async_context, self._bodies))
             await body.read()
             while True:
-                piece, states = body.piece, {"is_last": body.is_over, "is_whole": body.is_whole}
+                pieces, states = body.pieces, {"is_last": body.is_over, "is_whole": body.is_whole}
                 failure: Exception | None = None
                 async with create_task_group() as tasks:
                     if not body.is_over:
                         tasks.start_soon(body.read)
                     try:
-                        answer = await self._piece(device, intake, piece, states)
+                        answer = await self._piece(device, intake, pieces, states)
                     except (HTTPException, OSError, TaskqError) as error:
                         failure = error  # as it is, and not in a group
                         tasks.cancel_scope.cancel()
@@ -304,10 +304,10 @@ class Server:
                     return answer
 
     async def _piece(
-        self, device: str, intake: Intake, piece: bytes, states: dict[str, bool]
+        self, device: str, intake: Intake, pieces: list[bytes], states: dict[str, bool]
     ) -> Answer:
         def done() -> Answer:
-            asked: Any = intake.ask(piece, **states)
+            asked: Any = intake.ask(pieces, **states)
             more = not states["is_last"] and isinstance(asked, Append)
             return self._done(device, asked, more=more)
 
