@@ -115,7 +115,8 @@ class OutboxSimulation(Simulation):
     def _hub(self) -> Copies:
         is_new, hub = self.hub is None, super()._hub()
         if is_new and self.log_id is not None:
-            hub._copy(DEVICE, self.log_id)  # what a crash left is cut off
+            with hub._held(DEVICE, self.log_id):
+                """What a crash left is cut off."""
         return hub
 
     def _outbox(self) -> Process:
@@ -279,7 +280,7 @@ class OutboxSimulation(Simulation):
         asked = read(Question, json.loads(as_json(asked)))
 
         def act() -> bytes | None:
-            if not self._hub().is_at(DEVICE, asked.session, asked.log_id, asked.up):
+            if not self._hub().is_at(DEVICE, asked):
                 return None
             return encode_given(self._desk().give(DEVICE, asked))
 
@@ -416,7 +417,7 @@ class OutboxSimulation(Simulation):
 
     def _give_well(self, asked: Question) -> Given | None:
         def act() -> Given | None:
-            if not self._hub().is_at(DEVICE, asked.session, asked.log_id, asked.up):
+            if not self._hub().is_at(DEVICE, asked):
                 return None
             return self._desk().give(DEVICE, asked)
 

@@ -217,7 +217,8 @@ class Simulation:
     def _held(self) -> Records:
         """Return what one of the two surely has."""
         if self.log_id is not None:
-            self._hub()._copy(DEVICE, self.log_id)  # what a crash left is cut off
+            with self._hub()._held(DEVICE, self.log_id):
+                """What a crash left is cut off."""
         return self.hub_records() | self._device_records()
 
     def _set_hub_back(self) -> None:
@@ -397,7 +398,8 @@ class Simulation:
         # H3: nothing was sent that the device could still lose.
         assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts
         self._may_part = self._may_part and Verdict.AHEAD in verdicts
-        copy = self._hub()._copy(DEVICE, log.identity.log_id)
+        with self._hub()._held(DEVICE, log.identity.log_id) as copy:
+            pass
         self._contact = copy.high_lsn if copy is not None else 0, self._device_records()
 
     def _check_contact(self) -> None:

@@ -228,6 +228,6 @@ def _log_id(place: Place) -> UUID:
 
 
 def _copy(place: Place) -> Copy:
-    copy = Copies(PatientDisk, str(place.hub))._copy(_DEVICE, _log_id(place))
+    copy = Copies(PatientDisk, str(place.hub))._opened(_DEVICE, _log_id(place))
     assert copy is not None
     return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import threading
@@ -34,11 +35,11 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from taskq.engine import Border, Disk
+    from taskq.engine import Disk
     from taskq_plugins.hub.keeping import Old
-    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.messages import Answer, Question, Request
 
 _ID_CHARACTERS: Final = 36
 #: So many copies are remembered as they are; others are looked at anew when they are asked for.
@@ -80,7 +81,6 @@ class Copies:
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
         self._floors: dict[tuple[str, UUID], Floor] = {}
-        self._busy: set[tuple[str, UUID]] = set()
         self._guard = threading.Lock()
         #: the newest session of each log: none of before this process is believed
         self._sessions: dict[tuple[str, UUID], int] = {}
@@ -106,52 +106,68 @@ class Copies:
         Raises:
             OSError: the disk refused; nothing was answered for.
         """
-        key = device, asked.log_id
-        self._busy.add(key)
+        begins = asked if isinstance(asked, Sync) else None
+        if not begins and not self._is_latest(device, asked):
+            return Refused(Trouble.SUPERSEDED, NOWHERE)
         try:
-            return self._answered(device, asked, received, more=more)
+            with self._held(device, asked.log_id, begins, more=more) as copy:
+                if copy is None:
+                    return Refused(Trouble.SUPERSEDED, NOWHERE)
+                return self._answered(device, copy, asked, received, more=more)
         except Refusal as refusal:
             return refusal.answer
-        except OSError:
-            # What the files hold now is found out at the next touch.
-            broken = self._copies.pop(key, None)
-            if broken is not None:
-                broken.close()
-            raise
-        finally:
-            # Thousands of devices are quiet at any time: none of them keeps a file open, and most
-            # of them no memory.
-            copy = self._copies.get(key)
-            if copy is not None and not more:
-                copy.close()
-            self._busy.discard(key)
-            self._rest()
 
-    def is_at(self, device: str, session: int, log_id: UUID, up: Border) -> bool:
-        """Return whether that is a device's latest session, and the copy has that place.
+    def is_at(self, device: str, asked: Question) -> bool:
+        """Return whether a question is of its log's latest session, and the copy has its ``up``.
 
         Raises:
             OSError: the disk refused.
         """
-        if self._sessions.get((device, log_id)) != session:
+        if not self._is_latest(device, asked):
             return False
-        self._busy.add((device, log_id))
-        copy = self._copy(device, log_id)
+        with self._held(device, asked.log_id) as copy:
+            return copy is not None and (not asked.up.segment or copy.has(asked.up))
+
+    def _is_latest(self, device: str, asked: Any) -> bool:
+        return self._sessions.get((device, asked.log_id)) == asked.session
+
+    @contextlib.contextmanager
+    def _held(
+        self, device: str, log_id: UUID, begins: Sync | None = None, *, more: bool = False
+    ) -> Iterator[Copy | None]:
+        """Have a copy for the block, and nobody else meanwhile; a session that begins makes one.
+
+        Thousands of devices are quiet at any time: none of them keeps a file open, and most of them
+        no memory.
+        """
+        key = device, log_id
+        copy = self._copies.pop(key, None) or self._opened(device, log_id)
+        if copy is None and begins is not None:
+            copy = self._make(device, begins)
         try:
-            return copy is not None and (not up.segment or copy.has(up))
-        finally:
+            yield copy
+        except OSError:
             if copy is not None:
                 copy.close()
-            self._busy.discard((device, log_id))
+            copy = None  # what the files hold now is found out at the next touch
+            raise
+        finally:
+            if copy is not None:
+                self._put_back(key, copy, more=more)
 
-    def _answered(self, device: str, asked: Request, received: int | None, *, more: bool) -> Answer:
-        if isinstance(asked, Sync):
-            return self._begin(device, asked)
-        if self._sessions.get((device, asked.log_id)) != asked.session:
-            return Refused(Trouble.SUPERSEDED, NOWHERE)
-        copy = self._copy(device, asked.log_id)
-        if copy is None:
-            return Refused(Trouble.SUPERSEDED, NOWHERE)
+    def _put_back(self, key: tuple[str, UUID], copy: Copy, *, more: bool) -> None:
+        if not more:
+            copy.close()
+        with self._guard:
+            self._copies[key] = copy
+            is_full = len(self._copies) > _COPIES_MAX
+            quiet = self._copies.pop(next(iter(self._copies))) if is_full else None
+        if quiet is not None:
+            quiet.rest()
+
+    def _answered(
+        self, device: str, copy: Copy, asked: Request, received: int | None, *, more: bool
+    ) -> Answer:
         if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
             return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, Append):
@@ -161,22 +177,12 @@ class Copies:
                 if not more:
                     copy.settle()
         copy.settle()
+        if isinstance(asked, Sync):
+            return self._begin(device, copy, asked)
         return _ACTS[type(asked)](copy, asked, received)
 
-    def _rest(self) -> None:
-        """Forget the copy that was not asked for longest, if there are many."""
-        if len(self._copies) <= _COPIES_MAX:
-            return
-        with self._guard:
-            quiet = next((key for key in self._copies if key not in self._busy), None)
-            copy = self._copies.pop(quiet, None) if quiet else None
-        if copy is not None:
-            copy.rest()
-
-    def _begin(self, device: str, asked: Sync) -> Synced:
+    def _begin(self, device: str, copy: Copy, asked: Sync) -> Synced:
         key = device, asked.log_id
-        copy = self._copy(device, asked.log_id) or self._make(device, asked)
-        copy.settle()
         # Of a log that may have no copy nothing is remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
@@ -211,14 +217,13 @@ class Copies:
         key, path = (device, log_id), self._path_of(device, log_id)
         known = self._floors.get(key, Floor())
         gone, self._floors[key] = due(self._make_disk(), path, log_id, before_ns, known)
-        copy = self._copy(device, log_id) if gone and not dry_run else None
-        if copy is not None:
-            try:
-                copy.let_go(gone)
-            finally:
-                self._copies.pop(key).close()
-                if key in self._sessions:  # who was told that a body is there asks again
-                    self._sessions[key] += 1
+        if gone and not dry_run:
+            with self._held(device, log_id) as copy:
+                if copy is not None:
+                    copy.let_go(gone)
+            self.forget(device, log_id)
+            if key in self._sessions:  # who was told that a body is there asks again
+                self._sessions[key] += 1
         return gone
 
     def forget(self, device: str, log_id: UUID) -> None:
@@ -227,21 +232,12 @@ class Copies:
         if copy is not None:
             copy.close()
 
-    def _copy(self, device: str, log_id: UUID) -> Copy | None:
-        key = device, log_id
-        with self._guard:
-            copy = self._copies.pop(key, None)
-            if copy is not None:
-                self._copies[key] = copy
-        if copy is None:
-            path = self._path_of(device, log_id)
-            disk = self._disk_of(device)
-            if disk.status(f"{path}/{IDENTITY}") is None:
-                return None
-            copy = self._copies[key] = Copy(
-                disk, path, log_id, self._registry.durable(device, log_id), self._mark_bytes
-            )
-        return copy
+    def _opened(self, device: str, log_id: UUID) -> Copy | None:
+        path, disk = self._path_of(device, log_id), self._disk_of(device)
+        if disk.status(f"{path}/{IDENTITY}") is None:
+            return None
+        mark = self._registry.durable(device, log_id)
+        return Copy(disk, path, log_id, mark, self._mark_bytes)
 
     def _make(self, device: str, asked: Sync) -> Copy:
         path, disk = self._path_of(device, asked.log_id), self._disk_of(device)
@@ -254,7 +250,7 @@ class Copies:
             above = above.rpartition("/")[0]
         # Where the identity stands the directories are on disk; who opens the copy keeps itself.
         Identity.of_replica(asked.log_id, asked.created_ns, asked.incompat).write(disk, path)
-        copy = self._copy(device, asked.log_id)
+        copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy
 

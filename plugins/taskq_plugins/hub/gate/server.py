@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from taskq.engine import Border, Disk
+    from taskq.engine import Disk
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
     from taskq_plugins.hub.wire import Way
@@ -320,7 +320,7 @@ class Server:
         key, over = (device, asked.log_id), asyncio.get_running_loop().create_future()
         lines = None
         async with self._turn(device):
-            is_at = await self._on_thread(self._copies.is_at, *_place_of(device, asked))
+            is_at = await self._on_thread(self._copies.is_at, device, asked)
         if is_at:
             if before := self._asking.get(key):
                 before.cancel()
@@ -347,7 +347,7 @@ class Server:
         while outbox.is_there:
             port, seen = await outbox.end()
             async with self._turn(device):  # for each look, but not for the wait
-                if not await self._on_thread(self._copies.is_at, *_place_of(device, asked)):
+                if not await self._on_thread(self._copies.is_at, device, asked):
                     return None
                 given = await self._on_thread(outbox.handing.give, device, asked)
             is_late = loop.time() >= until or over.done()
@@ -443,10 +443,6 @@ def _way_of(request: Request) -> Way:
 
 async def _no_wait() -> None:
     """Have room at once: of so little there is always some."""
-
-
-def _place_of(device: str, asked: Question) -> tuple[str, int, UUID, Border]:
-    return device, asked.session, asked.log_id, asked.up
 
 
 async def _wait_for(grown: asyncio.Future[Any], over: asyncio.Future[None], seconds: float) -> None:
