@@ -126,6 +126,7 @@ def serve(
     host, _, port = bind.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
+    listening.keep_memory()
     with _alone(directory):
         Registry(directory).open()
         render.echo(f"serving {directory} at http{'s' if certfile else ''}://{bind}", err=True)

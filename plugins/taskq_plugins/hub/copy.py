@@ -11,7 +11,7 @@ import errno
 import json
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.hub.aside import IDENTITY, LOG, PART, SEALS, SPILL, Breaks, Notes, content
@@ -240,7 +240,9 @@ class Copy:
             start, epoch = _START, self._begin(behind.segment, data[:_START])
         end, is_well = files.whole(data, start, behind, epoch)
         if end != behind:
-            files.add(memoryview(data)[: end.offset - behind.offset], behind, syncs=not more)
+            # Without a copy of what is about to be written: a disk takes whatever has bytes.
+            added = cast("bytes", memoryview(data)[: end.offset - behind.offset])
+            files.add(added, behind, syncs=not more)
             self._owes_sync |= more and behind.offset > 0
             self._stored(end)
         if not is_well:
