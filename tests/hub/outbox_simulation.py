@@ -21,16 +21,11 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq_plugins.hub.messages import Append, Declare, Question, Stored, Synced
+from taskq_plugins.hub.messages import JOB, Append, Declare, Given, Question, Stored, Synced
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
-from taskq_plugins.hub.outbox.lines import (
-    JOB,
-    decode_given,
-    encode_given,
-)
 from taskq_plugins.hub.outbox.reading import Identified
 from taskq_plugins.hub.outbox.taking import Taking, look
-from taskq_plugins.hub.wire import as_json, read
+from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation
 from tests.log.tending import tend
 from tests.log.uploading import adopt
@@ -47,7 +42,6 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import Sight
     from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.outbox.lines import Given
     from taskq_plugins.hub.outbox.taking import Cancelled, Held
 
 _CONFIG: Final = LogConfig(
@@ -291,7 +285,7 @@ class OutboxSimulation(Simulation):
             data = data[: self.random.randrange(len(data))]
         try:
             return decode_given(data)
-        except (ValueError, KeyError, TypeError):
+        except HubError:
             raise LineDropped from None
 
     def _down(self, asked: Question) -> Given | None:

@@ -99,14 +99,6 @@ async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Plac
     )  # fmt: skip
 
 
-async def test_who_tries_many_tokens_is_told_no_more_and_others_are_served(place: Place) -> None:
-    statuses = [
-        (await place.ask("GET", "/v1/logs", f"tq1.x.{n:043}")).status_code for n in range(12)
-    ]
-    assert statuses == [401] * 10 + [429] * 2
-    assert (await place.ask("GET", "/v1/logs")).status_code == 200
-
-
 # -- what it may fill -----------------------------------------------------------------------------
 
 

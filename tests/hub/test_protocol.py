@@ -18,7 +18,7 @@ from starlette.responses import Response
 from taskq import TaskLog
 from taskq_plugins.hub import Hub, wire
 from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.messages import Trouble
+from taskq_plugins.hub.messages import Given, Trouble
 from taskq_plugins.hub.wire import WAYS
 from tests.hub.place import is_copy, served
 
@@ -82,7 +82,7 @@ async def test_a_second_device_is_told_what_is_there_for_it(place: Place, url: s
 
 _PAGE: Final = (Path(wire.__file__).with_name("PROTOCOL.md")).read_text()
 _MESSAGES: Final = sorted(
-    {kind for way in WAYS for kind in (*way.asks, way.answer)} - {bytes},
+    {kind for way in WAYS for kind in (*way.asks, way.answer)} - {Given},
     key=lambda kind: kind.__name__,
 )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import re
 import signal
 import socket
@@ -285,37 +283,3 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path:
         server.kill()
         server.wait()
     assert run("sync", str(log)).returncode == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_hub_and_device_are_killed_again_and_again_and_the_copy_is_whole(tmp_path: Path) -> None:
-    """Each at whatever it was doing when so much more of the log had arrived."""
-    place, port, chance = Place(tmp_path), _free_port(), random.Random(7)
-    asyncio.run(place.write(4_000, 6_000))
-    environment = os.environ | {
-        "TASKQ_HUB_URL": f"http://127.0.0.1:{port}",
-        "TASKQ_HUB_TOKEN": place.token,
-    }
-    send = [sys.executable, "-m", "taskq", "sync", str(tmp_path / "edge-7")]
-    server = _serve(place.hub, port)
-    kills = 0
-    while True:
-        sync_process = subprocess.Popen(send, env=environment, stderr=subprocess.DEVNULL)
-        enough = sum(map(len, place.copies().values())) + chance.randrange(4_000_000)
-        while sync_process.poll() is None:
-            if sum(file.stat().st_size for file in place.hub.rglob("*.log")) > enough:
-                kills += 1
-                if kills % 2:
-                    sync_process.kill()
-                else:
-                    server.kill()
-                    server.wait()
-                    server = _serve(place.hub, port)
-                break
-        if sync_process.wait() == 0:
-            break
-    server.kill()
-    server.wait()
-    assert kills >= 5
-    assert is_copy(place.copies(), place.segments())

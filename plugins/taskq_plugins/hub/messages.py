@@ -1,7 +1,8 @@
 """What a device asks of a hub, and what it is answered; also what it asks of its own log.
 
-The types of the fields are the protocol's. What comes over a line is held against them as a whole
-before anything else looks at it (``wire``), and ``GET /openapi.json`` is made of them.
+``PROTOCOL.md`` says what each field is, and a test holds it to the types here. What comes over a
+line is held against them as a whole before anything else looks at it (``wire``), and ``GET
+/openapi.json`` is made of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ FEATURES_MAX: Final = 32
 #: Of what is told to people; the rest is cut off.
 CAUSE_CHARACTERS_MAX: Final = 200
 REASON_CHARACTERS_MAX: Final = 500
+#: Header of a job on a device: its id in the outbox.
+JOB: Final = "hub-job"
 #: Longest a question may wait for its answer.
 WAIT_SECONDS_MAX: Final = 50.0
 #: Jobs that one question refuses: as many as an answer holds.
@@ -99,14 +102,7 @@ class Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Begin a session: the newest one of a device wins.
-
-    Attributes:
-        end: where the device's log ends, as far as it is durable; NOWHERE if it holds nothing.
-        grace_seconds: so long the hub is to have had what is called safe.
-        machine: this machine, hashed; "" if it has no name that is its own.
-        clock_ns: what time it is there, for people.
-    """
+    """Begin a session: the newest one of a device wins."""
 
     log_id: UUID
     created_ns: Moment
@@ -148,14 +144,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Nothing follows where the hub ends: it is to go on at another place.
-
-    Attributes:
-        left: where the hub ends.
-        at: where it is to go on; of a gap the start of a segment.
-        end_lsn: behind the last record of the device's log now.
-        cause: in words, for people.
-    """
+    """Nothing follows where the hub ends: it is to go on at another place."""
 
     session: Number
     log_id: UUID
@@ -189,18 +178,7 @@ class SpillPart:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Ask what is there for a device.
-
-    Attributes:
-        session: of the sync before it.
-        log_id: of the log that the jobs go to.
-        up: where its copy ended when the session did: all before it is settled first.
-        after: by the tag of a hub's outbox, the last number that was taken from there.
-        waiting: whether anything that was taken is not adopted before ``up``.
-        refused: (id, why) of jobs that the device does not take.
-        wait_seconds: how long to wait for something.
-        bytes_max: of payloads; with less than BYTES_MAX a larger job waits.
-    """
+    """Ask what is there for a device."""
 
     session: Number
     log_id: UUID
@@ -212,7 +190,7 @@ class Question:
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart
+Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart | Question
 
 
 class Skip(NamedTuple):
@@ -233,18 +211,7 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Where the hub's copy ends.
-
-    Attributes:
-        at: NOWHERE if it has nothing; after a break, where it waits to go on.
-        is_sealed: the segment ends there.
-        has_end: the end of the device's log stands in the copy.
-        high_lsn: no record of this log that the hub has seen, on any branch, reaches it.
-        begins: first lsn of the copy's oldest segment, 0 if it never had one.
-        safe: all below this lsn has been there for the grace that was asked for.
-        lacks: (segment, bytes, SHA-256) of what is to come again whatever the position: sealed
-            segments, and files beside the log with 0 and 0.
-    """
+    """Where the hub's copy ends."""
 
     session: Number
     at: Place
@@ -277,6 +244,46 @@ class Stored:
     at: Place
 
 
+class Handed(NamedTuple):
+    """A job on its way to a device.
+
+    Attributes:
+        number: of the record that brought it, which grows when it is requeued.
+        id: of the outbox's job; ``key`` is the one that it holds on the device.
+        due_ns: a span from now, or a moment if ``due_is_wall``.
+        expires_ns: a span from now.
+    """
+
+    number: int
+    id: str
+    key: str
+    queue: str
+    task: str
+    priority: int
+    attempts: int
+    flags: int
+    headers: dict[str, str]
+    due_ns: int
+    due_is_wall: bool
+    expires_ns: int
+    payload: bytes
+
+
+class Given(NamedTuple):
+    """What is there.
+
+    Attributes:
+        tag: of the outbox.
+        end: the last number of these jobs, or ``after`` if there are none.
+        cancels: (id, number of the device's own job) of what is to be cancelled there.
+    """
+
+    tag: str
+    end: int
+    jobs: list[Handed]
+    cancels: list[tuple[str, int]]
+
+
 class Trouble(enum.Enum):
     """Why a request was refused."""
 
@@ -304,7 +311,7 @@ class Refused:
     at: Place
 
 
-Answer = Synced | Known | Stored | Missing | Refused
+Answer = Synced | Known | Stored | Missing | Given | Refused
 
 
 class Refusal(Exception):

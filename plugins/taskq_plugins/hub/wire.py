@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -21,6 +23,8 @@ from taskq_plugins.hub.messages import (
     Declare,
     Enrol,
     Enrolled,
+    Given,
+    Handed,
     Known,
     Missing,
     Question,
@@ -58,6 +62,7 @@ _LOG: Final = "/v1/logs/{log_id}"
 _NAMES: Final = {"log_id": ID, "segment": "[0-9]{20}", "name": "[0-9a-f]{64}"}
 _DIGITS: Final = re.compile(r"[0-9]{1,19}\Z")
 _STEM: Final = re.compile(r"(?:none|[0-9a-f]{112})\Z")
+_TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
 _DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):\Z")
 
 
@@ -97,8 +102,9 @@ WAYS: Final = (
     Way("POST", f"{_LOG}/breaks", (Declare,), Stored),
     Way("POST", f"{_LOG}/spill", (SpillAsk,), Missing),
     Way("PATCH", f"{_LOG}/spill/{{name}}", (SpillPart,), Missing, PART_BYTES_MAX, True),
-    Way("POST", "/v1/down", (Question,), bytes),
+    Way("POST", "/v1/down", (Question,), Given),
 )
+_WAY_OF: Final = {kind: way for way in WAYS for kind in way.asks}
 _STATUS: Final = {
     Trouble.MISMATCH: 409,
     Trouble.GAP: 409,
@@ -108,7 +114,7 @@ _STATUS: Final = {
     Trouble.CLONED: 409,
     Trouble.HELD: 403,
 }
-_WELL: Final = 200
+_WELL, _NOTHING = 200, 204
 
 
 class HubError(LogError):
@@ -143,13 +149,9 @@ def way_to(method: str, path: str) -> Way | None:
     return next((way for way in WAYS if way.method == method and way.pattern.fullmatch(path)), None)
 
 
-def _way_of(asked: Request | Question | Enrol) -> Way:
-    return next(way for way in WAYS if type(asked) in way.asks)
-
-
-def carried(asked: Request | Question | Enrol) -> Carried:
+def carried(asked: Request | Enrol) -> Carried:
     """Make a request fit for the line."""
-    way = _way_of(asked)
+    way = _WAY_OF[type(asked)]
     if isinstance(asked, Append | Seal | SpillPart):
         return _carried_part(way, asked)
     path = way.path.format(log_id=getattr(asked, "log_id", None))
@@ -178,7 +180,7 @@ def _carried_part(way: Way, asked: Append | Seal | SpillPart) -> Carried:
 
 def delivered(
     method: str, path: str, headers: Mapping[str, str], body: bytes
-) -> Request | Question | Enrol | None:
+) -> Request | Enrol | None:
     """Read a request that came; None if nothing is there.
 
     Raises:
@@ -188,19 +190,16 @@ def delivered(
     way = way_to(method, path)
     if way is None:
         return None
-    fields = _fields_of(way, path)
+    match = way.pattern.fullmatch(path)
+    assert match is not None
+    fields = match.groupdict()
     if way.has_frames:
         return _part(fields, headers, body)
     values = _object(body)
     if way.asks == (Sync,) and values.get("protocol") != PROTOCOL:
         raise OtherProtocol
-    request: Request | Question | Enrol = read(way.asks[0], values | fields)
+    request: Request | Enrol = read(way.asks[0], values | fields)
     return request
-
-
-def _fields_of(way: Way, path: str) -> dict[str, Any]:
-    match = way.pattern.fullmatch(path)
-    return {} if match is None else match.groupdict()
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -240,20 +239,26 @@ def _header(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> 
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def answered(answer: Answer) -> tuple[int, str, bytes]:
-    """Return (status, content type, body) of an answer."""
+def answered(answer: Answer | None) -> tuple[int, str, bytes]:
+    """Return (status, content type, body) of an answer; None: nothing is there."""
+    if answer is None:
+        return _NOTHING, JSON_LINES, b""
+    if isinstance(answer, Given):
+        return _WELL, JSON_LINES, encode_given(answer)
     if isinstance(answer, Refused):
         return _STATUS[answer.trouble], PROBLEM, as_json(answer)
     return _WELL, JSON, as_json(answer)
 
 
-def understood(asked: Request, status: int, body: bytes) -> Answer:
-    """Read what a request was answered.
+def understood(asked: Request, status: int, body: bytes) -> Answer | None:
+    """Read what a request was answered; None: nothing is there for the device.
 
     Raises:
         HubError: it is none that one can go on from.
     """
     title = ""
+    if isinstance(asked, Question) and status in (_WELL, _NOTHING):
+        return decode_given(body) if status == _WELL else None
     try:
         values = _object(body)
         if status in _STATUS.values():
@@ -262,7 +267,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer:
                 raise HubStops(_STOPS[refused.trouble])
             return refused
         if status == _WELL:
-            answer: Answer = read(_way_of(asked).answer, values)
+            answer: Answer = read(_WAY_OF[type(asked)].answer, values)
             return answer
         title = str(values.get("title", ""))[:CAUSE_CHARACTERS_MAX]
     except ValueError:
@@ -274,6 +279,55 @@ def refusal(status: int, title: str = "") -> HubError:
     """Return what an answer means from which nobody can go on."""
     kind = HubStops if status in (401, 403, 410, 426) else HubError
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+
+
+# -- jobs on their way down, a line of JSON each ---------------------------------------------------
+
+
+def encode_given(given: Given) -> bytes:
+    """Return the lines: jobs by their numbers, what is to be cancelled, and the end."""
+    lines: list[dict[str, Any]] = [
+        job._asdict() | {"kind": "enqueue", "payload": base64.b64encode(job.payload).decode()}
+        for job in given.jobs
+    ]
+    lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    last = {
+        "kind": "end", "outbox": given.tag, "end": given.end, "lines": len(lines),
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }  # fmt: skip
+    return body + json.dumps(last).encode() + b"\n"
+
+
+def decode_given(data: bytes) -> Given:
+    """Read what a question was answered; without its last line nothing counts.
+
+    Raises:
+        HubError: it was cut short, or is none.
+    """
+    try:
+        return _given(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise HubError("what the hub has for this device did not come whole") from error
+
+
+def _given(data: bytes) -> Given:
+    start = data.rfind(b"\n", 0, -1) + 1
+    body, last = data[:start], json.loads(data[start:])
+    lines = [json.loads(line) for line in body.splitlines()]
+    is_whole = last["lines"] == len(lines) and last["sha256"] == hashlib.sha256(body).hexdigest()
+    if last["kind"] != "end" or not is_whole or not _TAG.match(last["outbox"]):
+        raise ValueError("the line that ends it does not fit")
+    jobs: list[Handed] = []
+    cancels: list[tuple[str, int]] = []
+    for line in lines:
+        kind = line.pop("kind")
+        if kind == "enqueue":
+            payload = base64.b64decode(line.pop("payload"), validate=True)
+            jobs.append(Handed(**line, payload=payload))
+        elif kind == "cancel":
+            cancels.append((str(line["id"]), int(line["job"])))
+    return Given(last["outbox"], int(last["end"]), jobs, cancels)
 
 
 # -- messages as JSON, by the names of their fields -----------------------------------------------

@@ -31,6 +31,7 @@ from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
     Enrol,
+    Question,
     Refused,
     SpillPart,
     Sync,
@@ -41,7 +42,7 @@ from taskq_plugins.hub.wire import PACKED, HubError, carried, understood
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from taskq_plugins.hub.messages import Answer, Question, Request
+    from taskq_plugins.hub.messages import Answer, Request
 
 #: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
 #: what a proxy takes that nobody has told what comes.
@@ -285,6 +286,15 @@ def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
     return proxy.hostname, proxy.port or http.client.HTTP_PORT, headers
 
 
+def _read(asked: Request, reply: Told) -> Answer | None:
+    """Read an answer; an error says how long to wait."""
+    try:
+        return understood(asked, reply.status, reply.content)
+    except HubError as error:
+        error.seconds = reply.wait_seconds
+        raise
+
+
 class Line:
     """The way to one hub; it may serve many sessions, one after the other.
 
@@ -327,12 +337,15 @@ class Line:
         room = size if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
         return max(min(size, room), 1)
 
-    async def ask(self, asked: Request) -> Answer:
-        """Send a request, and read what it is answered.
+    async def ask(self, asked: Request) -> Answer | None:
+        """Send a request, and read what it is answered; None: nothing is there.
 
         Raises:
             HubError: nobody answers, or not so that one can go on.
         """
+        left = self.allowance.left()
+        if isinstance(asked, Question) and left is not None:
+            asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
         if isinstance(asked, Sync):
             grace = round(self.hub.grace)
             asked = replace(
@@ -356,22 +369,18 @@ class Line:
             if reply.status == _TOO_LARGE and _PART_BYTES_MIN < size <= most:
                 self.allowance.limit_parts(max(size // 2, _PART_BYTES_MIN))
                 return Refused(Trouble.LARGE, NOWHERE)
-        try:
-            return understood(asked, reply.status, reply.content)
-        except HubError as error:
-            error.seconds = reply.wait_seconds
-            raise
+        return _read(asked, reply)
 
-    async def hold(self, asked: Question) -> Told:
+    async def hold(self, asked: Question) -> Answer | None:
         """Ask for what is there for this device, beside what goes over the line otherwise.
 
         Raises:
-            HubError: as ``request``; or the line has become metered.
+            HubError: as ``ask``; or the line has become metered.
         """
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
-        return await self._request(self._holder, *carried(asked))
+        return _read(asked, await self._request(self._holder, *carried(asked)))
 
     async def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""

@@ -120,10 +120,10 @@ def _send(
     log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
 ) -> Generator[Request, Answer | None, bool]:
     """Send what the hub lacks; False if it turned out to stand elsewhere."""
-    behind, again = synced.at, log.offered(synced.lacks)
+    behind, again = synced.at, log.offered(synced.lacks) if synced.lacks else []
     if log.sends_bodies and (log.owes_bodies or behind.next_lsn < log.synced_lsn):
         again += log.bodies()  # some were held back, or the hub was set back
-    if not (yield from _send_bodies(log, synced, again, part_bytes)):
+    if again and not (yield from _send_bodies(log, synced, again, part_bytes)):
         return False
     if verdict is Verdict.MOVED:
         # What is left of the segment is a prefix of the hub's.
@@ -176,7 +176,7 @@ def _send_segment(
                 data, following = log.part(behind, part_bytes())
             # Before the records that name them, so that none is ever there without its body.
             names = log.bodies_named(behind, following) if log.sends_bodies else []
-            if not (yield from _send_bodies(log, synced, names, part_bytes)):
+            if names and not (yield from _send_bodies(log, synced, names, part_bytes)):
                 return False
             if hashed is not None:
                 ahead.submit(hashed.update, data)

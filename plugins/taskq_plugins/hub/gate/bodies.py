@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from taskq_plugins.hub.messages import Answer, Enrol, Question
+    from taskq_plugins.hub.messages import Answer, Enrol
     from taskq_plugins.hub.messages import Request as Asked
     from taskq_plugins.hub.wire import Way
 
@@ -92,12 +92,10 @@ class Intake:
         self._request, self._left = request, way.bytes_max
         is_packed = way.has_frames and request.headers.get("content-type") == PACKED
         self._inflate = zlib.decompressobj() if is_packed else None
-        self._asked: Asked | Question | Enrol | None = None
+        self._asked: Asked | Enrol | None = None
         self._rest = b""
 
-    def ask(
-        self, pieces: list[bytes], *, is_last: bool, is_whole: bool
-    ) -> Asked | Question | Enrol:
+    def ask(self, pieces: list[bytes], *, is_last: bool, is_whole: bool) -> Asked | Enrol:
         """Return what is asked for by what came and what was left before.
 
         A packed body is read as far as it reads back, and up to what its way takes.
@@ -121,7 +119,7 @@ class Intake:
             return replace(asked, is_last=False)
         return asked
 
-    def _read(self, data: bytes) -> Asked | Question | Enrol:
+    def _read(self, data: bytes) -> Asked | Enrol:
         if isinstance(self._asked, Append | SpillPart):
             return replace(self._asked, data=data)
         request = self._request

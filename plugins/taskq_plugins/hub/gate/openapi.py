@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 
-from taskq_plugins.hub.messages import Refused
+from taskq_plugins.hub.messages import Given, Refused
 from taskq_plugins.hub.wire import (
     FRAMES,
     JSON,
@@ -64,7 +64,7 @@ def document() -> bytes:
 def _schemas() -> dict[str, Any]:
     kinds = {kind for way in WAYS for kind in (*way.asks, way.answer) if not way.has_frames}
     kinds |= {way.answer for way in WAYS} | {Refused}
-    named = [(kind, "validation", adapter(kind)) for kind in kinds - {bytes}]
+    named = [(kind, "validation", adapter(kind)) for kind in kinds - {Given}]
     _, whole = TypeAdapter.json_schemas(named, ref_template=_REFS)  # type: ignore[arg-type]
     schemas: dict[str, Any] = whole["$defs"]
     for way in WAYS:
@@ -81,7 +81,7 @@ def _operation(way: Way) -> dict[str, Any]:
     if way.has_frames:
         bodies = {FRAMES: {}, PACKED: {}}
         parameters += ({"name": name, "in": "header", "schema": _TEXT} for name in _HEADERS)
-    content = {JSON_LINES: {}} if way.answer is bytes else {JSON: _ref(way.answer)}
+    content = {JSON_LINES: {}} if way.answer is Given else {JSON: _ref(way.answer)}
     well = "201" if way.path.endswith("enrol") else "200"
     return {
         "summary": " or ".join(str(kind.__doc__).partition("\n")[0] for kind in way.asks),

@@ -6,13 +6,12 @@ is its SHA-256 once it is sealed.
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 
 from taskq.engine import PatientDisk, segment_lsn
 from taskq_plugins.hub.aside import IDENTITY, SEALS, high_lsn, noted
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-BYTES: Final = "application/octet-stream"
 _LOG: Final = re.compile(ID + r"\Z")
 _PATH: Final = re.compile(
     rf"/v1/logs(?:/({ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
@@ -50,12 +48,12 @@ class Reading:
 def _found(place: Path, log_id: str | None, what: str, headers: Mapping[str, str]) -> Response:
     if log_id is None:
         logs = sorted(folder for folder in place.glob("*-*") if _LOG.match(folder.name))
-        return _json({"logs": [_about(folder) for folder in logs]})
+        return JSONResponse({"logs": [_about(folder) for folder in logs]})
     log, (kind, _, name) = place / log_id, what.partition("/")
     if kind == "identity":
         return _file(log / IDENTITY, "", headers, JSON)
     if not name:
-        return _json(_listing(log))
+        return JSONResponse(_listing(log))
     file = log / "log" / f"{name}.log" if kind == "segments" else log / "spill" / name
     return _file(file, name if kind == "spill" else _sealed(log, name), headers)
 
@@ -99,7 +97,3 @@ def _file(
     if etag and headers.get("if-none-match") == etag["ETag"]:
         return Response(None, 304, etag)
     return FileResponse(file, 200, etag, media_type, stat_result=status)
-
-
-def _json(values: dict[str, Any]) -> Response:
-    return Response(json.dumps(values), media_type=JSON)

@@ -40,6 +40,7 @@ from taskq_plugins.hub.messages import (
     Declare,
     Enrol,
     Enrolled,
+    Given,
     Question,
     Refused,
     Stored,
@@ -47,13 +48,11 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.outbox.lines import encode_given
 from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import (
     FRAMES,
     JSON,
-    JSON_LINES,
     PACKED,
     PROBLEM,
     answered,
@@ -104,6 +103,7 @@ _TRY_SECONDS: Final = 1.0
 _MINUTE: Final = 60.0
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
+_ANEW: Final = Refused(Trouble.SUPERSEDED, NOWHERE)
 _FULL: Final = {
     errno.ENOSPC: "its disk is full: free some space there, then try again",
     errno.EDQUOT: "this device has as much there as it may: let go of some with 'taskq hub keep'",
@@ -268,16 +268,17 @@ class Server:
         if isinstance(asked, Enrol):
             raise _not_there()
         if isinstance(asked, Question):
-            return await self._down(device, asked)
+            answer = await self._down(device, asked)
+            return _told(*await self._on_thread(answered, answer))
         async with self._turn(device):
             return _told(*answered(await self._on_thread(self._done, device, asked)))
 
-    async def _taken(self, request: Request, way: Way) -> Asked | Question | Enrol:
+    async def _taken(self, request: Request, way: Way) -> Asked | Enrol:
         """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
         body = Body(request, way, _no_wait)
         await body.read()
         asking = partial(Intake(request, way).ask, body.pieces, is_last=True)
-        asked: Asked | Question | Enrol
+        asked: Asked | Enrol
         asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
 
@@ -315,29 +316,25 @@ class Server:
             answer: Answer = await self._on_thread(done)
             return answer
 
-    async def _down(self, device: str, asked: Question) -> Response:
+    async def _down(self, device: str, asked: Question) -> Answer | None:
         """Answer a question; one that its log asked before is over then."""
         key, over = (device, asked.log_id), asyncio.get_running_loop().create_future()
-        lines = None
         async with self._turn(device):
-            is_at = await self._on_thread(self._copies.is_at, device, asked)
-        if is_at:
-            if before := self._asking.get(key):
-                before.cancel()
-            self._asking[key] = over
-            try:
-                lines = await self._given(device, asked, over)
-            finally:
-                if self._asking[key] is over:
-                    del self._asking[key]
-        if lines is None:
-            return _told(*answered(Refused(Trouble.SUPERSEDED, NOWHERE)))
-        return Response(lines, 200 if lines else 204, media_type=JSON_LINES)
+            if not await self._on_thread(self._copies.is_at, device, asked):
+                return _ANEW
+        if before := self._asking.get(key):
+            before.cancel()
+        self._asking[key] = over
+        try:
+            return await self._given(device, asked, over)
+        finally:
+            if self._asking[key] is over:
+                del self._asking[key]
 
     async def _given(
         self, device: str, asked: Question, over: asyncio.Future[None]
-    ) -> bytes | None:
-        """Return the lines that a question is answered with, b"" for nothing; None: ask anew."""
+    ) -> Answer | None:
+        """Return what a question is answered, once there is something; None: nothing came."""
         loop, outbox = over.get_loop(), self._outbox
         until = loop.time() + (asked.wait_seconds if len(self._asking) <= _ASKING_MAX else 0)
         if self._is_over:
@@ -348,16 +345,16 @@ class Server:
             port, seen = await outbox.end()
             async with self._turn(device):  # for each look, but not for the wait
                 if not await self._on_thread(self._copies.is_at, device, asked):
-                    return None
-                given = await self._on_thread(outbox.handing.give, device, asked)
+                    return _ANEW
+                given: Given = await self._on_thread(outbox.handing.give, device, asked)
             is_late = loop.time() >= until or over.done()
             if given.jobs or given.cancels or (is_late and not asked.wait_seconds):
-                return await run_sync(encode_given, given, limiter=self._threads)
+                return given
             if is_late:
                 break
             asked = replace(asked, refused=())
             await _wait_for(port.extent(seen), over, until - loop.time())
-        return b""
+        return None
 
     def end(self) -> None:
         """Let nobody wait for jobs any more."""

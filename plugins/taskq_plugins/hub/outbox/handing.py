@@ -16,8 +16,7 @@ from taskq import State
 from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds
 from taskq.errors import JobNotFound, LogError
 from taskq_plugins.hub.aside import SPILL
-from taskq_plugins.hub.messages import BYTES_MAX, JOBS_MAX
-from taskq_plugins.hub.outbox.lines import JOB, Given, Handed
+from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
 from taskq_plugins.hub.registry import Hint
 

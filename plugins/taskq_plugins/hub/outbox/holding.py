@@ -8,20 +8,18 @@ import random
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from taskq_plugins.hub.messages import Refused
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.device.line import Line
-    from taskq_plugins.hub.messages import Question
+    from taskq_plugins.hub.messages import Answer, Question
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
 _SOON_SECONDS: Final = 5.0
 #: Longest pause of one that is not answered.
 _PAUSE_SECONDS_MAX: Final = 600.0
 _CHANCE: Final = random.SystemRandom()
-_WELL: Final = 200
-_NOTHING: Final = 204
-_SUPERSEDED: Final = 409
 
 
 class Holding:
@@ -34,7 +32,7 @@ class Holding:
         self._line = line
         self._question: Question | None = None
         self._asks, self._answered = asyncio.Event(), asyncio.Event()
-        self._before = b""
+        self._before: Answer | None = None
 
     def ask(self, question: Question | None) -> None:
         """Let this be what is asked from now on; None: nothing."""
@@ -68,26 +66,24 @@ class Holding:
         """Ask until something is there, or the hub wants another session; False: no question."""
         failures, every = 0, self._line.hub.every
         while (asked := self._question) is not None:
-            began, pause, status, wait = monotonic(), 0.0, 0, 0.0
+            began = monotonic()
             try:
-                status, content, wait = await self._line.hold(asked)
+                answer = await self._line.hold(asked)
             except HubError as error:
-                wait = error.seconds
-            if status == _SUPERSEDED:
-                if asked is self._question:
-                    return True
-            elif status == _WELL:
-                if content != self._before:
-                    self._before = content
-                    return True
-                pause = every  # it was taken up, and the log has not told so yet
-            elif status == _NOTHING:
-                failures = 0
-                pause = every if monotonic() - began < _SOON_SECONDS else 0.0
-            else:
                 failures += 1
                 longest = min(every * 2.0 ** min(failures, 20), _PAUSE_SECONDS_MAX)
-                pause = max(wait, _CHANCE.uniform(1.0, max(longest, 1.0)))
+                pause = max(error.seconds, _CHANCE.uniform(1.0, max(longest, 1.0)))
+            else:
+                failures, is_soon = 0, monotonic() - began < _SOON_SECONDS
+                if isinstance(answer, Refused):
+                    if asked is self._question:
+                        return True
+                    continue
+                if answer is not None and answer != self._before:
+                    self._before = answer
+                    return True
+                # What is there again was taken up, and the log has not told so yet.
+                pause = every if answer is not None or is_soon else 0.0
             if await self._pause(pause):
                 failures = 0
         return False

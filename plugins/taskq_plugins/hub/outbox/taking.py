@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import logging
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
 from taskq.errors import JobNotFound, TaskqError
-from taskq_plugins.hub.messages import WAIT_SECONDS_MAX, Question
-from taskq_plugins.hub.outbox.lines import JOB, decode_given, upload_name, upload_number
-from taskq_plugins.hub.wire import HubError, carried, refusal
+from taskq_plugins.hub.messages import JOB, WAIT_SECONDS_MAX, Given, Question
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
@@ -27,12 +25,11 @@ if TYPE_CHECKING:
     from taskq import TaskLog
     from taskq.engine import Border, Clock, Disk, DurableLog, LogConfig
     from taskq_plugins.hub.device.line import Line
-    from taskq_plugins.hub.outbox.lines import Given, Handed
+    from taskq_plugins.hub.messages import Handed
 
 _log: Final = logging.getLogger("taskq")
-_WELL: Final = 200
-#: Nothing is there; another session has begun.
-_NOTHING: Final = frozenset({204, 409})
+#: What a device publishes a part as, by tag and end: once, whatever becomes of the line.
+_UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
 #: So many uploads that nobody adopts: no more are taken.
 UPLOADS_MAX: Final = 10
 #: Parts of one session, and what is asked again since something was refused.
@@ -71,10 +68,9 @@ def look(disk: Disk, path: str) -> Held:
     after: dict[str, int] = {}
     waiting = 0
     for name, may_wait in PartWriter.published(disk, path).items():
-        upload = upload_number(name)
-        if upload is not None:
-            tag, number = upload
-            after[tag] = max(after.get(tag, 0), number)
+        if upload := _UPLOAD.match(name):
+            tag = upload[1]
+            after[tag] = max(after.get(tag, 0), int(upload[2]))
             waiting += may_wait
     return Held(after, waiting)
 
@@ -159,12 +155,11 @@ class Taking:
             return b"", f"it cannot be read there: {error}"
 
     def _publish(self, given: Given, jobs: list[tuple[Handed, bytes]]) -> None:
-        name = upload_name(given.tag, given.end)
         upload, disk, clock = f"hub.{given.tag}", self._disk, self._clock
         with PartWriter(Path(self._path), upload, disk=disk, clock=clock) as writer:
             for handed, tail in jobs:
                 writer.add(tail, handed.payload)
-            writer.publish(name)
+            writer.publish(f"{upload}@{given.end}")
 
 
 # -- over a line ---------------------------------------------------------------------------------
@@ -210,25 +205,11 @@ async def take(
             ids = session, log.identity.log_id, log.end, held.after
             return taken, Question(*ids, held.waiting > 0, (), WAIT_SECONDS_MAX)
         if isinstance(asked, Question):
-            answer = await _ask(line, asked)
+            # None: nothing, or the hub wants another session before.
+            reply = await line.ask(asked)
+            answer = reply if isinstance(reply, Given) else None
         else:
             answer = await _cancel(path, line.config, log.identity.tag, asked)
-
-
-async def _ask(line: Line, asked: Question) -> Given | None:
-    """Return what is there; None: nothing, or the hub wants another session before."""
-    left = line.allowance.left()
-    if left is not None:
-        asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
-    reply = await line.request(*carried(asked))
-    if reply.status in _NOTHING:
-        return None
-    if reply.status != _WELL:
-        raise refusal(reply.status)
-    try:
-        return decode_given(reply.content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise HubError("what the hub has for this device did not come whole") from error
 
 
 async def _adopt(path: str, config: LogConfig) -> None:
