@@ -176,7 +176,7 @@ class DurableLog:
         while at + _HEAD <= end:
             # By their sizes alone: the hub checks each, and the last one is checked below.
             magic, size = unpack(data, at)
-            following = at + codec.frame_size(size)
+            following = (at + _HEAD + size + 7) & ~7  # as frame_size has it
             if magic != codec.FRAME_MAGIC or following > end:
                 break
             last, at = at, following

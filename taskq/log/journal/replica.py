@@ -5,6 +5,7 @@ The copy's own caller decides what may come; here stands how bytes become frames
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import struct
 from typing import TYPE_CHECKING, Final
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 _PIECE_BYTES: Final = 1024 * 1024
+_LITTLE_BYTES: Final = 4_096
 _SPILLED: Final = int(Flag.SPILLED)
 #: Of a frame's header what is looked at to believe it: all but what is reserved, and its times.
 _CHECKED: Final = struct.Struct("<IIIH2xQQ16xII")
@@ -175,12 +177,8 @@ class Replica(SegmentFiles):
             behind: that border.
             epoch: of the segment.
         """
-        unpack, pack, crc32, view = (
-            _CHECKED.unpack_from,
-            _OFFSET.pack,
-            codec.crc32,
-            memoryview(data),
-        )
+        unpack, pack, view = _CHECKED.unpack_from, _OFFSET.pack, memoryview(data)
+        crc32 = binascii.crc32  # the same as zlib's, and a quarter faster with what is small
         base, next_lsn, seed = behind.offset, behind.next_lsn, self.seed(behind.segment)
         known, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
         end, last, is_well = len(data), -1, True
@@ -188,7 +186,7 @@ class Replica(SegmentFiles):
             magic, size, count, flags, first, of, body_crc, crc = unpack(data, at)
             place, body = crc32(pack(base + at), seed), at + _HEAD
             is_well = (
-                crc32(view[at : body - 4], place) == crc
+                crc32(data[at : body - 4], place) == crc
                 and magic == known
                 and of == epoch
                 and not flags
@@ -198,8 +196,10 @@ class Replica(SegmentFiles):
             stop = body + size
             if not is_well or stop > end:
                 break
-            # In one call, which lets others run meanwhile; the codec's own keeps the GIL.
-            is_well = crc32(view[body:stop], place) == body_crc
+            # In one call, which lets others run meanwhile; the codec's own keeps the GIL. What is
+            # small is copied faster than it is viewed.
+            part = data[body:stop] if size < _LITTLE_BYTES else view[body:stop]
+            is_well = crc32(part, place) == body_crc
             following = (stop + 7) & ~7
             if not is_well or following > end:
                 break
