@@ -16,7 +16,7 @@ from rich.progress import track
 from examples.fleet.check import check_tables, show_differences, workplace
 from examples.fleet.devices import make_fleet
 from examples.fleet.fold import job_row, read_logs
-from taskq.engine import Border, DurableLog, LocalDisk, LogReader, SystemClock
+from taskq.engine import Border, DurableLog, LocalDisk, LogReader
 from taskq.errors import LogError
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.registry import Registry
@@ -133,7 +133,7 @@ async def _send(path: Path, line: Line) -> int:
 
 def _size(path: Path) -> int:
     """Return the bytes of a log that are to come: its last file is set aside in advance."""
-    log = DurableLog(LocalDisk(), SystemClock(), str(path))
+    log = DurableLog(LocalDisk(), str(path))
     try:
         return log.bytes_behind(Border(log.segments[0]))
     finally:
@@ -144,7 +144,7 @@ def _differences(logs: Path, copies: Path) -> Iterator[str]:
     """Yield what the copies have otherwise than the devices: bytes, damage, jobs."""
     for identity in sorted(logs.rglob("taskq.json")):
         path = identity.parent
-        log = DurableLog(LocalDisk(), SystemClock(), str(path))
+        log = DurableLog(LocalDisk(), str(path))
         copy = copies / path.relative_to(logs).parts[0] / str(log.identity.log_id)
         names = {file.name for file in (copy / "log").glob("*.log")}
         for segment in log.segments:

@@ -29,7 +29,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.model import Durability
 from taskq.engine import Border, DurableLog
 from taskq.log.config import LogConfig
-from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.device.line import Line
@@ -140,7 +140,7 @@ async def _template(folder: Path, size: int) -> DurableLog:
     async with TaskLog.open(folder / "template") as log:
         for _ in range(max(size // 4_096, 1)):
             await log.put(os.urandom(4_000))
-    return DurableLog(LocalDisk(), SystemClock(), str(folder / "template"))
+    return DurableLog(LocalDisk(), str(folder / "template"))
 
 
 def known_devices(folder: Path, hub: Path, count: int, log: DurableLog | None) -> list[str]:

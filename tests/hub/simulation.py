@@ -375,7 +375,7 @@ class Simulation:
     def _read_device(self) -> DurableLog | None:
         disk = CrashableDisk(self.world.machine)
         try:
-            log = DurableLog(disk, self.world.clock, PATH)
+            log = DurableLog(disk, PATH)
         except LogFailed:
             return None
         self.log_id = log.identity.log_id

@@ -15,7 +15,7 @@ import pytest
 from taskq import TaskLog
 from taskq.core.model import State
 from taskq.engine import DurableLog
-from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
 from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device.compare import Verdict
@@ -157,7 +157,7 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(pl
     """Also one that this hub does not know: it checks frames without."""
     await place.write()
     await place.sync()
-    log = DurableLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
+    log = DurableLog(LocalDisk(), str(place.path / _DEVICE))
     line = place.line()
     for features in ({"records-9"}, {"records-9", "zstd-9"}):
         asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from taskq.engine import DurableLog, LocalDisk, SystemClock
+from taskq.engine import DurableLog, LocalDisk
 from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.gate.quota import Account, used_bytes
 from taskq_plugins.hub.messages import (
@@ -53,7 +53,7 @@ def _used(place: Place) -> int:
 
 def _borders(place: Place) -> tuple[UUID, list[Border]]:
     """Return the log's id and the ends of all its frames, the newest first."""
-    log = DurableLog(LocalDisk(), SystemClock(), str(place.path / _DEVICE))
+    log = DurableLog(LocalDisk(), str(place.path / _DEVICE))
     try:
         return log.identity.log_id, log.borders(log.segments[0])[::-1]
     finally:

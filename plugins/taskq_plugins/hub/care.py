@@ -15,7 +15,6 @@ from taskq.engine import (
     DurableLog,
     LocalDisk,
     PatientDisk,
-    SystemClock,
     restore,
     segment_name,
 )
@@ -80,7 +79,7 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
         for device, log_id in Copies(PatientDisk, str(stick.absolute())).logs():
             registry.known(device)
             path = f"{stick.absolute()}/devices/{device}/{log_id}"
-            log = DurableLog(LocalDisk(), SystemClock(), path)
+            log = DurableLog(LocalDisk(), path)
             try:
                 answer, steps = None, push(log, lambda: _PART_BYTES)
                 while (asked := _next(steps, answer)) is not None:

@@ -16,7 +16,7 @@ from anyio import create_task_group, sleep_forever
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
-from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
+from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader
 from taskq.errors import LogError, ReaderBusy
 from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device.allowance import HubWaits, last_note, note
@@ -103,7 +103,7 @@ async def _synced(disk: Disk, path: str, line: Line, hold: NamedReader, *, is_dr
     known = hold.load()
     # Before the log: what is adopted by then is sent before anything else is taken.
     held = look(disk, path)
-    log = DurableLog(disk, SystemClock(), path)
+    log = DurableLog(disk, path)
     try:
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
         log.sends_bodies = line.hub.spill and not allowance.metered

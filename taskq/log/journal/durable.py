@@ -6,30 +6,28 @@ import struct
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, LogFailed
-from taskq.log.config import LogConfig
+from taskq.core.errors import LogDamaged, LogError, LogFailed
 from taskq.log.format import codec
 from taskq.log.format.codec import NO_LINK
 from taskq.log.format.frames import Gap, segment_name
-from taskq.log.journal.journal import Journal
-from taskq.log.journal.recovery import is_marked_failed
+from taskq.log.journal.lock import find_hint
+from taskq.log.journal.recovery import is_marked_failed, walk_to_end
 from taskq.log.journal.replica import bodies_of, border_behind, stands
 from taskq.log.segments.borders import Border
-from taskq.log.segments.segments import hop
+from taskq.log.segments.identity import read_identity
+from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.segments.spill import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq.log.machine.ports import Clock, Disk
+    from taskq.log.machine.ports import Disk
 
 _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 
 _HASHED_BYTES: Final = 1024 * 1024
 _NAME_CHARACTERS: Final = 64
-#: Whatever the log is opened with elsewhere: here it is only read.
-_CONFIG: Final = LogConfig()
 #: What a frame begins with: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
@@ -42,6 +40,7 @@ class DurableLog:
 
     Attributes:
         identity: of the log.
+        next_lsn: of the next record, as far as this look goes.
         end: where it ends; nowhere if it holds nothing.
         segments: first lsns of those that hold something, rising.
         pin: all below this lsn was safe at the hub.
@@ -54,47 +53,54 @@ class DurableLog:
         LogError: it cannot be read.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, path: str) -> None:
+        identity = read_identity(disk, path)
+        if identity is None:
+            raise LogError(f"{path} is not a task log")
+        self.identity, self._disk, self._path = identity, disk, path
         self.pin, self.synced_lsn, self.sends_bodies, self.owes_bodies = 0, 0, True, False
         self._bodies: set[str] | None = None
         #: sealed segments and their ends, by the SHA-256 that a copy knows them by
         self._offered: dict[str, tuple[int, int]] = {}
-        self._journal = journal = Journal(disk, clock, path, _CONFIG, None)
-        self._files = journal.files
+        self._files = SegmentFiles(disk, path, writable=False)
+        self._files.log_id = identity.log_id
+        #: the last one, which is written to, and the lsn of the next record
+        self._segment = self.next_lsn = 0
         try:
-            journal.open_for_reading()
             self.end, self.segments = self._look()
         except Exception:
-            journal.close()
+            self.close()
             raise
-        self.identity = journal.identity
 
     def _look(self) -> tuple[Border, list[int]]:
-        journal, files = self._journal, self._files
-        if journal.segment:
+        files, last_frame = self._files, 0
+        hint, never_had_one, home = find_hint(self._disk, self._path)
+        files.refresh()
+        usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
+        if last := next(usable, 0):
+            in_order = never_had_one if hint is None else hint.boot == home[0]
+            known, walk = walk_to_end(
+                files, last, None if hint is None or hint.failed else hint, home, in_order=in_order
+            )
+            self._segment, self.next_lsn = last, walk.next_lsn
+            last_frame = walk.last_offset or known.last_frame
             # Whole frames that were seen before this are durable behind it, whoever wrote them.
-            self._disk.sync(files.descriptor(journal.segment))
-        if is_marked_failed(self._disk, journal.path):
-            raise LogFailed(journal.path, "an fsync failed in one of its processes")
+            self._disk.sync(files.descriptor(last))
+        if is_marked_failed(self._disk, self._path):
+            raise LogFailed(self._path, "an fsync failed in one of its processes")
         older = [
             lsn
             for lsn in files.lsns
-            if lsn < journal.segment and files.size(lsn) > _START and files.header(lsn) is not None
+            if lsn < last and files.size(lsn) > _START and files.header(lsn) is not None
         ]
-        end = self._last_record(journal.segment, journal.last_frame)
+        end = self._last_record(last, last_frame)
         if end.segment:
-            return end, [*older, journal.segment]
-        return self._end_of_sealed(older[-1], journal.segment) if older else end, older
+            return end, [*older, last]
+        return self._end_of_sealed(older[-1], last) if older else end, older
 
     def close(self) -> None:
         """Give the files back."""
-        self._journal.close()
-
-    @property
-    def next_lsn(self) -> int:
-        """The lsn of the next record, as far as this look goes."""
-        return self._journal.next_lsn
+        self._files.forget()
 
     # -- what the verdict asks --------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class DurableLog:
 
     def is_sealed(self, segment: int) -> bool:
         """Return whether nothing is written to it any more."""
-        return segment < self._journal.segment
+        return segment < self._segment
 
     def end_of(self, segment: int) -> Border:
         """Return where a segment ends.
@@ -197,7 +203,7 @@ class DurableLog:
 
     def bodies(self) -> list[str]:
         """Return all files beside the log."""
-        names = self._disk.names(f"{self._journal.path}/{DIRECTORY}")
+        names = self._disk.names(f"{self._path}/{DIRECTORY}")
         return [name for name in names if len(name) == _NAME_CHARACTERS]
 
     def bodies_named(self, behind: Border, end: Border) -> list[str]:
@@ -232,7 +238,7 @@ class DurableLog:
     def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
         """Return bytes of such a file, and whether it ends with them; None if it is gone."""
         segment, size = self._offered.get(name, (0, 0))
-        path = f"{self._journal.path}/{DIRECTORY}/{name}"
+        path = f"{self._path}/{DIRECTORY}/{name}"
         try:
             descriptor = self._disk.open(
                 self._files.file_path(segment) if segment else path, write=False

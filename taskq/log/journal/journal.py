@@ -28,6 +28,7 @@ from taskq.log.journal.recovery import (
     save_failed_frames,
     set_aside,
     unmark_failed,
+    walk_to_end,
     write_once_more,
 )
 from taskq.log.journal.tail import Tail
@@ -376,22 +377,12 @@ class Journal:
 
     def _walk(self, hint: TailHint | None) -> bool:
         """Set position to behind the last whole frame; True if nothing is to follow it there."""
-        header = self.files.header(self.segment)
-        assert header is not None
-        offset = self.clean_offset = codec.SEGMENT_HEADER.size
-        self.next_lsn, self.epoch, _, self.time_ns, _ = header
+        known, walk = walk_to_end(self.files, self.segment, hint, self.home, in_order=self.in_order)
+        _, _, self.epoch, self.time_ns, self.last_frame, self.clean_offset = known
+        self.offset, self.next_lsn, last, synced_through, gaps, is_torn, last_frame = walk
         size = self.files.size(self.segment)
-        self.last_frame = 0
-        fits = hint is not None and hint.fits(self.home, self.segment, size)
-        if hint is not None and fits and bears_out(self.files, hint):
-            offset, self.next_lsn, self.epoch = hint.offset, hint.next_lsn, hint.epoch
-            self.time_ns, self.clean_offset = hint.time_ns, hint.clean_offset
-            self.last_frame = hint.last_frame
-        walk = self.files.walk(self.segment, size, offset, self.next_lsn, in_order=self.in_order)
-        self.offset, self.next_lsn, last, synced_through, gaps, is_torn = walk[:6]
         if last is not None:
-            self.last_frame = walk.last_offset
-            self.epoch, self.time_ns = last.epoch, last.time_ns
+            self.last_frame, self.epoch, self.time_ns = last_frame, last.epoch, last.time_ns
         self.durable_lsn = max(self.durable_lsn, synced_through)
         self.torn_bytes = size - self.offset if is_torn else 0
         if is_torn and self._writer is not None:

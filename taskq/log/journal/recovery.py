@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from taskq.log.journal.lock import TailHint, WriterLock
+    from taskq.log.journal.lock import Home, TailHint, WriterLock
     from taskq.log.machine.ports import Disk
-    from taskq.log.segments.segments import SegmentFiles
+    from taskq.log.segments.segments import SegmentFiles, Walk
 
 FAILED_FILE: Final = "failed"
 #: Ends the names of damaged segments in ``torn/``: a repair put them there, and they stay.
@@ -56,6 +56,35 @@ def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
     if last is None:
         return files.size(hint.segment) == hint.offset
     return end == (hint.last_frame + last.size, last.next_lsn) and last.epoch == hint.epoch
+
+
+class Known(NamedTuple):
+    """How far a last segment is known before a walk to its end."""
+
+    #: behind its last frame of which is known
+    offset: int
+    next_lsn: int
+    epoch: int
+    time_ns: int
+    #: where that frame starts, 0 if none is known
+    last_frame: int
+    #: every byte before it is on disk
+    clean_offset: int
+
+
+def walk_to_end(
+    files: SegmentFiles, segment: int, hint: TailHint | None, home: Home, *, in_order: bool
+) -> tuple[Known, Walk]:
+    """Return what is known of a last segment, by its header or a hint that fits, and the rest."""
+    header, size = files.header(segment), files.size(segment)
+    assert header is not None
+    start = codec.SEGMENT_HEADER.size
+    known = Known(start, header.first_lsn, header.epoch, header.created_ns, 0, start)
+    if hint is not None and hint.fits(home, segment, size) and bears_out(files, hint):
+        known = Known(
+            hint.offset, hint.next_lsn, hint.epoch, hint.time_ns, hint.last_frame, hint.clean_offset
+        )
+    return known, files.walk(segment, size, known.offset, known.next_lsn, in_order=in_order)
 
 
 def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int, size: int) -> str:
