@@ -24,7 +24,6 @@ from taskq_plugins.hub.aside import IDENTITY, high_lsn
 from taskq_plugins.hub.checking import file_digest
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.device.line import tell_nobody
 from taskq_plugins.hub.device.push import push
 from taskq_plugins.hub.messages import Declare, Skip
 from taskq_plugins.hub.registry import Registry, checked
@@ -53,9 +52,14 @@ class Stick:
         checked(device)
         path.mkdir(parents=True, exist_ok=True)
         self.device, self.hub, self.pins = device, HubSettings(), False
-        self.part_bytes, self.sent_bytes = _PART_BYTES, 0
-        self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), tell_nobody
+        self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), None
+        self.sent_bytes = 0
         self._copies = Copies(PatientDisk, str(path.absolute()))
+
+    @staticmethod
+    def part_bytes() -> int:
+        """Return the bytes of the next request."""
+        return _PART_BYTES
 
     async def ask(self, asked: Request) -> Answer:
         """Do what is asked for."""
@@ -81,7 +85,7 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
             path = f"{stick.absolute()}/devices/{device}/{log_id}"
             log = DurableLog(LocalDisk(), path)
             try:
-                answer, steps = None, push(log, lambda: _PART_BYTES)
+                answer, steps = None, push(log, Stick.part_bytes)
                 while (asked := _next(steps, answer)) is not None:
                     if isinstance(asked, Declare):
                         raise LogError(
@@ -153,7 +157,8 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     before, whole = 0, sum(size for _, _, size, _ in wanted)
     for where, file, size, digest in wanted:
         async for has in _file(line, f"/{log_id}/{where}", file, size):
-            line.tell(before + has, whole)
+            if line.tell is not None:
+                line.tell(before + has, whole)
         _check(file, size, digest)
         before += size
     report = restore(str(part), str(target), int(held["high_lsn"]))

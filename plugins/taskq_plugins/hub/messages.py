@@ -47,7 +47,7 @@ def _place(_source: Any, handler: Any) -> CoreSchema:
     values: CoreSchema = handler.generate_schema(tuple[Lsn, Size, Size, _Stem])
     listed = core_schema.plain_serializer_function_ser_schema(Border.as_list)
     return core_schema.no_info_after_validator_function(
-        lambda values: Border.from_list(list(values)), values, serialization=listed
+        Border.from_list, values, serialization=listed
     )
 
 

@@ -102,7 +102,7 @@ async def _synced(disk: Disk, path: str, line: Line, hold: NamedReader, *, is_dr
     await allowance.look()
     known = hold.load()
     # Before the log: what is adopted by then is sent before anything else is taken.
-    held = look(disk, path)
+    held = look(disk, path) if line.hub.accept else None
     log = DurableLog(disk, path)
     try:
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
@@ -116,10 +116,11 @@ async def _synced(disk: Disk, path: str, line: Line, hold: NamedReader, *, is_dr
         done, session = await _session(path, log, line, hold, is_dry=is_dry)
         if not counts:
             return done
-        if line.hub.accept:  # who takes nothing refuses nothing either
+        if held is not None:  # who takes nothing refuses nothing either
             taken, question = await take(disk, path, log, line, session, held)
             done = done._replace(taken=taken, question=question)
-        allowance.owe_bodies(not log.sends_bodies)
+        if allowance.owes_bodies is log.sends_bodies:
+            allowance.owe_bodies(not log.sends_bodies)
         if disk.free_bytes(path) < _PRESSED_BYTES:
             _pin(hold, log, log.end.next_lsn)
         note(path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
@@ -132,7 +133,7 @@ async def _session(
     path: str, log: DurableLog, line: Line, hold: NamedReader, *, is_dry: bool
 ) -> tuple[Synced, int]:
     before, answer, session, gone, whole = line.sent_bytes, None, 0, 0, 0
-    steps = push(log, lambda: line.part_bytes)
+    steps = push(log, line.part_bytes)
     while True:
         try:
             asked = steps.send(answer)
@@ -143,12 +144,14 @@ async def _session(
             answer = None
             continue
         answer = await line.ask(asked)
-        if isinstance(asked, Append) and isinstance(answer, Stored):
+        if isinstance(asked, Append) and isinstance(answer, Stored) and line.tell is not None:
             gone += len(asked.data)
             line.tell(gone, whole)
         if isinstance(answer, Told):
-            behind = log.bytes_behind(answer.at)
-            session, whole = answer.session, gone + behind
+            session, behind = answer.session, 0
+            if is_dry or line.tell is not None:
+                behind = log.bytes_behind(answer.at)
+                whole = gone + behind
             if is_dry:
                 return Synced([compare(answer, log)], 0, log.end, behind), session
             if answer.at.segment and line.pins:

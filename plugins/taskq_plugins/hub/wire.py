@@ -260,16 +260,15 @@ def understood(asked: Request, status: int, body: bytes) -> Answer | None:
     if isinstance(asked, Question) and status in (_WELL, _NOTHING):
         return decode_given(body) if status == _WELL else None
     try:
-        values = _object(body)
+        if status == _WELL:
+            answer: Answer = adapter(_WAY_OF[type(asked)].answer).validate_json(body)
+            return answer
         if status in _STATUS.values():
-            refused: Refused = read(Refused, values)
+            refused: Refused = adapter(Refused).validate_json(body)
             if refused.trouble in _STOPS:
                 raise HubStops(_STOPS[refused.trouble])
             return refused
-        if status == _WELL:
-            answer: Answer = read(_WAY_OF[type(asked)].answer, values)
-            return answer
-        title = str(values.get("title", ""))[:CAUSE_CHARACTERS_MAX]
+        title = str(_object(body).get("title", ""))[:CAUSE_CHARACTERS_MAX]
     except ValueError:
         """It is no answer of a hub: its status has to do."""
     raise refusal(status, title)

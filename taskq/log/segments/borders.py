@@ -14,6 +14,8 @@ from taskq.log.format import codec
 from taskq.log.format.codec import LOST, NO_LINK, FrameHeader, Link
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskq.log.format.codec import SegmentHeader
     from taskq.log.format.frames import Frame
 
@@ -72,7 +74,7 @@ class Border(NamedTuple):
         return [self.segment, self.offset, self.frame, self.stem.hex()]
 
     @classmethod
-    def from_list(cls, values: list[Any]) -> Border:
+    def from_list(cls, values: Sequence[Any]) -> Border:
         """Return what ``as_list`` made.
 
         Raises:

@@ -180,9 +180,8 @@ class Http:
         """
         turn = self._turn
         try:
-            return await aside(
-                lambda: self._exchange(turn, method, self._prefix + path, headers, body), turn
-            )
+            where = turn, method, self._prefix + path
+            return await aside(partial(self._exchange, *where, headers, body), turn)
         except BaseException:
             # Where it was cancelled, this ends what the thread waits for, and others need not.
             self.close()
@@ -259,10 +258,6 @@ def _is_over(sock: socket.socket | None) -> bool:
     return bool(poll.poll(0))
 
 
-def tell_nobody(_gone: int, _whole: int) -> None:
-    """Tell nobody how many bytes of how many have gone."""
-
-
 def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
     """Return host, port and headers of the environment's proxy; None: straight on.
 
@@ -322,7 +317,7 @@ class Line:
         self.known: Collection[str] | None = None
         self.allowance = Allowance(self.hub, self.url)
         #: told how many bytes of how many have gone, or come, over the line
-        self.tell: Callable[[int, int], None] = tell_nobody
+        self.tell: Callable[[int, int], None] | None = None
         self._part_bytes = _PART_BYTES_FIRST
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._own = {"Authorization": f"Bearer {token}"} if token else {}
@@ -330,7 +325,6 @@ class Line:
         #: what waits there must not be in the way of what is sent
         self._holder = carrier or Http(self.url, self.hub.ca)
 
-    @property
     def part_bytes(self) -> int:
         """Return the bytes of the next request, by the line's speed and what it may carry."""
         left, size = self.allowance.left(), min(self._part_bytes, self.allowance.part_bytes)
@@ -353,7 +347,7 @@ class Line:
             )
         method, path, headers, body = carried(asked)
         size = len(asked.data) if isinstance(asked, Append | SpillPart) else 0
-        is_part, most = bool(size), self.part_bytes
+        is_part, most = bool(size), self.part_bytes()
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)
             if len(packed) < _PACKED_RATIO * len(body):
