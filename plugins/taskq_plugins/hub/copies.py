@@ -129,7 +129,8 @@ class Copies:
             return copy is not None and (not asked.up.segment or copy.has(asked.up))
 
     def _is_latest(self, device: str, asked: Any) -> bool:
-        return self._sessions.get((device, asked.log_id)) == asked.session
+        is_latest: bool = self._sessions.get((device, asked.log_id)) == asked.session
+        return is_latest
 
     @contextlib.contextmanager
     def _held(

@@ -53,7 +53,7 @@ class _Flow(FlowControl):
     def pause_reading(self) -> None:
         """Pause, unless that is a device with little that waits."""
         line = self._line
-        is_coming = line.cycle is not None and line.conn.their_state is h11.SEND_BODY
+        is_coming = line.conn.their_state is h11.SEND_BODY
         if not (is_coming and len(line.cycle.body) <= _AHEAD_BYTES and line.is_known):
             super().pause_reading()
 
