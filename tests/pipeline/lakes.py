@@ -12,7 +12,7 @@ from taskq_plugins.spark.lake import Batch, Change, Lake
 from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.parts import OVER
 from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
-from taskq_plugins.spark.run.increment import Here
+from taskq_plugins.spark.run.hands import Here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,4 +102,4 @@ def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> 
 
     with lake.writer() as writer:
         staged = stage_records(writer, write, records.schema)
-        commit_batch(writer, staged, batch, Here().each)
+        commit_batch(writer, staged, batch, Here())

@@ -11,7 +11,7 @@ from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.deltalog import OPTIMIZE
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import ROWS_MAX, groups
+from taskq_plugins.spark.lake.files import ROWS_MAX, groups, written
 from taskq_plugins.spark.lake.store import Change
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
@@ -94,7 +94,7 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
     # One at a time: what is read ahead would be most of what a run that is kept open needs.
     ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
     for index, batches in groupby(ahead, number):
-        with parquet.ParquetWriter(target / f"{index}.parquet", schema, compression="zstd") as file:
+        with parquet.ParquetWriter(target / f"{index}.parquet", schema, **written(schema)) as file:
             # Each row group has statistics of every column.
             for group in groups(batches, GROUP_BYTES_MIN):
                 file.write_table(pa.Table.from_batches(group, schema))

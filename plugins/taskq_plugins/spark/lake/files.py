@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -31,6 +32,8 @@ BYTES_MAX: Final = 128 * 1024 * 1024
 #: How Hive, Spark and Delta write a null in a directory's name.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
+#: Columns whose text is another in each row: a dictionary of it is made in vain.
+_UNIQUE: Final = frozenset({"job_id", "key"})
 #: Columns of text that files are chosen by.
 _NAMES: Final = frozenset({"device", "task", "state"})
 #: What a bound may lose when it is cut to the millisecond.
@@ -77,12 +80,16 @@ def adopt(directory: Path, table: Path) -> Staged:
     """
     files: list[DataFile] = []
     schema: pa.Schema | None = None
+    places: dict[str, int] = {}
     batch = uuid.uuid4().hex[:12]
     for path in sorted(directory.rglob("*.parquet")):
         if path.name[0] in "._":
             continue
         footer = _footer(path)
-        schema = schema or footer.schema.to_arrow_schema().remove_metadata()
+        if schema is None:
+            schema = footer.schema.to_arrow_schema().remove_metadata()
+            leaves = [footer.schema.column(index).path for index in range(footer.num_columns)]
+            places = {name: leaves.index(name) for name in indexed(schema)}
         if not footer.num_rows:
             continue
         values = dict(part.partition("=")[::2] for part in path.relative_to(directory).parts[:-1])
@@ -94,7 +101,7 @@ def adopt(directory: Path, table: Path) -> Staged:
         sync_file(moved)
         name = moved.relative_to(table).as_posix()
         day = None if date == _NULL else date
-        ranges, nulls = _stats_of(moved, footer)
+        ranges, nulls = _stats_of(moved, footer, places)
         size = moved.stat().st_size
         files.append(DataFile(name, footer.num_rows, size, day, ranges, nulls))
     if files:
@@ -125,13 +132,14 @@ def indexed(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _stats_of(path: Path, footer: parquet.FileMetaData) -> tuple[Ranges, dict[str, int]]:
+def _stats_of(
+    path: Path, footer: parquet.FileMetaData, places: Mapping[str, int]
+) -> tuple[Ranges, dict[str, int]]:
     ranges: Ranges = {}
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    places = {groups[0].column(index).path_in_schema: index for index in range(footer.num_columns)}
-    for name in indexed(footer.schema.to_arrow_schema()):
-        statistics = [group.column(places[name]).statistics for group in groups]
+    for name, place in places.items():
+        statistics = [group.column(place).statistics for group in groups]
         if all(group is not None and group.has_null_count for group in statistics):
             nulls[name] = sum(group.null_count for group in statistics)
             known = [group for group in statistics if group.has_min_max]
@@ -247,23 +255,46 @@ class Listing(NamedTuple):
 
 def write_rows(rows: pa.Table, target: Path, number: int) -> None:
     """Write rows to files as Spark would name them, by part and day."""
-    places = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
-    for place in rows.select(places).group_by(places).aggregate([]).to_pylist():
-        is_here = pc.equal(rows[PART_COLUMN], place[PART_COLUMN])
+    names = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
+    places = rows.select(names).group_by(names).aggregate([]).to_pylist()
+    plain = rows.drop_columns(names)
+    for place in places:
         below = target / f"{PART_COLUMN}={place[PART_COLUMN]}"
         if DATE in place:
-            day = place[DATE]
-            is_here = pc.and_(
-                is_here, pc.is_null(rows[DATE]) if day is None else pc.equal(rows[DATE], day)
-            )
-            below /= f"{DATE}={day or _NULL}"
-        chosen = rows.filter(is_here).drop_columns(places)
+            below /= f"{DATE}={place[DATE] or _NULL}"
+        chosen = plain if len(places) == 1 else plain.filter(_are_at(rows, place))
         below.mkdir(parents=True, exist_ok=True)
         step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
         slices = (chosen.slice(at, step) for at in range(0, chosen.num_rows, step))
         for turn, some in enumerate(chain.from_iterable(map(_split, slices))):
             path = below / f"{number:06d}-{turn:06d}.parquet"
-            parquet.write_table(some, path, compression="zstd")
+            parquet.write_table(some, path, **written(some.schema))
+
+
+def _are_at(rows: pa.Table, place: Mapping[str, Any]) -> pa.ChunkedArray:
+    masks = (
+        pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
+        for name, value in place.items()
+    )
+    return reduce(pc.and_, masks)
+
+
+def written(schema: pa.Schema) -> dict[str, Any]:
+    """Return how Parquet is to write such columns: numbers as differences, names by dictionary."""
+    counts = (
+        field.name
+        for field in schema
+        if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
+    )
+    return {
+        "compression": "zstd",
+        "column_encoding": dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
+        "use_dictionary": [
+            field.name
+            for field in schema
+            if pa.types.is_string(field.type) and field.name not in _UNIQUE
+        ],
+    }
 
 
 def _split(rows: pa.Table) -> Iterator[pa.Table]:
@@ -292,14 +323,18 @@ def groups(
         yield group
 
 
+def in_part(rows: pa.Table, part: str) -> pa.Table:
+    """Return the rows as such of one part."""
+    return rows.append_column(PART_COLUMN, pa.repeat(part, rows.num_rows))
+
+
 def placed(rows: pa.Table, file: DataFile) -> pa.Table:
     """Return the rows with the part and the day of the file that they are from."""
-    count = rows.num_rows
-    rows = rows.append_column(PART_COLUMN, pa.array([file.part] * count, pa.string()))
+    rows = in_part(rows, file.part)
     if "/" not in file.path:
         return rows
-    day = pa.array([file.date] * count, pa.string()).cast(pa.date32())
-    return rows.append_column(DATE, day)
+    day = pa.scalar(file.date, pa.string()).cast(pa.date32())
+    return rows.append_column(DATE, pa.repeat(day, rows.num_rows))
 
 
 def checked(table: Path, file: DataFile) -> Path:

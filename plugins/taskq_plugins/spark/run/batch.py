@@ -9,6 +9,7 @@ its due time, and by a step of its log's clock. It is folded in shares, each of 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from pyarrow import dataset, parquet
 
 from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import groups, placed, write_rows
+from taskq_plugins.spark.lake.files import groups, in_part, placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
 from taskq_plugins.spark.lake.tombstones import cleared
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from taskq.arrow import Piece
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile, Staged
+    from taskq_plugins.spark.run.hands import Hands
     from taskq_plugins.spark.source.rows import Reading
     from taskq_plugins.spark.tables.logs import Log, LogKey
 
-#: Records of one share, about: what fits into memory as Python's objects.
-SHARE_ROWS: Final = 100_000
+#: Records of one share, about ...
+SHARE_ROWS: Final = 150_000
 #: ... and bytes, most of them bodies.
 SHARE_BYTES: Final = 256 * 1024 * 1024
 _BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
@@ -83,7 +85,7 @@ def commit_batch(
     writer: LakeWriter,
     records: Staged,
     batch: Batch,
-    each: Callable[[Callable[[Share], None], Sequence[Share]], None],
+    hands: Hands,
     *,
     drops: bool = False,
     tries: int = 0,
@@ -97,7 +99,7 @@ def commit_batch(
         writer: of the lake.
         records: of the batch.
         batch: its name.
-        each: runs a step for each share, wherever.
+        hands: what runs a step for each share, wherever.
         drops: whether ``records`` is to lack payloads and results.
         tries: how often it was begun before: each time its shares are smaller.
 
@@ -109,7 +111,7 @@ def commit_batch(
     targets = {table: writer.new_directory(table) for table in _FOLDED}
     plan = _Plan(lake, before, records, targets)
     try:
-        each(fold_share, plan.shares(tries))
+        hands.each(fold_share, plan.shares(tries, hands.steps))
     except OSError as error:
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)
@@ -157,8 +159,7 @@ def write_records(rows: pa.Table, target: Path, number: int, erased: Sequence[st
     """Write records by day, without what erased jobs brought along."""
     rows = cleared(rows, erased)
     dated = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
-    parts = pa.array([OVER] * rows.num_rows, pa.string())
-    write_rows(dated.append_column(PART_COLUMN, parts), target, number)
+    write_rows(in_part(dated, OVER), target, number)
 
 
 def stage_records(writer: LakeWriter, write: Callable[[Path], None], schema: pa.Schema) -> Staged:
@@ -189,6 +190,7 @@ def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
     return writer.stage(RECORDS, directory)._replace(schema=records.schema)
 
 
+@lru_cache(maxsize=4)
 def schemas(records: pa.Schema) -> dict[str, pa.Schema]:
     """Return the columns of the tables, which follow from those of the records."""
     empty = rows_of(records.empty_table(), {})
@@ -209,18 +211,15 @@ class _Plan:
         named = _read(self._paths, _NAMES, records.schema)
         parts = [file for file in self._known[OPEN_RECORDS] if file.part == LOG_PART]
         old = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
-        breaks = named.filter(pc.equal(named["kind"], BREAK)).num_rows
         plain = named.filter(pc.not_equal(named["kind"], BREAK))
-        new = plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))
-        if breaks:
-            broken = _read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS)
-            new = pa.concat_tables([new, broken])
-        rows = log_rows(pa.concat_tables([old, new]))
+        new = [plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))]
+        if plain.num_rows < named.num_rows:
+            new.append(_read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS))
+        rows = log_rows(pa.concat_tables([old, *new]))
         logs, before_logs = logs_of(rows), logs_of(old)
         self._forks = _forks(logs, before_logs)
         full = {field.name: _column(rows, field) for field in records.schema}
-        part = pa.array([LOG_PART] * rows.num_rows, pa.string())
-        self.log_rows = pa.table(full, records.schema).append_column(PART_COLUMN, part)
+        self.log_rows = in_part(pa.table(full, records.schema), LOG_PART)
         stepped = (
             named.filter(pc.is_in(named["kind"], pa.array(sorted(STEPS))))
             .group_by(LOG)
@@ -237,12 +236,16 @@ class _Plan:
         self._jobs = named["job"]
         # The records of those that were born in this batch are all in it.
         earlier = own.join(born, KEYS, join_type="left anti")
-        probed = pa.concat_tables([earlier, waiting]).group_by(KEYS).aggregate([])
-        self._touched = pa.concat_tables([own, waiting]).group_by(KEYS).aggregate([])
+        probed, self._touched = _with(earlier, waiting), _with(own, waiting)
         self._hits = {table: self._holding(table, probed) for table in _FOLDED}
 
-    def shares(self, tries: int) -> list[Share]:
-        """Return the shares of the batch: ranges of numbers with about as many records each."""
+    def shares(self, tries: int, steps: int = 1) -> list[Share]:
+        """Return the shares of the batch: ranges of numbers with about as many records each.
+
+        Args:
+            tries: how often the batch was begun before.
+            steps: if there are several, how many of them at least.
+        """
         directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
         directory.mkdir(parents=True)
         logs, touched = directory / "logs.parquet", directory / "touched.parquet"
@@ -254,6 +257,7 @@ class _Plan:
             parquet.write_table(self._heirs(log_id, branch), heirs[-1])
         jobs = np.sort(pc.drop_null(self._jobs).to_numpy())
         count = max(1, -(-len(jobs) // SHARE_ROWS), -(-self._bytes() // SHARE_BYTES)) << tries
+        count = count if count == 1 else max(count, steps)
         inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
         return [
             Share(
@@ -373,6 +377,13 @@ class _Plan:
         return holding
 
 
+def _with(jobs: pa.Table, others: pa.Table) -> pa.Table:
+    """Return each of these jobs once."""
+    if not others.num_rows:
+        return jobs
+    return pa.concat_tables([jobs, others]).group_by(KEYS).aggregate([])
+
+
 def _forks(logs: Mapping[LogKey, Log], before: Mapping[LogKey, Log]) -> list[LogKey]:
     """Return the branches that begin in the batch."""
     return sorted(log for log in logs if log[1] and log not in before)
@@ -436,9 +447,7 @@ def _records(share: Share) -> pa.Table:
     if not share.records:
         return share.columns.empty_table()
     data = dataset.dataset(list(share.records), schema=share.columns, format="parquet")
-    concerning = pc.field("kind").isin(sorted(CONCERNING))
-    within = _range(share)
-    return data.to_table(filter=concerning if within is None else concerning & within)
+    return data.to_table(filter=_range(share))
 
 
 def _range(share: Share) -> pc.Expression | None:

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.positions import Offsets
     from taskq_plugins.spark.source.standing import Sight
 
-#: Java's second compiler pays in minutes; until then it takes the cores from the work.
-SMALL_SESSION: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
-SMALL_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Java hands out work, and no record passes through it: its second compiler never pays.
+_JAVA: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _EVERY_SECONDS: Final = 5
 #: How often a batch is planned anew because something went before it was read.
 _TRIES: Final = 5
@@ -228,7 +225,7 @@ def _turn(
     def read(sight: Sight | None = None) -> Summary:
         if not takes_spark(engine, master, left_bytes):
             return run_increment(writer, options, report, sight=sight)
-        return _run(writer, options, report, master, left_bytes)
+        return _run(writer, options, report, master)
 
     for turn in range(_TRIES):
         try:
@@ -273,15 +270,12 @@ def _tell_held(lake: Lake) -> None:
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
 
 
-def _run(
-    writer: LakeWriter, options: RunOptions, report: Report, master: str | None, left_bytes: int
-) -> Summary:
+def _run(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> Summary:
     from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - needs pyspark
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 
     report.starting()
-    conf = {} if left_bytes > SMALL_BYTES_MAX else SMALL_SESSION
-    with spark_session("taskq pipeline run", master=master, conf=conf) as session:
+    with spark_session("taskq pipeline run", master=master, conf=_JAVA) as session:
         # What fails is told by us, in a line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")

@@ -23,10 +23,10 @@ from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.spark.lake import Change
-from taskq_plugins.spark.lake.files import write_rows
+from taskq_plugins.spark.lake.files import in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS
-from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
 from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
@@ -131,8 +131,7 @@ def refresh_tables(
                 writer.commit(name, Change(schema=lake.schema(name)), batch)
                 continue
             directory = writer.new_directory(name)
-            parts = pa.array([OVER] * rows.num_rows, pa.string())
-            write_rows(rows.append_column(PART_COLUMN, parts), directory, 0)
+            write_rows(in_part(rows, OVER), directory, 0)
             staged = writer.stage(name, directory)
             change = Change(staged.files, tuple(gone), rows.schema)
             writer.commit(name, change, batch, dates=name == ROLLUP)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from taskq_plugins.spark.run.hands import give_back_memory
 from taskq_plugins.spark.run.reasons import failure
 
 if TYPE_CHECKING:
@@ -19,13 +22,12 @@ class Executors:
     """Runs each step as a task of Spark's, but for one that is alone.
 
     Attributes:
-        batch_bytes: of a batch, at most; None: no limit.
+        steps: four steps for each core, so that who is done first takes another.
     """
-
-    batch_bytes = None
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
+        self.steps = 4 * self._context.defaultParallelism
 
     def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
         """Run the step for each part.
@@ -36,11 +38,20 @@ class Executors:
         if len(parts) == 1:
             step(parts[0])
         elif parts:
+            give_back_memory()  # of what was planned, while others need it
             try:
-                self._context.parallelize(parts, len(parts)).foreach(step)
+                self._context.parallelize(parts, len(parts)).foreach(partial(_alone, step))
             except (Py4JJavaError, PySparkException) as error:
                 raise failure(str(error)) from error
 
     def cancel(self) -> None:
         """Stop what runs."""
         self._context.cancelAllJobs()
+
+
+def _alone(step: Callable[[Any], None], part: Any) -> None:
+    """Run a step where each core has one of its own."""
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    step(part)
+    give_back_memory()

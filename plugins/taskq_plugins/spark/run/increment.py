@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskq.arrow import DETAILS, UNLIMITED, Corrupt, as_bytes
 from taskq.errors import TaskqError
@@ -26,6 +23,7 @@ from taskq_plugins.spark.lake.store import (
 from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
+from taskq_plugins.spark.run.hands import PART_BYTES, Here, give_back_memory
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reached import reached
 from taskq_plugins.spark.run.reasons import failure_of
@@ -36,20 +34,19 @@ from taskq_plugins.spark.source.rows import Reading
 from taskq_plugins.spark.source.standing import look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from taskq_plugins.spark.lake import Batch, LakeWriter
     from taskq_plugins.spark.lake.files import Staged
     from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.hands import Hands
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Offsets
     from taskq_plugins.spark.source.standing import Sight
 
 #: Of larger bodies hash and size are stored.
 _BODY_BYTES_MAX: Final = 64 * 1024
-#: Bytes of log in memory at a time as a whole: a batch here, a step of one with Spark.
-_PART_BYTES: Final = 8 * 1024 * 1024
 #: So often a run that is kept open removes what is older: each time it looks at every file.
 _VACUUM_SECONDS: Final = 600
 
@@ -86,7 +83,7 @@ class RunOptions:
                 "path": str(self.journals),
                 "corruptMode": self.corrupt,
                 "failOnDataLoss": "hold" if self.fail_on_data_loss else "false",
-                "targetPartitionBytes": str(_PART_BYTES),
+                "targetPartitionBytes": str(PART_BYTES),
             }
         )
 
@@ -120,37 +117,6 @@ class Listener(Protocol):
         ...
 
 
-class Hands(Protocol):
-    """Runs the steps of a batch."""
-
-    @property
-    def batch_bytes(self) -> int | None:
-        """Return how large a batch may be at most; None: as large as is asked for."""
-        ...
-
-    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-        """Run the step for each part."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop what runs."""
-        ...
-
-
-class Here:
-    """Runs one step after the other in this process, and ends none before its time."""
-
-    batch_bytes = _PART_BYTES
-
-    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-        """Run the step for each part."""
-        for part in parts:
-            step(part)
-
-    def cancel(self) -> None:
-        """Let the step end that runs."""
-
-
 def run(
     writer: LakeWriter,
     options: RunOptions,
@@ -179,7 +145,7 @@ def run(
             began = time.monotonic()
             staged = stream.read(batch)
             folded = commit_batch(
-                writer, staged, batch, hands.each, drops=options.drops, tries=stream.tries
+                writer, staged, batch, hands, drops=options.drops, tries=stream.tries
             )
             batches += 1
             records += folded.records
@@ -204,7 +170,7 @@ class Stream:
         self._erased = erased or tombstones(writer.lake)
         self._hands = hands
         self._reading = options.reading()
-        self._limits = Limits(min(options.max_bytes, hands.batch_bytes or options.max_bytes))
+        self._limits = Limits(min(options.max_bytes, hands.steps * PART_BYTES))
         #: how often the batch was begun before, or one before it, and did not end
         self.tries = 0
         at = reached(writer.lake)
@@ -288,11 +254,4 @@ def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
         writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
         for table in tables:
             writer.vacuum(table)
-    _give_back_memory()
-
-
-def _give_back_memory() -> None:
-    """Give the system what is free in Arrow's pool, and in the heaps that each thread has."""
-    pa.default_memory_pool().release_unused()
-    with suppress(OSError, AttributeError):  # where the C library is another than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_memory()

@@ -27,7 +27,8 @@ from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS
 from taskq_plugins.spark.lake.tombstones import cleared, tombstones
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas
-from taskq_plugins.spark.run.increment import Here, Stream
+from taskq_plugins.spark.run.hands import Here
+from taskq_plugins.spark.run.increment import Stream
 from taskq_plugins.spark.run.reached import BASE, offsets_of, reference
 from taskq_plugins.spark.source.going_on import go_on
 from taskq_plugins.spark.source.problems import loss_handler
@@ -107,7 +108,7 @@ def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[
         careless = replace(options, fail_on_data_loss=False)
         stream = Stream(writer, careless, hands, (at, ends), erased)
         while (batch := stream.plan()) is not None:
-            commit_batch(writer, stream.read(batch), batch, hands.each, drops=options.drops)
+            commit_batch(writer, stream.read(batch), batch, hands, drops=options.drops)
 
 
 def _all(lake: Lake, table: str) -> Iterator[pa.Table]:

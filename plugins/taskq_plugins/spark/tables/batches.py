@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 def touched_by(records: pa.Table) -> pa.Table:
     """Return the jobs (by KEYS) that records concern."""
     chosen = records.filter(pc.is_in(records["kind"], pa.array(sorted(CONCERNING))))
-    return chosen.select(KEYS).group_by(KEYS).aggregate([])
+    return chosen.select(KEYS).group_by(KEYS, use_threads=False).aggregate([])
 
 
 def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:

@@ -118,13 +118,13 @@ def log_rows(records: pa.Table) -> pa.Table:
     Args:
         records: of a batch, and these rows of the batches before.
     """
-    read = records.filter(pc.and_(pc.is_valid(records["segment"]), pc.is_valid(records["ts_ns"])))
     others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
     keys = [*LOG, "segment", "lsn"]
-    rows = pa.array(range(read.num_rows), pa.int64())
-    places = read.select(keys).append_column("row", rows).sort_by("lsn")
-    ends = places.group_by(keys[:3], use_threads=False).aggregate([("row", "last")])
-    lasts = read.take(ends["row_last"]).select([*keys, *_LAST]).to_pylist()
+    read = records.select([*keys, *_LAST])
+    read = read.filter(pc.and_(pc.is_valid(read["segment"]), pc.is_valid(read["ts_ns"])))
+    ends = read.group_by(keys[:3]).aggregate([("lsn", "max")]).rename_columns(keys)
+    near = read.filter(pc.is_in(read["lsn"], ends["lsn"].combine_chunks()))
+    lasts = near.join(ends, keys, join_type="left semi").to_pylist()
     lasts.sort(key=itemgetter(*keys))
     merged: list[dict[str, Any]] = []
     for last in lasts:
