@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from taskq.arrow import arrays, layout
 from taskq.arrow.options import headers_of
 from taskq.arrow.schema import DETAILS, UNKNOWN
+from taskq.core.folds.steps import Form
 from taskq.core.model import State
 from taskq.engine import Cause, Option, kinds
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from taskq.arrow.rows import Rows
     from taskq.arrow.schema import Piece
 
+_NUMBER_SIZE: Final = 4
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
 _BYTES: Final = pa.binary()
@@ -46,6 +49,8 @@ _CAUSE_INDEX: Final = _index(_CAUSES, _CAUSES.index(Cause.CALLER))
 _STATES: Final = sorted(State)
 _STATE_NAMES: Final = pa.array([state.name.lower() for state in _STATES])
 _STATE_INDEX: Final = _index(_STATES, 0)
+_FORM_NAMES: Final = pa.array([form.name.lower() for form in Form])
+_DONE_STEPS: Final = frozenset({int(kinds.STEP)})
 
 
 def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
@@ -180,9 +185,28 @@ def _flags(rows: Rows) -> pa.Array:
 
 
 def _state(rows: Rows) -> pa.Array:
-    if not rows.carries:
-        return arrays.nothing(pa.string(), len(rows))
-    return arrays.named(_STATE_NAMES, _STATE_INDEX[rows.of_job["byte"]], rows.is_carrying)
+    byte = rows.of_job["byte"]
+    if not rows.has(_DONE_STEPS):
+        return arrays.named(_STATE_NAMES, _STATE_INDEX[byte], rows.is_carrying)
+    is_form = rows.is_among(_DONE_STEPS) & (byte < len(_FORM_NAMES))
+    index = np.where(is_form, byte.astype(np.int64) + len(_STATES), _STATE_INDEX[byte])
+    names = pa.concat_arrays([_STATE_NAMES, _FORM_NAMES])
+    return arrays.named(names, index, rows.is_carrying | is_form)
+
+
+def _step(rows: Rows) -> pa.Array:
+    """Return the names of steps with which call of them each is, and of signals."""
+    count = len(rows)
+    if not rows.has(kinds.OF_STEPS):
+        return arrays.nothing(pa.string(), count)
+    start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    valid = np.zeros(count, np.bool_)
+    rows.plain_options.bytes_of(Option.STEP, start, end, valid)
+    valid &= end - start >= _NUMBER_SIZE
+    names = arrays.slices(rows.data, start + _NUMBER_SIZE, end, valid, is_text=True)
+    number = layout.numbers_at(rows.data, np.where(valid, start, 0), "<u4")
+    titles = pc.binary_join_element_wise(names, pa.array(number).cast(pa.string()), "#")
+    return pc.if_else(pa.array(number > 0), titles, names)
 
 
 def _enqueued_ns(rows: Rows) -> pa.Array:
@@ -252,4 +276,7 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "replaces": _option_number(Option.REPLACES, "birth_options"),
     "concurrency_key": _option_bytes(Option.CONCURRENCY_KEY, "birth_options"),
     "lease_ns": _lease_ns,
+    "step": _step,
+    "place": lambda rows: arrays.numbers(rows.field("place"), rows.is_among(_DONE_STEPS)),
+    "began_ns": _option_number(Option.BEGAN, "plain_options"),
 }

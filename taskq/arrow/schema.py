@@ -61,6 +61,7 @@ DETAILS: Final = pa.schema(
         pa.field("moments", _INT),
         # of the record; of a carried one those of the ENQUEUED record inside
         pa.field("flags", _INT),
+        # of a carried record its job's; of a step its form: step, sleep, event, timeout, call
         pa.field("state", _TEXT),
         pa.field("enqueued_ns", _LONG),
         pa.field("ended_ns", _LONG),
@@ -73,6 +74,11 @@ DETAILS: Final = pa.schema(
         pa.field("replaces", _LONG),
         pa.field("concurrency_key", _TEXT),
         pa.field("lease_ns", _LONG),
+        # name#number of a step, name of a signal
+        pa.field("step", _TEXT),
+        # which of its job's steps it is, from 0
+        pa.field("place", _LONG),
+        pa.field("began_ns", _LONG),
         # why value or result is missing although there is one
         pa.field("problem", _TEXT),
     ]

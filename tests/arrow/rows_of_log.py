@@ -13,6 +13,7 @@ import pyarrow as pa
 from taskq.arrow import DETAILS, Corrupt, Piece, decode
 from taskq.core import kinds
 from taskq.core.errors import TaskqError
+from taskq.core.folds.steps import Form
 from taskq.core.kinds import CARRYING, OF_JOBS
 from taskq.core.records import PACKED, Kind, Option
 from taskq.log.config import LogConfig
@@ -176,6 +177,12 @@ def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
         yield from _text("value", record.body)
     if kind in _WITH_CAUSE:
         yield "cause", record.cause.name.lower()
+    if record.step is not None:
+        yield "step", record.step.title
+        yield "began_ns", record.step.began_ns or None
+        if kind == Kind.STEP_DONE:
+            yield "place", record.step.place
+            yield "state", Form(record.step.form).name.lower()
     if kind == Kind.CLOCK:
         yield "step_ns", record.step_ns
     if kind in (Kind.RETRIED, Kind.RELEASED):

@@ -17,6 +17,7 @@ from taskq.arrow import (
 from taskq.arrow.layout import HEAD_SIZE, PAD_SIZE
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.folds.lanes import Lane
+from taskq.core.folds.steps import Form
 from taskq.core.kinds import name_of
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
@@ -130,9 +131,12 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (codec.encode_job(Kind.EXTENDED, 0, 2, 1, 30, None, 31, encode_lease(77)),
      _JOB | {"lease_ns": 77, "flags": 0}),
     (codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 1, 30), _JOB | {"flags": 0}),
-    (encode_step(Stepped("page", 3, body=b"1"), 2, 1, 30, 31), _JOB | {"value": "1"}),
+    (encode_step(Stepped("pâge", 3, Form.SLEEP, 0, began_ns=6, body=b"1"), 2, 1, 30, 31),
+     _JOB | {"value": "1", "step": "pâge#3", "place": 0, "state": "sleep", "began_ns": 6}),
+    (encode_step(Stepped("ship", 1, 99, 7, body=b"1"), 2, 1, 30, 31),
+     _JOB | {"value": "1", "step": "ship#1", "place": 7}),
     (encode_signal(Stepped("paid", body=b"{}"), 1, 31),
-     _JOB | {"value": "{}", "attempt": 0, "token": None}),
+     _JOB | {"value": "{}", "attempt": 0, "token": None, "step": "paid"}),
     (encode_queue(Kind.PAUSED, "mail", 31), {"queue": "mail"}),
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),

@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 RECORDS: Final = "records"
 JOBS: Final = "jobs"
 ATTEMPTS: Final = "attempts"
+STEPS: Final = "steps"
 #: Tables that have days.
-DATED: Final = (RECORDS, JOBS, ATTEMPTS, "rollup_hour")
+DATED: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, "rollup_hour")
 #: The tables that are computed from others, in that order.
-DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks")
+DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks", STEPS)
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
 #: The tables that a batch begins and ends with: they tell how far it read each log.

@@ -162,8 +162,8 @@ def run(
 
     Without --master, Java is started only where that is no slower: taskq pipeline doctor says when.
 
-    The tables records, jobs and attempts are always brought up to date; TABLE limits which of the
-    others are (all: rollup_hour failures duplicates device_lag breaks).
+    The tables records, jobs and attempts are always brought up to date; TABLE limits which others
+    are (all: rollup_hour failures duplicates device_lag breaks steps).
     """
     _check(tables, engine, master, lake_path)
     if not journals.is_dir():

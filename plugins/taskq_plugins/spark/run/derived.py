@@ -3,7 +3,7 @@
 Each names the batch that it was computed at, and the logs of jobs and attempts which of their files
 came and went since. Rollups, and how far devices are, grow by the rows of these files. Of failures
 those of the tasks are made anew of which any attempt or job failed since, of duplicates those of
-the keys that ran; all others stay.
+the keys that ran; all others stay. Steps are appended, out of the records that came.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.spark.lake import Change
 from taskq_plugins.spark.lake.files import in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    DATED,
+    JOBS,
+    LOG_PART,
+    OPEN_RECORDS,
+    RECORDS,
+    STEPS,
+)
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
 from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour, signed, take_changes
+from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from taskq_plugins.spark.lake import Lake, LakeWriter
+    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
     from taskq_plugins.spark.source.standing import Sight, Standing
 
@@ -122,6 +131,8 @@ def refresh_tables(
                     lake.lost_rows(table, computed.number) for table in _TELLING[name]
                 )
                 rows = _told(duck, lake, name, changes if same else None)
+            elif name == STEPS:
+                rows, gone = _stepped(duck, lake, computed), []
             elif name == "breaks":
                 rows = breaks(_broken(lake), [standing.log for standing in standings])
             else:
@@ -134,7 +145,7 @@ def refresh_tables(
             write_rows(in_part(rows, OVER), directory, 0)
             staged = writer.stage(name, directory)
             change = Change(staged.files, tuple(gone), rows.schema)
-            writer.commit(name, change, batch, dates=name == ROLLUP)
+            writer.commit(name, change, batch, dates=name in DATED)
     return behind
 
 
@@ -255,6 +266,22 @@ def _rolled_up(
         rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
         gone = [file for file in gone if (file.date or since) >= since]
     return rows, gone
+
+
+def _stepped(
+    duck: duckdb.DuckDBPyConnection, lake: Lake, computed: Batch | None
+) -> pa.Table | None:
+    """Return the steps that records tell anew; None if there are none.
+
+    Those that are told already stay, whatever days of records are let go.
+    """
+    changes = None if computed is None else lake.changes(RECORDS, computed.number)
+    came = lake.paths(RECORDS) if changes is None else changes[0]
+    _read(duck, lake, RECORDS, came).create_view("new_records")
+    if computed is None:
+        return steps(duck)
+    rows = steps(duck, lake.dataset(STEPS).to_table(columns=list(KNOWN_BY)))
+    return rows if rows.num_rows else None
 
 
 def _lag(

@@ -18,6 +18,7 @@ from taskq_plugins.spark.lake.store import (
     JOBS,
     OPEN_RECORDS,
     RECORDS,
+    STEPS,
     TOMBSTONES,
 )
 from taskq_plugins.spark.lake.tombstones import tombstones
@@ -244,7 +245,7 @@ def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
     for table in options.keep_days:
         if writer.lake.has(table):
             writer.drop_days(table, options.kept_from(table))
-    for table in (RECORDS, JOBS, ATTEMPTS, OPEN_RECORDS, TOMBSTONES):
+    for table in (RECORDS, JOBS, ATTEMPTS, STEPS, OPEN_RECORDS, TOMBSTONES):
         compact(writer, table)
     tables = (OPEN_RECORDS, *writer.lake.tables())
     for table in tables:

@@ -1,0 +1,142 @@
+"""The table ``steps``: a row for each step that is done, as ``taskq show`` tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("deltalake")
+
+from taskq import TaskQ, durable
+from taskq.engine import LogReader
+from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
+from tests.cli.helpers import taskq
+from tests.pipeline.rowmaking import COLUMNS
+from tests.pipeline.tablerows import NOON, SECOND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COLUMNS_TOLD = ("job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt")
+
+
+def order_app(path: Path) -> TaskQ:
+    """Return an app with a task whose steps are functions, jobs and a signal."""
+    app = TaskQ(path)
+
+    @app.task
+    def child() -> int:
+        return 1
+
+    @app.task(name="order", retry=2)
+    async def order(number: int) -> int:
+        async with asyncio.TaskGroup() as pages:
+            for page in range(3):
+                pages.create_task(durable.step("page", str, "é" * page))
+        await durable.call(child.call())
+        if number % 2:
+            await durable.event("paid", int, timeout="7d")
+        return await durable.step("ship", lambda: number)
+
+    return app
+
+
+async def work(app: TaskQ) -> None:
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+
+
+def told(data_dir: Path, job_ids: list[str]) -> list[tuple[Any, ...]]:
+    """Return the rows as the Python fold of the log has them."""
+    rows = []
+    with LogReader.open(str(data_dir)) as reader:
+        for job_id in job_ids:
+            for place, step in enumerate(reader.steps(int(job_id.rpartition("-")[2]))):
+                name, _, number = step.title.rpartition("#")
+                rows.append(
+                    (job_id, place, name, int(number), step.form, step.began_ns or None,
+                     step.ended_ns, step.attempt, len(step.value or b""))
+                )  # fmt: skip
+    return sorted(rows)
+
+
+def shown(lake: Path) -> list[tuple[Any, ...]]:
+    rows = Lake.open(lake).dataset("steps").to_table().to_pylist()
+    for row in rows:
+        took_ns = row["ended_ns"] - row["began_ns"] if row["began_ns"] else None
+        assert row["took_ns"] == took_ns
+        assert row["date"] == row["ended_at"].date()
+    return sorted((*(row[name] for name in COLUMNS_TOLD), row["size_bytes"]) for row in rows)
+
+
+def run(root: Path, lake: str) -> None:
+    done = taskq("pipeline", "run", "--journals", root / "hub", "--lake", root / lake)
+    assert done.exit_code == 0, done.output
+
+
+async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(tmp_path: Path) -> None:
+    """Steps that come later are appended; those that wait, and jobs without any, have no row."""
+    path = tmp_path / "hub" / "edge"
+    async with order_app(path) as app:
+        jobs = [await app.enqueue_by_name("order", number) for number in range(3)]
+        ids = [job.id for job in jobs]
+        await work(app)
+        await asyncio.to_thread(run, tmp_path, "lake")
+        first = shown(tmp_path / "lake")
+        assert first == told(path, ids)
+        assert {row[4] for row in first} == {"step", "call"}
+        await app.signal(jobs[1], "paid", 7)
+        await work(app)
+        await asyncio.to_thread(run, tmp_path, "lake")
+        await asyncio.to_thread(run, tmp_path, "anew")
+        rows = shown(tmp_path / "lake")
+        assert rows == told(path, ids) == shown(tmp_path / "anew")
+        new = [row[2:5] for row in rows if row not in first]
+        assert new == [("paid", 1, "event"), ("ship", 1, "step")]
+
+
+def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
+    plain = {"log_id": "a", "branch": 0, "job": 1, "kind": "stepped", "step": f"s#{place + 1}"}
+    return plain | {"lsn": lsn, "place": place, "ts_ns": NOON + lsn, "value": b"1"} | details
+
+
+def made(rows: list[dict[str, Any]], known: pa.Table | None = None) -> list[dict[str, Any]]:
+    duck = duckdb.connect(":memory:")
+    duck.register("new_records", pa.Table.from_pylist(rows, COLUMNS))
+    return sorted(steps(duck, known).to_pylist(), key=lambda row: (row["branch"], row["place"]))
+
+
+def test_a_step_that_is_written_again_counts_as_it_was_told_first() -> None:
+    again = [record(9, 0), record(2, 0), record(3, 1), record(4, 1, branch=1)]
+    assert [(row["place"], row["branch"], row["ended_ns"] - NOON) for row in made(again)] == [
+        (0, 0, 2), (1, 0, 3), (1, 1, 4),
+    ]  # fmt: skip
+    known = pa.table([["a"], [0], [1], [0]], names=list(KNOWN_BY))
+    assert [(row["place"], row["branch"]) for row in made(again, known)] == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (None, None),
+        (b"", 0),
+        (b"12", 2),
+        (b'{"left out": {"sha256": "ab", "size": 70000}}', 70_000),
+    ],
+)
+def test_the_size_is_that_of_the_value_also_where_it_was_left_out(
+    value: bytes | None, size: int | None
+) -> None:
+    (row,) = made([record(1, 0, value=value)])
+    assert row["size_bytes"] == size
+
+
+def test_what_began_behind_its_end_by_the_clock_took_no_time() -> None:
+    (row,) = made([record(1, 0, began_ns=NOON + SECOND)])
+    assert row["took_ns"] == 0
+    assert made([record(1, 0, kind="signalled", place=None)]) == []
