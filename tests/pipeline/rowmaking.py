@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from taskq import Put, TaskLog
+from taskq import Put, TaskLog, TaskQ, durable
 from taskq.arrow import DETAILS, Corrupt, Piece, as_bytes, decode
 from taskq_plugins.fleet import durable_mark, find_logs, segments
 
@@ -99,3 +100,38 @@ async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None
             pass
         case _:
             await log.ack(delivery, draw.choice([None, b"42"]))
+
+
+def order_app(path: Path) -> TaskQ:
+    """Return an app with a task whose steps are functions, jobs and a signal."""
+    app = TaskQ(path)
+
+    @app.task
+    def child() -> int:
+        return 1
+
+    @app.task(name="order", retry=2)
+    async def order(number: int) -> int:
+        async with asyncio.TaskGroup() as pages:
+            for page in range(3):
+                pages.create_task(durable.step("page", str, "é" * page))
+        await durable.call(child.call())
+        if number % 2:
+            await durable.event("paid", int, timeout="7d")
+        return await durable.step("ship", lambda: number)
+
+    return app
+
+
+async def work(app: TaskQ) -> None:
+    """Run what is ready."""
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+
+
+async def do_steps(path: Path, jobs: int) -> None:
+    """Let jobs of a log do steps: each second one waits for a signal behind its first ones."""
+    async with order_app(path) as app:
+        for number in range(jobs):
+            await app.enqueue_by_name("order", number)
+        await work(app)

@@ -138,7 +138,7 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert Lake.open(tmp_path / "lake").tables() == ["attempts", "duplicates", "jobs", "records"]
     assert run(tmp_path).exit_code == 0
     shown = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
-    assert len(shown["tables"]) == 8
+    assert len(shown["tables"]) == 9
 
 
 def test_an_increment_looks_only_at_what_came_and_went(

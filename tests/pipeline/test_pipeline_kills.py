@@ -26,7 +26,7 @@ from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.report import Report
 from tests.bench.harness import family
-from tests.pipeline.rowmaking import live
+from tests.pipeline.rowmaking import do_steps, live
 from tests.pipeline.scripts.pipeline_run import STEPS
 from tests.pipeline.twolakes import rows_of_equal_tables
 
@@ -73,6 +73,7 @@ class Hub:
         self.said = folder / "said"
         for number in range(LOGS):
             asyncio.run(live(self.journals / f"edge-{number}", SEED + number, TURNS))
+        asyncio.run(do_steps(self.journals / "orders", TURNS))
         size = sum(path.stat().st_size for path in self.journals.rglob("*.log"))
         self.max_bytes = size // batches
 

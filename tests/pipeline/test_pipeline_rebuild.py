@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TABLES = ("records", "attempts", "_open", "jobs")
-ALL = (*TABLES, "rollup_hour", "failures", "duplicates", "device_lag", "breaks")
+ALL = (*TABLES, "rollup_hour", "failures", "duplicates", "device_lag", "breaks", "steps")
 
 
 def run(tmp_path: Path, *words: object, lake: str = "lake") -> Any:

@@ -11,44 +11,17 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from taskq import TaskQ, durable
 from taskq.engine import LogReader
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
 from tests.cli.helpers import taskq
-from tests.pipeline.rowmaking import COLUMNS
+from tests.pipeline.rowmaking import COLUMNS, order_app, work
 from tests.pipeline.tablerows import NOON, SECOND
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 COLUMNS_TOLD = ("job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt")
-
-
-def order_app(path: Path) -> TaskQ:
-    """Return an app with a task whose steps are functions, jobs and a signal."""
-    app = TaskQ(path)
-
-    @app.task
-    def child() -> int:
-        return 1
-
-    @app.task(name="order", retry=2)
-    async def order(number: int) -> int:
-        async with asyncio.TaskGroup() as pages:
-            for page in range(3):
-                pages.create_task(durable.step("page", str, "é" * page))
-        await durable.call(child.call())
-        if number % 2:
-            await durable.event("paid", int, timeout="7d")
-        return await durable.step("ship", lambda: number)
-
-    return app
-
-
-async def work(app: TaskQ) -> None:
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
 
 
 def told(data_dir: Path, job_ids: list[str]) -> list[tuple[Any, ...]]:

@@ -20,6 +20,8 @@ KEYS: Final = {
     "failures": ("fingerprint",),
     "duplicates": ("queue", "key"),
     "device_lag": ("log_id",),
+    "breaks": ("log_id", "kind", "lsn"),
+    "steps": ("log_id", "branch", "job", "place"),
 }
 #: Columns that tell how long ago something was when the table was made.
 _OF_THE_MOMENT: Final = ("record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds")
