@@ -20,7 +20,7 @@ from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions, run
 from taskq_plugins.spark.source.standing import look
 from tests.pipeline.lakes import fold_rows
-from tests.pipeline.rowmaking import cut, last_lsns, live, rows_of
+from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
 from tests.pipeline.twolakes import KEYS
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def test_spark_makes_the_tables_that_are_made_here(
             shutil.copytree(tmp_path / "backup", root / "edge")
         asyncio.run(live(root / "edge", turn, 6))
         if turn == 0:
+            asyncio.run(do_steps(root / "orders", 2))
             shutil.copytree(root / "edge", tmp_path / "backup")
         with lakes[0].writer() as writer:
             hands = None if turn == 1 else Counting(spark)
@@ -168,6 +169,9 @@ def test_spark_makes_the_tables_that_are_made_here(
     assert min(given) > 1
     by_spark, here = map(base_tables, lakes)
     assert by_spark == here
+    steps = [table(lake, "steps", "log_id", "branch", "job", "place") for lake in lakes]
+    assert len(steps[0]) == 9
+    assert steps[0] == steps[1]
     assert {branch for _, branch, _ in here[1]} == {0, 1}
     for name in ("rollup_hour", "failures", "duplicates", "breaks"):
         rows, others = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
