@@ -49,15 +49,15 @@ _QUERY: Final = """
 """
 
 
-def steps(duck: duckdb.DuckDBPyConnection, told: pa.Table | None = None) -> pa.Table:
+def steps(duck: duckdb.DuckDBPyConnection, known: pa.Table | None = None) -> pa.Table:
     """Return one row per step that is done.
 
     Args:
         duck: with the table ``new_records``.
-        told: steps that are known already, by ``KNOWN_BY``: none of these is returned.
+        known: steps that have rows already, by ``KNOWN_BY``: none of these is returned.
     """
     rows = duck.sql(_QUERY)
-    if told is not None:
-        duck.register("told_steps", told)
-        rows = duck.sql("FROM rows ANTI JOIN told_steps USING (log_id, branch, job, place)")
+    if known is not None:
+        duck.register("known_steps", known)
+        rows = duck.sql("FROM rows ANTI JOIN known_steps USING (log_id, branch, job, place)")
     return rows.to_arrow_table()
