@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 from types import SimpleNamespace
@@ -119,6 +120,28 @@ def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while
     times.now += syscalls.PATIENT_SECONDS
     assert times.gives_up(pace)
     assert not times.gives_up(pace)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pace: syscalls.Reader(8, pace).read(0, 1, 0),
+        lambda pace: syscalls.size(pace, 0),
+        lambda pace: syscalls.touch(pace, "x"),
+        lambda pace: syscalls.try_flock(pace, 0),
+        lambda pace: syscalls.unflock(pace, 0),
+    ],
+    ids=["read", "size", "touch", "try_flock", "unflock"],
+)
+def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
+    call: Callable[[syscalls.Pace], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace, seconds = syscalls.Pace(), itertools.count()
+    monkeypatch.setattr(syscalls, "perf_counter", lambda: next(seconds))
+    quiet = SimpleNamespace(**dict.fromkeys(_CALLS, lambda *_: 0))
+    monkeypatch.setattr(syscalls, "_library", quiet)
+    call(pace)
+    assert pace.patient_until
 
 
 def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

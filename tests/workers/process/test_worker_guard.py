@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq_workers.process import guard
 from taskq_workers.process.guard import Guard
-from taskq_workers.process.leash import Notifier
+from taskq_workers.process.leash import Notifier, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,3 +96,11 @@ def test_workers_that_are_stopped_while_they_start_are_no_failure(
         guarding._on_ended(worker, code)
     assert guarding._is_over()
     assert guarding._exit_code == exit_code
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_descriptor() -> None:
+    before = sorted(Path("/dev/fd").iterdir())
+    with pytest.raises(FileNotFoundError) as refused:
+        WorkerProcess(1, ["/there/is/no/such/command"])
+    assert refused.tb is not None  # which has the process that never was, and its socket
+    assert sorted(Path("/dev/fd").iterdir()) == before

@@ -178,11 +178,18 @@ def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
     assert lines[-1] == "… 9 800 jobs succeeded"
 
 
-def test_an_output_whose_reader_went_away_stops_nothing() -> None:
-    output = io.StringIO()
-    output.close()
-    reporter = Reporter(output, PLAIN)
-    reporter.open(["the banner"])
+def test_an_output_whose_reader_went_away_stops_nothing_and_is_written_to_once() -> None:
+    tries: list[str] = []
+
+    class Closed(io.StringIO):
+        def write(self, text: str, /) -> int:
+            tries.append(text)
+            raise BrokenPipeError
+
+    reporter = Reporter(Closed(), PLAIN)
+    reporter._write(["the banner"])
+    reporter.open(["more"])
     reporter(event())
     reporter.close()
     assert not reporter._thread.is_alive()
+    assert tries == ["the banner\n"]

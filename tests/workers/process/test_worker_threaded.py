@@ -19,9 +19,11 @@ from taskq import TaskQ
 from taskq.app.workers import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
+from taskq_workers.process import threaded
+from taskq_workers.process.supervisor import run_to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
     from pathlib import Path
 
 
@@ -68,6 +70,29 @@ def test_a_worker_on_a_thread_lives_once_and_stops_as_often_as_one_likes(app: Ta
     never = WorkerThread(app)
     never.stop()
     never.stop()
+
+
+def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, stopping = threading.Event(), threading.Event()
+
+    def late(main: Coroutine[Any, Any, None]) -> None:
+        begun.set()
+        assert stopping.wait(30)
+        run_to_the_end(main)
+
+    monkeypatch.setattr(threaded, "run_to_the_end", late)
+    worker = WorkerThread(app)
+    join = worker._thread.join
+    monkeypatch.setattr(worker._thread, "join", lambda: (stopping.set(), join(30)))
+    starting = threading.Thread(target=worker.start)
+    starting.start()
+    assert begun.wait(30)
+    worker.stop()
+    starting.join(30)
+    assert not worker._thread.is_alive()
+    assert not worker.worker.started.is_set()
 
 
 def test_what_is_wrong_is_told_where_the_worker_is_made_or_started(

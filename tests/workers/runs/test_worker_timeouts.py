@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import threading
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ import pytest
 from taskq import SoftTimeout, current_job
 from taskq.core.records import Kind
 from taskq_workers import Worker
+from taskq_workers.runs import threads, timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,6 +252,18 @@ async def test_a_soft_timeout_never_strikes_the_next_job_of_its_thread(fake: Fak
         for settlement in settled
         if settlement.kind is not Kind.SUCCEEDED
     )
+
+
+def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(threads, "_raise_in_thread", lambda _, error: asked.append(error))
+    monkeypatch.setattr(ctypes, "py_object", lambda error: error)
+    watched = threads._Watched(len, timeouts.Limits(None, 1.0))
+    watched._function = watched._on_soft
+    watched()
+    assert asked == [SoftTimeout, None]
 
 
 class Told(logging.Handler):

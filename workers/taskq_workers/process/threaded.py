@@ -82,6 +82,8 @@ class WorkerThread:
     def __init__(self, app: TaskQ, **options: Any) -> None:
         self.worker = Worker(app, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: set before the loop is looked at, which is set before this is: one side sees the other
+        self._is_asked = False
         self._started: Future[None] = Future()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="taskq-worker", daemon=True)
@@ -107,10 +109,10 @@ class WorkerThread:
         if self._thread.ident is None:
             self.worker.request_stop()
             return
-        loop = self._loop
-        if loop is not None and self._thread.is_alive():
+        self._is_asked = True
+        if self._loop is not None:
             try:
-                loop.call_soon_threadsafe(self.worker.request_stop)
+                self._loop.call_soon_threadsafe(self.worker.request_stop)
             except RuntimeError:  # it has just ended by itself, and its loop with it
                 _log.debug("the worker's loop was closed before its stop")
         self._thread.join()
@@ -146,6 +148,9 @@ class WorkerThread:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._is_asked:
+            self._started.set_result(None)
+            return
         async with self.worker:
             self._started.set_result(None)
             await self.worker.stopped.wait()
