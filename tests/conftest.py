@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from taskq import TaskLog, TaskQ
 from taskq.log.config import SEGMENT_BYTES_MIN
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _COMMON = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-settings.register_profile("taskq", _COMMON, derandomize=True)
+settings.register_profile("taskq", _COMMON, derandomize=True, max_examples=40)
+settings.register_profile("torture", _COMMON, derandomize=True, max_examples=200)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
-settings.load_profile("taskq")
 
 # The programs that tests start, hundreds of them, would compile all that they import each anew, and
 # each run the tests themselves: their asserts are rewritten, which takes longer than some folders.
@@ -56,6 +56,7 @@ PROGRAMS: Final = {
 def pytest_configure(config: pytest.Config) -> None:
     """Tell whether this is a torture, before the first test is imported."""
     run.tortures = config.option.markexpr == "slow"
+    settings.load_profile("torture" if run.tortures else "taskq")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -68,7 +69,8 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Take those that grow among the slow tests; give each the same time, whatever it has."""
     for item in items:
-        if run.tortures and item.get_closest_marker("grows") is not None:
+        grows = item.get_closest_marker("grows") or is_hypothesis_test(getattr(item, "obj", None))
+        if run.tortures and grows:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS), append=False)

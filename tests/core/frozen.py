@@ -227,7 +227,12 @@ class Driven:
         return self.agenda.queues.lane((number * 3) % 10, _KEYS[number % len(_KEYS)])
 
     def _pick(self, number: int, state: State) -> int:
-        jobs = [chunk.ids[at] for chunk, at in self.agenda.table if chunk.metas[at] & 7 == state]
+        jobs = [
+            chunk.ids[at]
+            for chunk in self.agenda.table._chunks
+            for at, meta in enumerate(chunk.metas[: chunk.used])
+            if meta & 7 == state
+        ]
         return jobs[number % len(jobs)] if jobs else 0
 
     # -- steps -------------------------------------------------------------------------------------

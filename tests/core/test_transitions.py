@@ -72,7 +72,8 @@ def test_nothing_else_in_the_library_chooses_a_state() -> None:
     elsewhere = {
         f"{path.relative_to(ROOT)}:{line}"
         for path in sources
-        for line in chosen_states(ast.parse(path.read_text()))
+        if "State." in (text := path.read_text())
+        for line in chosen_states(ast.parse(text))
     }
     assert not elsewhere
 
