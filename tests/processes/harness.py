@@ -7,7 +7,6 @@ Nothing here sleeps for a guessed time. A test waits for a line of a child, for 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import selectors
 import signal
@@ -26,6 +25,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.story import records
 from taskq.log.store.store import open_store
+from tests.processes.warm import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,16 +73,9 @@ class Child:
     def __init__(self, *command: object, cwd: Path | None = None) -> None:
         words = [str(word) for word in command]
         if words[0].endswith(".py"):
-            words = [sys.executable, str(SCRIPTS / words[0]), *words[1:]]
+            words[0] = str(SCRIPTS / words[0])
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-        )
+        self.process = _started(words, cwd)
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -171,6 +164,16 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
+
+
+def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Program:
+    """Return a program of ours, without its imports, or any other, as it is."""
+    if words[0].endswith(".py"):
+        return Program(words, cwd)
+    if words[:2] == [sys.executable, "-m"]:
+        return Program(words[1:], cwd)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=cwd)
 
 
 class Pause:

@@ -7,9 +7,13 @@ power behind any of them.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -39,17 +43,33 @@ class Call(NamedTuple):
     data: bytes
 
 
+@functools.cache
+def recorder() -> Path:
+    """Compile the recorder; returns its library, which goes with this process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    words = [
+        "cc",
+        *flags,
+        "-o",
+        str(folder / "it.so"),
+        str(SCRIPTS / "recorder.c"),
+        "-ldl",
+        "-lpthread",
+    ]
+    subprocess.run(words, check=True)
+    return folder / "it.so"
+
+
 def record(folder: Path, script: str, *arguments: object) -> list[Call]:
     """Run a script on ``folder / PATH`` to its end; returns all that it did there and beside it."""
-    library, notes, data = folder / "recorder.so", folder / "notes", Path(f"{folder}{PATH}")
+    notes, data = folder / "notes", Path(f"{folder}{PATH}")
     data.parent.mkdir()
-    source = SCRIPTS / "recorder.c"
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, "-o", library, source, "-ldl", "-lpthread"], check=True)
     record = {"TASKQ_RECORD": str(notes), "TASKQ_RECORD_UNDER": str(data.parent)}
     subprocess.run(
         [sys.executable, SCRIPTS / script, data, *map(str, arguments), f"{data}.answers"],
-        env={**os.environ, **record, "LD_PRELOAD": str(library)},
+        env={**os.environ, **record, "LD_PRELOAD": str(recorder())},
         check=True,
         timeout=STEP_SECONDS,
     )

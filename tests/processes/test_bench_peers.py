@@ -44,6 +44,7 @@ def test_a_cycle_a_drain_and_a_takeover_of_ours_have_figures(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_told_with_its_message_and_stops_nobody(tmp_path: Path) -> None:
     """Its interpreter knows its version, and nothing else."""
     python = tmp_path / "venvs" / "huey" / "bin" / "python"

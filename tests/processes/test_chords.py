@@ -21,11 +21,11 @@ from taskq.log.state.story import records
 from tests.processes.harness import Child
 
 ROOT: Final = Path(__file__).parents[2]
-CHORDS: Final = 80
+CHORDS: Final = 40
 MEMBERS: Final = 10
 WORKERS: Final = 2
 #: So many jobs are over between two kills: workers that are killed as they start do nothing.
-JOBS_A_KILL: Final = 150
+JOBS_A_KILL: Final = 100
 _LOOK_SECONDS: Final = 0.02
 #: A job that is claimed ahead by a worker that is killed has had an attempt, too.
 _FOR_EVER: Final = retry.fixed(1_000, delay=0)

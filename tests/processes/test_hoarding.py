@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskq.core.records import Kind
-from tests.processes.harness import eventually, log_records
+from tests.processes.harness import log_records
 from tests.processes.test_guard import opened, start_guard
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq import TaskQ
+    from taskq import JobHandle, TaskQ
 
 SLOTS = 2
 HELD_SECONDS_MAX = 1.0
@@ -33,9 +33,9 @@ class Span:
     end: float
 
 
-def put(app: TaskQ, task: str, seconds: list[float]) -> None:
+def put(app: TaskQ, task: str, seconds: list[float]) -> list[JobHandle[Any]]:
     call = app.call_by_name
-    app.enqueue_many_sync(
+    return app.enqueue_many_sync(
         [call(f"guarded.{task}", moment).options(attempts=1) for moment in seconds]
     )
 
@@ -97,15 +97,11 @@ def test_long_jobs_among_short_ones_are_not_hoarded(tmp_path: Path, task: str) -
     with opened(tmp_path) as app, start_guard(tmp_path, *options) as first:
         first.expect("  ready")
         long = 2.2 if task == "stands" else 1.2
-        put(app, "timed", [0.0] * 3_000)
-        put(app, task, [0.0] * 20 + [long] * 8)
-        put(app, "timed", [0.0] * 30 + [1.2] * 4 + [0.0] * 30)
+        jobs = put(app, "timed", [0.0] * 1_500)
+        jobs += put(app, task, [0.0] * 20 + [long] * 8)
+        jobs += put(app, "timed", [0.0] * 30 + [1.2] * 4 + [0.0] * 30)
         with start_guard(tmp_path, *options) as second:
             second.expect("  ready")
-            total = 3_000 + 28 + 64
-            eventually(lambda: done(tmp_path) == total, 25)
+            for job in jobs:
+                job.result_sync(25)
     assert hoarded(tmp_path) == []
-
-
-def done(path: Path) -> int:
-    return sum(record.kind == Kind.SUCCEEDED for record in log_records(path))

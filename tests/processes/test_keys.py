@@ -17,7 +17,7 @@ from tests.processes.harness import MODES, Child, log_records, of_kind, open_her
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEYS = 200
+KEYS = 60
 PROCESSES = 4
 THREADS = 4
 

@@ -175,7 +175,7 @@ def _is_over(path: Path, wanted: int) -> bool:
 def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
     tmp_path: Path,
 ) -> None:
-    kills = some(12, 500)
+    kills = some(4, 500)
     check(tmp_path, asyncio.run(run_with_kills(tmp_path, kills)), kills)
 
 
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
     """At every await of every step, one after the other; by default at some of them."""
 
     async def run() -> None:
-        for count in range(1, 60, every(15)):
+        for count in range(1, 60, every(22)):
             path = tmp_path / str(count)
             path.mkdir()
             app, long = make_app(path)

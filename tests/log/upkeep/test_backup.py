@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,11 +18,11 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.backup import back_up, restore
+from tests.processes.harness import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 60
 #: The smallest that a log may have.
 SEGMENT_BYTES = 64 * 1024
 
@@ -67,36 +66,27 @@ def stands(path: Path | str) -> tuple[dict[str, State], int, int]:
 def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged(
     tmp_path: Path,
 ) -> None:
-    """Four processes write, one compacts; what is restored elsewhere verifies clean."""
+    """Three processes write, one compacts; what is restored elsewhere verifies clean."""
     data, target, again = (tmp_path / name for name in ("data", "backup", "again"))
     TaskQ(data, segment_bytes=SEGMENT_BYTES).store().close()
-    programs = [WRITER] * 4 + [COMPACTOR]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(data)], stdout=subprocess.PIPE, text=True
-        )
-        for program in programs
-    ]
-    try:
-        acknowledged: set[str] = set()
-        reports = []
-        assert processes[-1].stdout is not None
-        for _ in range(3):
-            assert processes[-1].stdout.readline() == "gone\n"
-            for process in processes[:-1]:
-                assert process.stdout is not None
+    for name, program in (("writer", WRITER), ("compactor", COMPACTOR)):
+        (tmp_path / f"{name}.py").write_text(program)
+    acknowledged: set[str] = set()
+    reports = []
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(Child(tmp_path / "writer.py", data)) for _ in range(3)]
+        compactor = stack.enter_context(Child(tmp_path / "compactor.py", data))
+        for _ in range(2):
+            assert compactor.line() == "gone"
+            for writer in writers:
                 for _ in range(3):
-                    acknowledged.update(process.stdout.readline().split())
+                    acknowledged.update(writer.line().split())
             before = set(acknowledged)
             reports.append(back_up(str(data), str(target)))
             jobs, next_lsn, epoch = stands(target)
             assert {jobs.get(entry) for entry in before} == {State.READY}
             assert next_lsn == reports[-1].next_lsn
-        assert len(before) == 3 * 3 * 4 * 8
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate(timeout=SECONDS)
+        assert len(before) == 2 * 3 * 3 * 8
     report = restore(str(target), str(again))
     restored, restored_lsn, restored_epoch = stands(again)
     assert restored == jobs

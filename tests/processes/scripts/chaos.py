@@ -1,4 +1,7 @@
-"""Produce, claim and settle at once, on small segments, and tell everything that was acknowledged.
+"""Produce, claim and settle at once, and tell everything that was acknowledged.
+
+Segments are small, and snapshots are due all the time. One producer is a thread that blocks, the
+other a coroutine: where no answer waits for the disk, that one commits on its own loop's thread.
 
 Usage: chaos.py DIRECTORY DURABILITY NAME      (a line on stdin ends it in good order)
 
@@ -7,6 +10,8 @@ enqueued LSN BODY | duplicate LSN KEY | done LSN | stale LSN
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import random
 import sys
@@ -18,36 +23,52 @@ from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
+from taskq.log.upkeep import snapshots
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taskq.log.requests import Delivery
 
 SPECS = [EnqueueSpec(priority=priority, attempts=0) for priority in (4, 5, 6)]
 KEYS = 20
 stop = threading.Event()
+vars(snapshots)["SnapshotPolicy"] = functools.partial(snapshots.SnapshotPolicy, 4_000, 1_000)
 
 
 def tell(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def produce(store: Store, name: str) -> None:
-    port = store.thread_port
+def jobs(name: str) -> Iterator[tuple[EnqueueSpec, bytes, Extras | None]]:
     number = 0
     while not stop.is_set():
         number += 1
-        body = f"{name}:{number}"
         extras = None
         if random.random() < 0.3:
             extras = Extras(key=f"key-{random.randrange(KEYS)}".encode())
         elif random.random() < 0.1:
             extras = Extras(due_ns=random.randrange(20_000_000))
         padding = b" " * random.choice((0, 0, 100, 5_000))
-        answer = port.enqueue(random.choice(SPECS), body.encode() + padding, extras).result()
-        if isinstance(answer, Duplicate):
-            tell(f"duplicate {answer.lsn} {body}")
-        else:
-            tell(f"enqueued {answer} {body}")
+        yield random.choice(SPECS), f"{name}:{number}".encode() + padding, extras
+
+
+def told(answer: int | Duplicate, body: bytes) -> None:
+    if isinstance(answer, Duplicate):
+        tell(f"duplicate {answer.lsn} {body.decode().strip()}")
+    else:
+        tell(f"enqueued {answer} {body.decode().strip()}")
+
+
+def produce(store: Store, name: str) -> None:
+    for job in jobs(name):
+        told(store.thread_port.enqueue(*job).result(), job[1])
+
+
+async def produce_async(store: Store, name: str) -> None:
+    port = store.port()
+    for job in jobs(name):
+        told(await port.enqueue(*job), job[1])
 
 
 def how_it_ends(delivery: Delivery) -> Settlement:
@@ -78,7 +99,7 @@ def main() -> None:
     tell(f"open {store.owner}")
     threads = [
         threading.Thread(target=produce, args=(store, f"{name}.1")),
-        threading.Thread(target=produce, args=(store, f"{name}.2")),
+        threading.Thread(target=lambda: asyncio.run(produce_async(store, f"{name}.2"))),
         threading.Thread(target=work, args=(store,)),
         threading.Thread(target=work, args=(store,)),
     ]

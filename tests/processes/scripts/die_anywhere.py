@@ -1,10 +1,10 @@
 """Processes that open, use and close a log, each killed one step further than the one before.
 
-Usage: die_anywhere.py DIRECTORY fresh|shared
+Usage: die_anywhere.py DIRECTORY fresh|shared NTH
 
 A step is an audit event of the interpreter: an open, a rename, a lock, a removal and so on. After
 each kill this process opens the log and checks that everything acknowledged is there. fresh: in a
-new directory each time; shared: in one. Tells "killed N" at the end.
+new directory each time; shared: in one; at each NTH step. Tells "killed N" at the end.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def check(path: str, numbers: list[int]) -> int:
 
 
 def main() -> None:
-    base, how = sys.argv[1:]
+    base, how, nth = sys.argv[1:]
     acknowledged: list[int] = []
-    for step in range(1, STEPS_MAX):
+    for step in range(1, STEPS_MAX, int(nth)):
         path = f"{base}/{step}" if how == "fresh" else base
         code, output = run(path, step)
         if code == 0:

@@ -65,7 +65,7 @@ def main() -> None:
     config = LogConfig(
         durability=Durability.OS,
         segment_bytes=SEGMENT_BYTES_MIN,
-        keep_bytes=8 * SEGMENT_BYTES_MIN,
+        keep_bytes=3 * SEGMENT_BYTES_MIN,
         min_free_bytes=0,
     )
     chance = random.Random(int(seed))

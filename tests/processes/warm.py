@@ -1,0 +1,156 @@
+"""Programs that begin at once, forked from a process that has imported what they all need.
+
+To import ``taskq`` and a worker takes a quarter of a second of CPU, and the programs of these tests
+do little else. What an import comes to in a new process is the matter of ``tests/test_import.py``.
+
+Two processes stand between a test and its program: the one that has the imports, which starts no
+thread and so may fork, and a keeper for each program, which waits for its end and tells of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT: Final = Path(__file__).parents[2]
+_NUMBER: Final = struct.Struct("<i")
+_ORDER_BYTES_MAX: Final = 65_536
+_IMPORTS: Final = (
+    "anyio._backends._asyncio", "rich.console", "taskq.cli.main", "taskq.log.store.store",
+    "taskq_workers.command", "taskq_workers.pool", "tests.processes.harness",
+)  # fmt: skip
+
+
+class Program:
+    """A program, with what tests ask of a ``subprocess.Popen``.
+
+    Args:
+        words: a script or ``-m`` and a module, and what they are given.
+        cwd: where it runs.
+    """
+
+    def __init__(self, words: Sequence[str], cwd: Path | None = None) -> None:
+        self.args = words
+        self.returncode: int | None = None
+        self._told, told = socket.socketpair()
+        stdin, say = os.pipe()
+        hear, stdout = os.pipe()
+        order = json.dumps([words, str(cwd or Path.cwd()), dict(os.environ)]).encode()
+        with told, os.fdopen(stdin), os.fdopen(stdout, "w"):
+            socket.send_fds(_forker(), [order], [stdin, stdout, 2, told.fileno()])
+        self.stdin, self.stdout = os.fdopen(say, "w"), os.fdopen(hear)
+        (self.pid,) = _NUMBER.unpack(self._told.recv(_NUMBER.size))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, or minus the signal that ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            with self._told:
+                (self.returncode,) = _NUMBER.unpack(self._told.recv(_NUMBER.size))
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _forker() -> socket.socket:
+    """Return the line to the process with the imports, which ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+    process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+# -- in the process with the imports ---------------------------------------------------------------
+
+
+def _serve(line: socket.socket) -> list[str]:
+    """Fork programs until nobody asks any more; returns in each of them, with its words."""
+    while True:
+        order, files, _, _ = socket.recv_fds(line, _ORDER_BYTES_MAX, 4)
+        with contextlib.suppress(ChildProcessError):  # so that its time is counted as ours
+            while os.waitpid(-1, os.WNOHANG if order else 0)[0]:
+                pass
+        if not order:
+            os._exit(0)
+        if os.fork():
+            for file in files:
+                os.close(file)
+            continue
+        line.close()
+        with socket.socket(fileno=files.pop()) as told:
+            if program := os.fork():
+                for file in (0, 1, *files):
+                    os.close(file)
+                told.send(_NUMBER.pack(program))
+                code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+                told.send(_NUMBER.pack(code))
+                os._exit(0)
+        words, cwd, environment = json.loads(order)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
+        return words  # type: ignore[no-any-return]
+
+
+def _main() -> None:
+    faulthandler.enable()
+    for name in _IMPORTS:
+        importlib.import_module(name)
+    gc.freeze()
+    first, *rest = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if first == "-m":
+        sys.argv = rest
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        sys.path[0] = str(Path(first).parent)
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main()
