@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +69,13 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Take those that grow among the slow tests; give each the same time, whatever it has."""
+    cases = Counter[str]()
     for item in items:
+        if (spread := item.get_closest_marker("spread")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % spread.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
         grows = item.get_closest_marker("grows") or is_hypothesis_test(getattr(item, "obj", None))
         if run.tortures and grows:
             item.add_marker(pytest.mark.slow)

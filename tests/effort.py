@@ -27,6 +27,11 @@ def some(few: int, of: int) -> int:
     return of if run.tortures else few
 
 
+def spread(nth: int) -> pytest.MarkDecorator:
+    """Mark a test of which by default each nth case runs, and the others among the torture runs."""
+    return pytest.mark.spread(nth)
+
+
 def every(nth: int) -> int:
     """Return the distance of the cases to look at: each of them among the torture runs."""
     return 1 if run.tortures else nth

@@ -12,7 +12,10 @@ from taskq.core.model import Durability
 from taskq.core.records import Flag, Kind
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from tests.effort import grows, some
 from tests.log.world import PLAIN, Process, World
+
+pytestmark = grows
 
 
 def _two() -> tuple[World, Process, Process]:
@@ -55,7 +58,7 @@ def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode
     spec: EnqueueSpec, durability: Durability
 ) -> None:
     """A claim beside it that does not ask for it goes out at once."""
-    for seed in range(5):
+    for seed in range(some(2, 5)):
         world = World(seed)
         config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
         first = world.process(config)
@@ -90,7 +93,7 @@ def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(
     assert LSN_SKIP == 2**20
     for module in ("journal.journal", "commit.committer"):
         monkeypatch.setattr(f"taskq.log.{module}.LSN_SKIP", 100)
-    for seed in range(30):
+    for seed in range(some(6, 30)):
         world = World(seed)
         config = LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN)
         first, second = world.process(config), world.process(config)

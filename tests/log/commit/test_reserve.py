@@ -13,6 +13,7 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Cancel, ClaimRequest, Op, Settlement
+from tests.effort import every, grows
 from tests.log.commit.full_disks import (
     CONFIG,
     RESERVE,
@@ -23,6 +24,8 @@ from tests.log.commit.full_disks import (
 )
 from tests.log.world import PATH, PLAIN, World
 from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+
+pytestmark = grows
 
 _NO_MIN_FREE: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=RESERVE
@@ -200,7 +203,7 @@ def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
     whole = World(config=CONFIG)
     _story(whole, [])
     assert reserve_size(whole) == RESERVE
-    for step in range(1, whole.machine.steps + 1):
+    for step in range(1, whole.machine.steps + 1, every(3)):
         world = World(step, CONFIG)
         world.machine.stop_at(step, power=power)
         done: list[tuple[str, int]] = []

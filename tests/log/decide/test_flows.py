@@ -15,6 +15,7 @@ from taskq.flows.plan import Chain, Group
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Op, Settlement
+from tests.effort import grows, some
 from tests.log.flowing import chord, items_of, leaf, step
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from tests.log.world import Process
 
-SEEDS: Final = 12
+pytestmark = grows
+
+SEEDS: Final = some(6, 12)
 STEPS: Final = 60
 ACTS: Final = ("put", "claim", "claim", "settle", "settle", "settle", "kill", "power")
 

@@ -9,7 +9,10 @@ from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from tests.effort import grows
 from tests.log.world import PLAIN, Process, World, cuts
+
+pytestmark = grows
 
 MINUTE = 60 * SECOND_NS
 MAIL = EnqueueSpec("mail", "mail.send")

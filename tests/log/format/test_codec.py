@@ -97,7 +97,7 @@ def as_read(extras: Extras) -> Extras:
 
 @given(spec=SPECS, extras=EXTRAS, body=BODY, lsn=LSN)
 @grows
-@settings(max_examples=some(50, 100))
+@settings(max_examples=some(15, 100))
 def test_an_enqueue_reads_back_in_every_part(
     spec: EnqueueSpec, extras: Extras, body: bytes, lsn: int
 ) -> None:

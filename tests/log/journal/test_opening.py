@@ -7,8 +7,11 @@ import pytest
 from taskq.core.errors import FormatError
 from taskq.core.model import Extras
 from taskq.log.format import codec
+from tests.effort import grows, some
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk, ProcessKilled
+
+pytestmark = grows
 
 _FIRST = f"{PATH}/log/00000000000000000001.log"
 
@@ -24,7 +27,7 @@ def test_a_first_open_killed_at_any_step_leaves_a_directory_that_the_next_one_us
     step: int,
 ) -> None:
     """What the killed process left in the page cache only is made durable by who builds on it."""
-    for seed in range(8):
+    for seed in range(some(2, 8)):
         world = World(seed)
         world.machine.stop_at(step, power=False)
         with pytest.raises(ProcessKilled):

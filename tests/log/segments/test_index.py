@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log.journal.journal import Journal
 
+pytestmark = grows
+
 _FAR: Final = 2**40
 
 
@@ -91,8 +93,7 @@ def check_cursors(journal: Journal) -> None:
 
 
 @given(st.integers(0, 2**32))
-@grows
-@settings(max_examples=some(2, 5), deadline=None)
+@settings(max_examples=some(1, 5), deadline=None)
 def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
     process = random_log(seed)
     save(process)
@@ -105,7 +106,7 @@ def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=some(1, 4), deadline=None)
 def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> None:
     """With indexes that are caught up, sealed and saved in between."""
     process = World(seed).process()
@@ -121,8 +122,7 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
-@grows
-@settings(max_examples=some(5, 15), deadline=None)
+@settings(max_examples=some(3, 15), deadline=None)
 def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
     """Whoever asks in between feeds the rest."""
     journal = random_log(seed, frames=6).world.reader()
@@ -184,8 +184,7 @@ def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
     return story.view(now_ns)
 
 
-@grows
-@pytest.mark.parametrize("seed", range(some(3, 8)))
+@pytest.mark.parametrize("seed", range(some(2, 8)))
 @pytest.mark.parametrize("steps_of_clock", [False, True])
 def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: bool) -> None:
     """Through crashes, power losses and steps of the clock; with files and without."""

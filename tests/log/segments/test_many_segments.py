@@ -131,7 +131,7 @@ def test_old_jobs_of_low_priority_are_claimed_after_a_restart(is_snapped: bool) 
 def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
     """They end in a few batches, and the claim that waits meanwhile gets the first valid job."""
     process = World().process()
-    count = 5_000
+    count = 2_500
     for _ in range(count):
         process.offer(b"late", Extras(expires_ns=SECOND_NS), HIGH)
     valid = process.enqueue(b"valid")

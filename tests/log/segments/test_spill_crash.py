@@ -19,6 +19,8 @@ from tests.machine.crashable import PowerLost, ProcessKilled
 if TYPE_CHECKING:
     from taskq.log.requests import OldFile
 
+pytestmark = grows
+
 SPILLED: Final = int(Flag.SPILLED)
 SPEC: Final = EnqueueSpec(task="mail.send", attempts=0).packed(SPILLED)
 HOUR: Final = 3_600.0
@@ -50,7 +52,6 @@ def check(world: World, process: Process) -> set[bytes]:
     return stored
 
 
-@grows
 @pytest.mark.parametrize("power", [True, False])
 def test_no_crash_leaves_a_record_that_names_a_file_which_is_not_there(power: bool) -> None:
     """At every step of: put a payload, enqueue it, claim it, put a result, settle."""
@@ -203,7 +204,7 @@ class Town:
         self.collecting = None
 
 
-@pytest.mark.parametrize("seeds", [range(35), pytest.param(range(35, 70), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 70), marks=pytest.mark.slow)])
 def test_no_unsettled_job_ever_loses_its_file(seeds: range) -> None:
     """Whoever puts, enqueues late, dies or collects; whatever the clock says meanwhile."""
     removed = refused = 0

@@ -98,7 +98,7 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
 
 
 @grows
-@settings(max_examples=some(50, 150))
+@settings(max_examples=some(20, 150))
 @given(steps=STEPS)
 def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None:
     """States, attempts, claims, counts, order, keys and moments, with locations to the byte."""

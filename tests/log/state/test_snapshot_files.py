@@ -105,7 +105,7 @@ def test_any_byte_that_changed_makes_it_ignored(
     path = small.newest(facet)
     data = small.contents[path]
     assert small.cursor(facet) == newest
-    for at in range(0, len(data), every(7)):
+    for at in range(0, len(data), every(17)):
         changed = bytearray(data)
         changed[at] ^= 1 << at % 8
         small.put(path, bytes(changed))
@@ -122,7 +122,7 @@ def test_one_that_was_cut_or_grew_is_ignored(small: Small, facet: str) -> None:
     _, older = _lsns(small, facet)
     path = small.newest(facet)
     data = small.contents[path]
-    for size in range(0, len(data), every(7)):
+    for size in range(0, len(data), every(17)):
         small.put(path, data[:size])
         assert small.cursor(facet) == older, f"{size} bytes"
     small.put(path, data + b"\0")

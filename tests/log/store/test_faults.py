@@ -21,6 +21,7 @@ from taskq.errors import ResultTimeout
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Op, Settlement
 from taskq.log.store.patience import seconds_until_due
+from tests.effort import every, grows
 from tests.log.store.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World
 from tests.machine.crashable import CrashableDisk
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.log.requests import Request
+
+pytestmark = grows
 
 _LIMIT_SECONDS: Final = 1
 _WRITES: Final = ("plain", "keyed", "many", "late", "acked", "cancelled")
@@ -189,13 +192,13 @@ def _check_truth(case: Case, *, power_fails: bool) -> None:
 
 
 def test_every_call_is_answered_within_its_limit_whatever_the_disk_refuses() -> None:
-    for case in _cases(67):
+    for case in _cases(every(131)):
         _check_answers(case)
 
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_done_is_kept_and_refused_is_not_whatever_the_disk_refuses(durability: Durability) -> None:
-    for case in _cases(131, durability):
+    for case in _cases(every(263), durability):
         _check_truth(case, power_fails=False)
         if durability is Durability.FSYNC:
             _check_truth(case, power_fails=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
 
 pytestmark = grows
-_SEEDS: Final = some(4, 20)
+_SEEDS: Final = some(2, 20)
 _STEPS: Final = 80
 
 
@@ -68,7 +68,7 @@ def test_other_modes_keep_every_answer_through_process_crashes(durability: Durab
 
 
 def test_long_runs_over_many_segments() -> None:
-    _run(range(some(1, 2)), steps=400)
+    _run(range(some(1, 2)), steps=some(250, 400))
 
 
 @pytest.mark.slow

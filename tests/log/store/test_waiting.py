@@ -20,6 +20,7 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import patience, thread
 from taskq.log.store.store import Store
 from taskq.log.store.waking import Bell
+from tests.effort import spread
 from tests.processes.harness import Pause, eventually, put
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def have_act(target: object, name: str, act: Callable[[], object], *, before: bo
     return reached
 
 
+@spread(3)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("waits", WAITS, ids=lambda waits: waits.__name__)

@@ -184,7 +184,7 @@ def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
         assert stands(again) == case.new, f"cut at operation {step}, and then whole"
         shutil.rmtree(again)
         shutil.rmtree(target)
-        step += every(31)
+        step += every(41)
     assert case.old in seen
     assert seen[-1] == case.new
     assert len(seen) >= 3
@@ -216,4 +216,4 @@ def test_a_first_backup_that_is_cut_anywhere_is_none_or_whole(
         back_up(str(case.data), str(target))
         restore(str(target), str(again))
         assert stands(again) == case.new
-        step += every(37)
+        step += every(73)

@@ -220,7 +220,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> N
         tend(fresh)
         assert len(world.segments()) <= 4
         assert meaning(world.fold(), now_ns) == expected, f"step {step}, then"
-        step += 1 + step // some(2, 8)
+        step += 1 + step // some(1, 8)
     assert step > 100
 
 
@@ -306,7 +306,7 @@ class Random:
 
 @given(acts=ACTS)
 @grows
-@settings(max_examples=some(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=some(10, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(180)
 def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any, bool]]) -> None:
     """Whatever happened, however often segments went: every process and every newcomer agree."""

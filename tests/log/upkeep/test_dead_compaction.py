@@ -76,7 +76,7 @@ class History(Random):
 
 @given(acts=ACTS)
 @grows
-@settings(max_examples=some(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=some(8, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(180)
 def test_requeues_purges_and_pauses_mean_the_same_after_compaction(
     acts: list[tuple[str, int, Any, bool]],

@@ -16,7 +16,7 @@ from taskq.log.read.verify import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
-from tests.effort import every, grows, some
+from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World, cuts
 from tests.machine.crashable import PowerLost
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.format.frames import Frame
+
+pytestmark = grows
 
 _FIRST: Final = f"{PATH}/log/00000000000000000001.log"
 _BODY: Final = codec.FRAME_HEADER_SIZE
@@ -226,7 +228,6 @@ def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> No
     assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
 
 
-@grows
 @pytest.mark.parametrize("seed", range(some(8, 40)))
 def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
     chance = random.Random(seed)
@@ -245,13 +246,12 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
 # -- cut short -------------------------------------------------------------------------------------
 
 
-@grows
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize("damage", [_one_payload, _both_segments])
 def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
     damage: Callable[[World], None], *, power: bool
 ) -> None:
-    for cut in cuts(power=power, stride=every(7)):
+    for cut in cuts(power=power, stride=11):
         world, _ = _written()
         damage(world)
         before = _picture(world)
@@ -270,7 +270,6 @@ def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_ag
     assert cut.step > 10
 
 
-@grows
 @pytest.mark.parametrize("seed", range(some(2, 40)))
 def test_behind_a_power_cut_the_original_is_there_and_nothing_knows_old_places(seed: int) -> None:
     """Behind any step; and what a repair has told is so."""

@@ -11,8 +11,11 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_lsn, segment_name
 from taskq.log.requests import Op
 from taskq.log.upkeep.snapshots import Snapshots
+from tests.effort import grows, some
 from tests.log.told import check_same, exhaust, fill, grow, names, write
 from tests.log.world import PATH, PLAIN, World
+
+pytestmark = grows
 
 # -- which are refused -----------------------------------------------------------------------------
 
@@ -23,7 +26,7 @@ def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
     """As if one had got its name before the log was synced: never written, but never used too."""
     monkeypatch.setattr(Snapshots, "_is_true", lambda *_: True)
     refused = 0
-    for seed in range(15):
+    for seed in range(some(5, 15)):
         world = World(seed, LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN))
         process = world.process()
         process.enqueue(b"synced")

@@ -10,9 +10,11 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.spill import Spill, decode_reference
-from tests.effort import every, grows
+from tests.effort import grows
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World, cuts
+
+pytestmark = grows
 
 HOUR: Final = 3_600
 SMALL: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None, starvation_seconds=None)
@@ -72,11 +74,10 @@ def test_files_go_with_the_last_record_that_names_them() -> None:
     assert spill_of(process).get(delivery.stored_payload, "it") == BODIES[3]
 
 
-@grows
 @pytest.mark.parametrize("power", [True, False])
 def test_a_crash_at_any_step_of_upkeep_costs_no_file_that_is_named(power: bool) -> None:
     """And the next process that looks after the log comes to the end of it."""
-    for cut in cuts(power=power, stride=7 * every(3)):
+    for cut in cuts(power=power, stride=31):
         world = World(cut.step, config=SMALL)
         process = world.process()
         jobs = Jobs(process)
