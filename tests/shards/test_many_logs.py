@@ -73,6 +73,21 @@ async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> 
     assert not (tmp_path / "own").exists()
 
 
+async def test_a_task_that_is_registered_late_is_claimed_from_all_logs(tmp_path: Path) -> None:
+    app, logs, seen = TaskQ(tmp_path / "own"), [tmp_path / "a", tmp_path / "b"], list[str]()
+    for path in logs:
+        async with over(app, path) as log:
+            await log.enqueue_by_name("late", path.name)
+    async with app.worker(logs=logs):
+
+        @app.task(name="late")
+        async def late(text: str) -> None:
+            seen.append(text)
+
+        await until(lambda: len(seen) == 2)
+    assert sorted(seen) == ["a", "b"]
+
+
 async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> None:
     """Children, enqueues, transactions, handles and progress; from a thread, too."""
     app = TaskQ(tmp_path / "own")

@@ -183,6 +183,7 @@ def test_a_job_that_does_not_end_when_cancelled_does_not_keep_the_workers_thread
     is_stopped = not stopping.is_alive()
     go_on.set()
     assert is_stopped
+    assert thread.worker.held == []
     assert job.status_sync().name == "READY"
     stopping.join(10)
     del thread, stopping
