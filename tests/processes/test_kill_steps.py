@@ -1,4 +1,4 @@
-"""Jobs of several steps whose workers are killed: what is recorded is not done again.
+"""Jobs of several steps, and chords, whose workers are killed: what is recorded is not done again.
 
 ``python -m tests.processes.test_kill_steps DIRECTORY [COUNT]`` is one of the workers; it kills
 itself at its so many-th turn of a step.
@@ -7,6 +7,7 @@ itself at its so many-th turn of a step.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -17,10 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import TaskQ, durable, retry
+from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
+from taskq.core.records import Cause, Kind
 from taskq.durable.attempt import Run
 from taskq.log.decide.steps import NewSignal
+from taskq.log.format.flows import takes_of
+from taskq.log.read.reader import LogReader
 from tests.effort import every, grows, some
 from tests.processes.harness import Child, eventually, log_records
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = grows
 JOBS: Final = 12
+CHORDS: Final = some(10, 200)
+MEMBERS: Final = 5
 WORKERS: Final = 3
 #: A job that is claimed ahead by a worker that is killed has had an attempt, too.
 _FOR_EVER: Final = retry.fixed(10_000, delay=0)
@@ -46,7 +52,10 @@ def note(path: Path, line: str) -> None:
 
 
 def make_app(path: Path) -> tuple[TaskQ, Any]:
-    """Return the app, and the task of six steps, a sleep, an event and two children."""
+    """Return the app, and the task of six steps, a sleep, an event and two children.
+
+    Its other tasks are the members of chords, and their callback.
+    """
     app = TaskQ(path / "log")
 
     async def add(number: int) -> int:
@@ -67,6 +76,15 @@ def make_app(path: Path) -> tuple[TaskQ, Any]:
         total += await durable.event("go", int)
         total += sum(await durable.call([child.call(2), child.call(3)]))
         return total + await durable.step("last", add, 6)
+
+    @app.task(name="member", retry=_FOR_EVER)
+    async def member(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    @app.task(name="callback", retry=_FOR_EVER)
+    async def callback(numbers: list[int], first: int) -> list[int]:
+        return [first, *numbers]
 
     return app, long
 
@@ -129,7 +147,35 @@ def check(path: Path, jobs: list[Any], kills: int) -> None:
     steps = Counter(_key(record, jobs) for record in records if record.kind == kinds.STEP)
     assert set(steps.values()) == {1}, "a step was recorded twice"
     births = Counter(record.task for record in records if record.kind == kinds.BIRTH)
-    assert births == {b"long": len(jobs), b"child": 2 * len(jobs)}
+    assert births[b"long"] == len(jobs)
+    assert births[b"child"] == 2 * len(jobs)
+
+
+def check_chords(path: Path) -> None:
+    """One success a job; one release a callback, with all results and behind all its inputs."""
+    inputs: dict[int, tuple[int, ...]] = {}
+    succeeded: dict[int, int] = {}
+    released: dict[int, int] = {}
+    with LogReader.open(str(path / "log")) as reader:
+        for record in log_records(path / "log"):
+            if record.kind == kinds.BIRTH and record.task == b"callback":
+                place = reader.journal.indexes.find(record.lsn)
+                assert place is not None
+                inputs[record.lsn] = takes_of(place.record).inputs
+            elif record.kind == kinds.SUCCESS:
+                assert record.job not in succeeded, "it succeeded twice"
+                succeeded[record.job] = record.lsn
+                if record.job in inputs:
+                    first, *numbers = json.loads(record.body or b"")
+                    assert numbers == list(range(first, first + MEMBERS))
+            elif record.kind == Kind.RELEASED and record.cause is Cause.INPUTS:
+                assert record.job not in released, "it was released twice"
+                released[record.job] = record.lsn
+    assert len(inputs) == CHORDS
+    for job, needs in inputs.items():
+        assert job in succeeded
+        assert len(needs) == MEMBERS
+        assert all(succeeded[need] < released[job] for need in needs), "it was released too early"
 
 
 _TITLES: Final = ("first#1", "page#1", "page#2", "page#3", "then#1", "last#1")
@@ -142,13 +188,17 @@ def _key(record: LogRecord, jobs: list[Any]) -> str:
 
 async def run_with_kills(path: Path, kills: int) -> list[Any]:
     """Enqueue, kill whoever works as soon as something has moved, until all is done."""
-    draw = random.Random(kills)
+    draw, chords = random.Random(kills), list[Any]()
     app, long = make_app(path)
     async with app:
         jobs = await app.enqueue_many([long.call() for _ in range(JOBS)])
         for job in jobs:
             port = await app.connection.port()
             assert await port.signal(NewSignal(job.lsn, "go", b"7", "once"))
+        member, callback = app.tasks["member"], app.tasks["callback"]
+        for first in range(0, CHORDS * MEMBERS, MEMBERS):
+            calls = [member.call(first + place) for place in range(MEMBERS)]
+            chords.append(await app.enqueue_flow(chord(calls, callback.step(first))))
         workers = [start_worker(path) for _ in range(WORKERS)]
         try:
             for _ in range(kills):
@@ -160,6 +210,8 @@ async def run_with_kills(path: Path, kills: int) -> list[Any]:
                 workers[victim] = start_worker(path)
             for job in jobs:
                 assert await job.result("40s") == _SUM
+            for flow in chords:
+                assert len(await flow.result("40s")) == MEMBERS + 1
         finally:
             for worker in workers:
                 worker.__exit__()
@@ -169,14 +221,16 @@ async def run_with_kills(path: Path, kills: int) -> list[Any]:
 def _is_over(path: Path, wanted: int) -> bool:
     records = log_records(path / "log")
     ended = sum(record.kind == kinds.SUCCESS and record.body is not None for record in records)
-    return len(records) >= wanted or ended >= 3 * JOBS
+    return len(records) >= wanted or ended >= 3 * JOBS + CHORDS * (MEMBERS + 1)
 
 
 def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
     tmp_path: Path,
 ) -> None:
+    """And each callback of a chord runs once, with all results of its members."""
     kills = some(4, 500)
     check(tmp_path, asyncio.run(run_with_kills(tmp_path, kills)), kills)
+    check_chords(tmp_path)
 
 
 def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(

@@ -50,14 +50,14 @@ class Program:
     def __init__(self, words: Sequence[str], cwd: Path | None = None) -> None:
         self.args = words
         self.returncode: int | None = None
-        self._told, told = socket.socketpair()
+        self._line, theirs = socket.socketpair()
         stdin, say = os.pipe()
         hear, stdout = os.pipe()
         order = json.dumps([words, str(cwd or Path.cwd()), dict(os.environ)]).encode()
-        with told, os.fdopen(stdin), os.fdopen(stdout, "w"):
-            socket.send_fds(_forker(), [order], [stdin, stdout, 2, told.fileno()])
+        with theirs, os.fdopen(stdin), os.fdopen(stdout, "w"):
+            socket.send_fds(_forker(), [order], [stdin, stdout, 2, theirs.fileno()])
         self.stdin, self.stdout = os.fdopen(say, "w"), os.fdopen(hear)
-        (self.pid,) = _NUMBER.unpack(self._told.recv(_NUMBER.size))
+        (self.pid,) = _NUMBER.unpack(self._line.recv(_NUMBER.size))
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, or minus the signal that ended it.
@@ -66,10 +66,10 @@ class Program:
             subprocess.TimeoutExpired: it goes on.
         """
         if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
+            if not select.select([self._line], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            with self._told:
-                (self.returncode,) = _NUMBER.unpack(self._told.recv(_NUMBER.size))
+            with self._line:
+                (self.returncode,) = _NUMBER.unpack(self._line.recv(_NUMBER.size))
         return self.returncode
 
     def poll(self) -> int | None:
@@ -118,13 +118,13 @@ def _serve(line: socket.socket) -> list[str]:
                 os.close(file)
             continue
         line.close()
-        with socket.socket(fileno=files.pop()) as told:
+        with socket.socket(fileno=files.pop()) as line_back:
             if program := os.fork():
                 for file in (0, 1, *files):
                     os.close(file)
-                told.send(_NUMBER.pack(program))
+                line_back.send(_NUMBER.pack(program))
                 code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-                told.send(_NUMBER.pack(code))
+                line_back.send(_NUMBER.pack(code))
                 os._exit(0)
         words, cwd, environment = json.loads(order)
         for number, file in enumerate(files):
