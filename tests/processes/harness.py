@@ -170,7 +170,7 @@ def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Prog
     """Return a program of ours, without its imports, or any other, as it is."""
     if words[0].endswith(".py"):
         return Program(words, cwd)
-    if words[:2] == [sys.executable, "-m"]:
+    if words[0] == sys.executable and words[1] in {"-m", "-c"}:
         return Program(words[1:], cwd)
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=cwd)

@@ -618,12 +618,12 @@ def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]
 
 
 def run(folder: Path, times: int, chosen: str = "") -> None:
-    """Kill at each moment, and check; so many times of each at most, 0: once at every other one."""
+    """Kill at each moment, and check; so many times of each at most, 0: once at every third one."""
     for name in _LATE:
         importlib.import_module(name)
     moments = [moment for moment in MOMENTS if chosen in f"{moment.side} {moment.name}"]
     if not times:
-        moments = [moment for moment in moments if moment.world == "fork"][::2]
+        moments = [moment for moment in moments if moment.world == "fork"][::3]
     kills = Counter[str]()
     # Its protocol is named: only then does asyncio send answers at once.
     with socket.socket(proto=socket.IPPROTO_TCP) as listening:

@@ -43,7 +43,7 @@ class Program:
     """A program, with what tests ask of a ``subprocess.Popen``.
 
     Args:
-        words: a script or ``-m`` and a module, and what they are given.
+        words: a script, ``-m`` and a module, or ``-c`` and a program, and what they are given.
         cwd: where it runs.
     """
 
@@ -142,7 +142,10 @@ def _main() -> None:
         importlib.import_module(name)
     gc.freeze()
     first, *rest = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if first == "-m":
+    if first == "-c":
+        sys.argv = [first, *rest[1:]]
+        exec(rest[0], {"__name__": "__main__"})  # noqa: S102 - as Python's own -c
+    elif first == "-m":
         sys.argv = rest
         sys.path[0] = str(Path.cwd())
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,13 +70,13 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     """Three processes write, one compacts; what is restored elsewhere verifies clean."""
     data, target, again = (tmp_path / name for name in ("data", "backup", "again"))
     TaskQ(data, segment_bytes=SEGMENT_BYTES).store().close()
-    for name, program in (("writer", WRITER), ("compactor", COMPACTOR)):
-        (tmp_path / f"{name}.py").write_text(program)
     acknowledged: set[str] = set()
     reports = []
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(Child(tmp_path / "writer.py", data)) for _ in range(3)]
-        compactor = stack.enter_context(Child(tmp_path / "compactor.py", data))
+        *writers, compactor = (
+            stack.enter_context(Child(sys.executable, "-c", program, data))
+            for program in (WRITER, WRITER, WRITER, COMPACTOR)
+        )
         for _ in range(2):
             assert compactor.line() == "gone"
             for writer in writers:
