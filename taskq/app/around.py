@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Around:
-    """One function of an app that stands around something.
+    """A function of an app that stands around something.
 
     Attributes:
         name: for errors, with what it is: "the lifespan database".

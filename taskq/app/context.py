@@ -35,7 +35,7 @@ MESSAGE_CHARACTERS_MAX: Final = 500
 
 
 class _Relay:
-    """Where a process that has no log open sends what its jobs tell; see ``relay_to``."""
+    """Send what jobs tell from a process that has no log open; see ``relay_to``."""
 
     send: Callable[[float, str], None] | None = None
 

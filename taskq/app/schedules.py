@@ -61,7 +61,7 @@ _ITEM_BYTES: Final = 1_024
 
 
 class ScheduleChoices(TypedDict, total=False):
-    """What a schedule takes besides its rule; all may be left out."""
+    """Options of a schedule besides its rule; all may be left out."""
 
     #: "last": of the ticks that were missed while no worker ran, one is made up for; "all": each,
     #: up to CATCH_UP_MAX; "skip": none
@@ -73,7 +73,7 @@ class ScheduleChoices(TypedDict, total=False):
 
 
 class Schedule:
-    """When a call is enqueued, again and again. Made by ``app.cron``, ``every`` and ``schedule``.
+    """Moments at which a call is enqueued. Made by ``app.cron``, ``every`` and ``schedule``.
 
     Attributes:
         name: what it is known by in the log.

@@ -135,7 +135,7 @@ class PendingCancel:
 
 
 class _Transaction(ABC, Generic[P]):
-    """What both kinds have in common; ``P`` is what stands for a new job until it has an id."""
+    """Parts that both kinds share; ``P`` is what stands for a new job until it has an id."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

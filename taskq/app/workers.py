@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What ``app.worker`` takes besides concurrency and queues; see ``taskq.Worker``."""
+    """Options of ``app.worker`` besides concurrency and queues; see ``taskq.Worker``."""
 
     logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None
     burst: bool

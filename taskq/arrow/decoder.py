@@ -69,7 +69,7 @@ def decode(
 
 
 class _Decoder:
-    """One piece on its way into batches."""
+    """A piece on its way into batches."""
 
     def __init__(
         self,

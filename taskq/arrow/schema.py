@@ -110,7 +110,7 @@ BREAK: Final = "break"
 
 
 class Break(NamedTuple):
-    """Why the records behind do not follow those before; it stands in ``value``, as JSON.
+    """Reason that records do not follow those before; it stands in ``value``, as JSON.
 
     Attributes:
         what: "gap": records are missing; "fork": the log was restored and went on otherwise.
@@ -154,7 +154,7 @@ class Piece(NamedTuple):
 
 
 class Corrupt(StrEnum):
-    """What to do about bytes that are no whole frame."""
+    """Ways to treat bytes that are no whole frame."""
 
     #: raise an error
     FAIL = "fail"

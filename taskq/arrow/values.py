@@ -43,7 +43,7 @@ def home_of(segment_path: str) -> str:
 
 
 class Bodies:
-    """What unpacks bodies of a log that a segment file belongs to.
+    """Unpack the bodies of a log that a segment file belongs to.
 
     Args:
         segment_path: of the file.

@@ -224,14 +224,14 @@ def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) ->
 
 
 class Runnable(Generic[R_co]):
-    """What gives an ``R`` once it is enqueued and run: a call, or a flow of them."""
+    """A call, or a flow of calls, that gives an ``R`` once it is enqueued and run."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Runnable[R_co]):
-    """One call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
+    """A call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
 
     Attributes:
         name: name of the task.
@@ -455,7 +455,7 @@ def _storage(changes: OptionChanges) -> dict[str, Any]:
 
 
 class PutOptions(JobOptions, total=False):
-    """What ``TaskLog.put`` takes beside the payload."""
+    """Options of ``TaskLog.put`` beside the payload."""
 
     #: how often the job may be claimed; 0 for no limit
     attempts: int
@@ -467,7 +467,7 @@ class PutOptions(JobOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """One job of ``put_many``; the words are those of ``PutOptions``."""
+    """A job of ``put_many``; the words are those of ``PutOptions``."""
 
     payload: bytes
     queue: str = "default"

@@ -79,7 +79,7 @@ def origin_here() -> Origin:
 
 
 class Declared(list[T]):
-    """What an app was given, in order; what is declared anew takes the place of its old form."""
+    """Keep what an app was given, in order; what is declared anew replaces its old form."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def injected_type(hint: Any) -> Any:
 
 
 class Resources:
-    """What the lifespans of one worker yielded, found by type.
+    """Find what the lifespans of one worker yielded, by type.
 
     A plain tuple is several resources, anything else is one; None is none.
     """

@@ -22,7 +22,7 @@ PAUSE_SECONDS_MAX_DEFAULT: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRule:
-    """When a queue backs off, and how it comes back.
+    """Conditions for a queue to back off, and to come back.
 
     Attributes:
         queue: name of the queue.

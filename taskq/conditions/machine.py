@@ -63,7 +63,7 @@ class OnPower(Condition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """One of the kernel's power supplies."""
+    """An of the kernel's power supplies."""
 
     #: "Mains", "USB", "Battery", …
     kind: str

@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a running job told last.
+    """The last words of a running job about how far it is.
 
     Attributes:
         fraction: how much of it is done, 0 to 1.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class QueueOptions(TypedDict, total=False):
-    """What is other in one queue, in the words of ``LogOptions``."""
+    """Exceptions for one queue, in the words of ``LogOptions``."""
 
     compress: Compression | None
     spill: bool | None
@@ -32,7 +32,7 @@ class QueueOptions(TypedDict, total=False):
 
 
 class LogOptions(TypedDict, total=False):
-    """How a log is opened; all may be left out."""
+    """Options for opening a log; all may be left out."""
 
     #: what an awaited answer survives: "fsync", "interval" or "os"
     durability: Durability | str

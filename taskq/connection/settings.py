@@ -126,7 +126,7 @@ def _check_environment() -> None:
 
 
 class QueueSettings(BaseModel):
-    """What is other in one queue; see ``QueuePolicy``."""
+    """Exceptions for one queue; see ``QueuePolicy``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowProgress:
-    """How far a flow is, in jobs.
+    """Progress of a flow, in jobs.
 
     Attributes:
         total: all of them.

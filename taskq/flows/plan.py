@@ -27,7 +27,7 @@ _NESTED_MAX: Final = 4 * DEPTH_MAX
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One job; ``takes``: its first argument is the result of what ran before."""
+    """A job; ``takes``: its first argument is the result of what ran before."""
 
     call: Call[Any]
     takes: bool = False
@@ -35,7 +35,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One part after the other; ``policy`` is that of each part that waits for another."""
+    """A part after the other; ``policy`` is that of each part that waits for another."""
 
     parts: tuple[Node, ...]
     policy: Policy
@@ -75,7 +75,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """What the next part waits for."""
+    """Jobs that the next part waits for."""
 
     jobs: list[_Job]
     shape: bytes

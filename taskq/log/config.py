@@ -63,7 +63,7 @@ _SIZES: Final = (
 
 
 class Packing(NamedTuple):
-    """What becomes of a body on its way into the log."""
+    """Rules for a body on its way into the log."""
 
     compress: Compression
     #: whether it may go to a file of its own when it is larger than PAYLOAD_BYTES_MAX
@@ -82,7 +82,7 @@ def check_dead_max(dead_max: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """What is other in one queue than in the rest of its log; None: nothing.
+    """Exceptions for one queue of a log; None: there is none.
 
     Attributes:
         compress: how payloads and results are compressed.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Trait(enum.IntFlag):
-    """What the store must know of an operation before it looks at an operand."""
+    """Properties of an operation that hold whatever its operand is."""
 
     #: it is decided on the agenda
     AGENDA = 1
@@ -252,7 +252,7 @@ class AdoptOrder(NamedTuple):
 
 @dataclass(slots=True)
 class ClaimRequest:
-    """What a claimer wants. Lives as long as the claim waits.
+    """Wishes of a claimer. Lives as long as the claim waits.
 
     Attributes:
         count: at most so many deliveries.
@@ -292,7 +292,7 @@ class _DeliveryFields(NamedTuple):
 
 
 class Delivery(_DeliveryFields):
-    """One claim of a job: what a worker runs, and the token that its settlement must show.
+    """A claim of a job: what a worker runs, and the token that its settlement must show.
 
     ``record`` is the job's whole enqueue record; its parts are decoded when asked for. A tuple,
     since one is made for every job: that costs a third of an object with attributes.
@@ -373,7 +373,7 @@ class Delivery(_DeliveryFields):
 
 
 class Settlement(NamedTuple):
-    """How a delivery ended.
+    """End of a delivery.
 
     ``kind`` is SUCCEEDED, RETRIED, DEAD, RELEASED or CANCELLED. ``body`` is the result or reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
@@ -392,7 +392,7 @@ class Settlement(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a job ended on another machine, which ran it from a copy of its record.
+    """End of a job on another machine, which ran it from a copy of its record.
 
     ``state`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is the one that it ended in. The
     rest is as of ``Settlement``.
@@ -407,7 +407,7 @@ class Ended(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What one transaction does: all of it, or nothing. Its settlements have no children.
+    """Requests of a transaction: all happen, or none. Its settlements have no children.
 
     ``cancels`` are lsns of jobs.
     """
@@ -418,7 +418,7 @@ class Bundle(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What became of a transaction: jobs that it was to cancel, and answers to its enqueues."""
+    """Result of a transaction: jobs that it was to cancel, and answers to its enqueues."""
 
     cancelled: list[Cancel]
     jobs: list[int | Duplicate]
@@ -445,7 +445,7 @@ WITHDRAWN_MAX: Final = 500
 
 
 class Cancel(enum.IntEnum):
-    """What asking for the end of a job came to; true unless it was too late."""
+    """Result of asking for the end of a job; true unless it was too late."""
 
     #: the job is settled
     TOO_LATE = 0
@@ -522,7 +522,7 @@ class Enrolment(NamedTuple):
 
 
 class Steer(NamedTuple):
-    """What a person wants of a schedule: "pause", "resume", "reset" or "forget"."""
+    """Wish for a schedule: "pause", "resume", "reset" or "forget"."""
 
     name: str
     action: str
@@ -581,7 +581,7 @@ class Edit(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What compaction says when it is done with a segment.
+    """Report of compaction when it is done with a segment.
 
     ``lsn`` is the first that is kept; ``uploads`` are ids of those that are adopted in part, whose
     progress is written again if it stands before that.

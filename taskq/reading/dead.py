@@ -49,7 +49,7 @@ REFUSED_MAX: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What became of a selection of jobs.
+    """Result for a selection of jobs.
 
     Attributes:
         count: jobs that it was done to.
@@ -166,7 +166,7 @@ _LIST_DEFAULT: Final = 100
 
 
 class DeadFilters(TypedDict, total=False):
-    """Which dead letters are meant; what is left out or None does not matter."""
+    """Filter of dead letters; what is left out or None does not matter."""
 
     #: name of their queue
     queue: str | None

@@ -52,7 +52,7 @@ _KIND_AT: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One entry of the log: something that happened to a job, or to the log itself.
+    """An entry of the log: something that happened to a job, or to the log itself.
 
     What a field says depends on the kind; one that the record does not tell has its default.
     In the log only "enqueued", "edited" and "carried" records name a job's queue and task. A stream
@@ -119,7 +119,7 @@ class Record:
 
 
 class Choice:
-    """Which records a stream hands out.
+    """Filter of records that a stream hands out.
 
     Args:
         kinds, queues, tasks: names; None for all.
@@ -197,7 +197,7 @@ class Choice:
 
 
 class Wanted(NamedTuple):
-    """Which records are written; None stands for all."""
+    """Filter of records that are written; None stands for all."""
 
     queue: str | None = None
     task: str | None = None

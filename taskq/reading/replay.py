@@ -45,7 +45,7 @@ _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One job that was enqueued again, or would be.
+    """A job that was enqueued again, or would be.
 
     Attributes:
         job_id: the job of the past.
@@ -65,7 +65,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay did, or would do.
+    """Result of a replay, or of a dry run of it.
 
     Attributes:
         count: jobs enqueued again.

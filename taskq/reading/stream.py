@@ -50,7 +50,7 @@ OnDamage: TypeAlias = Literal["raise", "skip"]
 
 
 class Start(NamedTuple):
-    """Where a stream begins; at most one is given, and none is the start of the log."""
+    """Place at which a stream begins; at most one is given, none is the start of the log."""
 
     reader: str | None = None
     lsn: int | None = None

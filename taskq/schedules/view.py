@@ -27,7 +27,7 @@ NEXT_COUNT: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """One schedule, as the worker that was started last with it has told the log.
+    """A schedule, as the worker that was started last with it has told the log.
 
     Attributes:
         name: of the schedule.

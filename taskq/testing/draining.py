@@ -26,7 +26,7 @@ _FAILURES: Final = frozenset({"retried", "dead"})
 
 @dataclass(slots=True)
 class Drained:
-    """What a drain ran.
+    """Result of a drain.
 
     Attributes:
         outcomes: how many attempts ended "succeeded", "retried", "dead", "released", "cancelled".

@@ -24,7 +24,7 @@ JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancell
 
 @dataclass(slots=True)
 class JobFinished:
-    """One delivery ended. Not frozen, since that would double what making one costs.
+    """A delivery ended. Not frozen, since that would double what making one costs.
 
     Attributes:
         job_id: id of the job.

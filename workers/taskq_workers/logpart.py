@@ -33,7 +33,7 @@ LOGS_MAX: Final = 1_024
 
 
 class LogPart:
-    """What a worker does for one of its logs, until the worker ends or the log is left.
+    """Serve one log of a worker, until the worker ends or the log is left.
 
     Attributes:
         app: the app over the log.
@@ -115,7 +115,7 @@ def _syncing(app: TaskQ) -> Service:
 
 
 class Stranded:
-    """What a loop that was closed under the worker left behind, for each of its logs."""
+    """Remains of a loop that was closed under the worker, for each of its logs."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -65,7 +65,7 @@ CANCEL_SECONDS: Final = 0.5
 
 
 class Phase(enum.Enum):
-    """Where a worker is in its life; it lives once."""
+    """Phases of a worker's life; it lives once."""
 
     NEW = enum.auto()
     #: it opens the log, or runs

@@ -37,14 +37,14 @@ _PARQUET: Final = "parquet"
 
 
 class Sink(Protocol):
-    """Where jobs go."""
+    """A place that jobs go to."""
 
     def job(self, view: JobView) -> None:
         """Write one job."""
 
 
 class JsonLines:
-    """One JSON object a line."""
+    """A JSON object a line."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -112,7 +112,7 @@ def until(waits: Iterable[Wait]) -> int:
 
 
 class Steps:
-    """What the agenda knows of steps. Moments are in shifted time; see ``Timetable``.
+    """Hold what the agenda knows of steps. Moments are in shifted time; see ``Timetable``.
 
     Attributes:
         places: job -> locations of its step records, each at its place; 0: it is not known.

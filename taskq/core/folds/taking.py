@@ -94,7 +94,7 @@ class Taken:
 
 
 class Taking:
-    """Which of the ready jobs are claimed, in their order.
+    """Choose which ready jobs are claimed, in their order.
 
     Args:
         table: every unsettled job.

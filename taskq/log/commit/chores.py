@@ -24,7 +24,7 @@ STEPS_MAX: Final = 64
 
 
 class InnerRequest:
-    """One request and its answer; it stands in for a future.
+    """A request and its answer; it stands in for a future.
 
     Attributes:
         value: the answer, once ``done``.

@@ -51,7 +51,7 @@ _MARGIN_BYTES: Final = 16 * 1024
 
 
 class Room:
-    """What one process knows of the room on the log's disk.
+    """Watch the room on the log's disk, for one process.
 
     Attributes:
         free_bytes: when last looked at; None before that.

@@ -23,7 +23,7 @@ _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
 
 
 class BatchNeeds:
-    """What a batch will need to be decided.
+    """Needs of a batch before it can be decided.
 
     Attributes:
         ops: the operations in it.

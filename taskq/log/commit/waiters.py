@@ -34,7 +34,7 @@ _COMPANY_SECONDS: Final = 0.002
 
 
 class Growth:
-    """Who waits for the log to grow; on the storage thread."""
+    """Wake who waits for the log to grow; on the storage thread."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -110,7 +110,7 @@ _log: Final = logging.getLogger("taskq")
 
 
 class Waiters:
-    """Who waits for what the log does not hold yet.
+    """Hold those who wait for what the log does not hold yet.
 
     Attributes:
         claims: claims that found nothing: (request, port, future).
@@ -160,7 +160,7 @@ def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]
 
 
 class Outcomes:
-    """Who waits for which job to be settled; the watch facet does the looking."""
+    """Hold those who wait for a job to be settled; the watch facet does the looking."""
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self._journal = journal

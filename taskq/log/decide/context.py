@@ -118,7 +118,7 @@ class Recent:
 
 
 class Context:
-    """What all deciders of one process share.
+    """State that all deciders of one process share.
 
     Attributes:
         journal: the log, whose writer lock is held while anything is decided.

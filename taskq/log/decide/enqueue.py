@@ -55,7 +55,7 @@ class Wanted:
 
 
 class Keys:
-    """Who holds a dedup key, and what becomes of it when another job comes with the same."""
+    """Decide who holds a dedup key when another job comes with the same."""
 
     def __init__(self, context: Context, ends: Ends) -> None:
         self._context = context

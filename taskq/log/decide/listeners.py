@@ -65,7 +65,7 @@ class DeadLetter:
 
 
 class _Listeners(Generic[T]):
-    """Those who listen now; changed by other threads, so the list itself never changes."""
+    """Keep those who listen; other threads change it, so the list itself never changes."""
 
     __slots__ = ("now",)
 
@@ -83,7 +83,7 @@ class _Listeners(Generic[T]):
 
 
 class Deaths:
-    """Who is to be told of deaths, and of which, once the present batch is in the log.
+    """Tell who listens of deaths, once the present batch is in the log.
 
     Args:
         tag: what every job id of the log starts with.
@@ -177,7 +177,7 @@ class Deaths:
 
 
 class Asks:
-    """Who here is told that somebody, in whichever process, wants a job of this process over."""
+    """Tell who listens that somebody, in whichever process, wants a job of this process over."""
 
     def __init__(self, context: Context) -> None:
         self._facets = context.facets

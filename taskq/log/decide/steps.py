@@ -41,7 +41,7 @@ _EVENTS: Final = frozenset({Form.EVENT, Form.TIMEOUT})
 
 
 class NewStep(NamedTuple):
-    """What a job that runs has done, or asks for, and is not to do again.
+    """A step that a running job has done, or asks for, and is not to do again.
 
     ``body`` is its value as JSON; an event's is the signal's, and it has none here. ``form`` is of
     ``core.folds.steps``; a TIMEOUT stands only if no signal has come. ``items`` are the jobs that
@@ -59,7 +59,7 @@ class NewStep(NamedTuple):
 
 
 class NewSignal(NamedTuple):
-    """What somebody tells a job; ``once`` is what it is known by, "" for nothing."""
+    """A message to a job; ``once`` is what it is known by, "" for nothing."""
 
     job: int
     name: str

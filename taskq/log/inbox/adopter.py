@@ -46,7 +46,7 @@ _SWEEP_NS: Final = 3_600 * SECOND_NS
 
 
 class Adopter(Chore):
-    """What one process does for the inbox."""
+    """Adopt uploads from the inbox, for one process."""
 
     def __init__(self, committer: Committer) -> None:
         journal = committer.journal

@@ -70,7 +70,7 @@ _SEQUENCE_BYTES: Final = 8
 
 
 class Waiting(NamedTuple):
-    """What is published: uploads in the order of their publication, and what is no manifest."""
+    """Uploads in the order of their publication, and files that are no manifest."""
 
     uploads: list[Upload]
     #: name of a manifest that does not read back -> why

@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a manifest says: parts that were published together under a name.
+    """Parts that were published together under a name, as a manifest says.
 
     Attributes:
         token: of this publication and no other, 32 hex digits; ADOPTED records name it.
@@ -81,7 +81,7 @@ class Upload(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What became of an upload.
+    """End of an upload.
 
     Attributes:
         adopted: jobs that it brought; ``duplicates`` were left out, since their keys were held.

@@ -73,7 +73,7 @@ _SPECS_MAX: Final = 1_024
 
 
 class Job(NamedTuple):
-    """What a tail says of its job; ``extras`` None: nothing but what the spec does."""
+    """Job as its tail says; ``extras`` None: nothing but what the spec does."""
 
     spec: EnqueueSpec
     extras: Extras | None
@@ -149,7 +149,7 @@ def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
 
 
 class Chunk(NamedTuple):
-    """What the header of a chunk says."""
+    """Header of a chunk."""
 
     jobs: int
     size: int

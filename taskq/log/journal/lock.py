@@ -62,7 +62,7 @@ Home: TypeAlias = tuple[int, int, int]
 
 
 class TailHint(NamedTuple):
-    """Where the log ended when the lock was last released."""
+    """End of the log when the lock was last released."""
 
     #: an fsync failed: nobody may write
     failed: int

@@ -16,7 +16,7 @@ _UNTOLD_NS: Final = 2 * STEP_NS
 
 
 class LogTime:
-    """How far wall time is ahead of the steady clock, which all processes of a boot share.
+    """Distance of wall time from the steady clock, which all processes of a boot share.
 
     Attributes:
         base_ns: that distance, as of the last step that the log holds. The log's processes hand

@@ -290,7 +290,7 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
 
 
 class _Air(NamedTuple):
-    """What of a segment may exist only in memory.
+    """Part of a segment that may exist only in memory.
 
     Attributes:
         begin: offset of it; the sync points right before the first frame belong to it.

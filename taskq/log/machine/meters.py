@@ -25,7 +25,7 @@ _BUCKETS: Final = (40 - _MANTISSA_BITS) * _PER_OCTAVE + 2 * _PER_OCTAVE
 
 
 class Histogram:
-    """How often which whole numbers came, in buckets that are at most a quarter wide.
+    """Count whole numbers, in buckets that are at most a quarter wide.
 
     Attributes:
         record: notes a number; one below 0 (a clock that fell) counts as 0.

@@ -35,7 +35,7 @@ _FIELDS: Final = 5
 
 
 class ProgressBoard:
-    """What the jobs of one process tell, and the thread that writes it down.
+    """Take what the jobs of one process tell, and write it down on a thread.
 
     The first word is written at once, the last one at most ``PAUSE_SECONDS`` after it was said.
     """

@@ -75,7 +75,7 @@ _TOLD: Final = 16
 
 
 class Wanted(NamedTuple):
-    """Which jobs to list; None for any. ``before``: only those of lower numbers."""
+    """Filter of jobs to list; None for any. ``before``: only those of lower numbers."""
 
     states: frozenset[State] | None
     queue: str | None

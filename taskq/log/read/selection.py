@@ -44,7 +44,7 @@ WAITING: Final = WAITING_STATES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadFilter:
-    """Which dead letters; what is None does not matter.
+    """Filter of dead letters; what is None does not matter.
 
     Attributes:
         queue, task: by name.
@@ -69,7 +69,7 @@ class DeadFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFilter:
-    """Which waiting jobs; what is None does not matter.
+    """Filter of waiting jobs; what is None does not matter.
 
     Attributes:
         queue, task: by name.

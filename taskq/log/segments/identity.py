@@ -35,7 +35,7 @@ BACKUP: Final = "backup-1"
 
 
 class Identity(NamedTuple):
-    """What the file says."""
+    """Content of the file."""
 
     log_id: uuid.UUID
     created_ns: int

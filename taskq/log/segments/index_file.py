@@ -311,7 +311,7 @@ def save_steps(
 
 
 class _Writer:
-    """One file being written."""
+    """A file being written."""
 
     def __init__(self, disk: Disk, descriptor: int) -> None:
         self._disk = disk

@@ -187,7 +187,7 @@ _DIRECTORY_SIZES: Final = (8 + 4, 8 + 8 + 4 + 4, 4)
 
 
 class Counts(NamedTuple):
-    """How much there is in each section."""
+    """Number of entries in each section."""
 
     entries: int
     places: int
@@ -221,7 +221,7 @@ class Counts(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """Where the sections begin."""
+    """Places at which the sections begin."""
 
     places: int
     entries: int
@@ -240,7 +240,7 @@ class Offsets(NamedTuple):
 
 
 class IndexHeader(NamedTuple):
-    """What the header says."""
+    """Content of the header."""
 
     log_id: bytes
     first_lsn: int

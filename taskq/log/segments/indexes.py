@@ -46,7 +46,7 @@ _STEP_RECORDS: Final = 256
 
 
 class _Summary(NamedTuple):
-    """What is kept of the index of a sealed segment."""
+    """Part of a sealed segment's index that is kept in memory."""
 
     job_min: int
     job_max: int

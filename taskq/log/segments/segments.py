@@ -58,7 +58,7 @@ class SegmentGone(LogError):
 
 
 class Walk(NamedTuple):
-    """What a walk to the last whole frame found."""
+    """Result of a walk to the last whole frame."""
 
     #: behind that frame
     offset: int

@@ -46,7 +46,7 @@ _STEP_FILES: Final = 256
 
 
 class Reference(NamedTuple):
-    """What a record says of a file."""
+    """Record's reference to a file."""
 
     #: SHA-256 of its content
     digest: bytes

@@ -107,7 +107,7 @@ class Newer(Unusable):
 
 
 class Kind(NamedTuple):
-    """Which facet a snapshot is of, and which version of what is frozen of it."""
+    """Facet that a snapshot is of, and the version of what is frozen of it."""
 
     name: str
     code: int

@@ -25,7 +25,7 @@ _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 
 
 class Mailbox:
-    """What callers leave for the storage thread of one log; any thread may send.
+    """Take what callers leave for the storage thread of a log; any thread may send.
 
     Attributes:
         requests: those that the thread has not taken yet; ``next`` takes one. The operand of an

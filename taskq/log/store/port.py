@@ -116,7 +116,7 @@ else:
 
 
 class _Port(Generic[F]):
-    """What the two kinds of port have in common; ``make`` makes the futures they return.
+    """Methods that both kinds of port share; ``make`` makes the futures they return.
 
     Attributes:
         late: how many answers brought deliveries to somebody who had given up; they went back.

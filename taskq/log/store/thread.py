@@ -61,7 +61,7 @@ _UNTOLD_SECONDS: Final = 1.0
 
 
 class StorageThread:
-    """What runs on the thread. Made on it, so that everything here belongs to it alone.
+    """Run the storage thread. Made on it, so that everything here belongs to it alone.
 
     Args:
         mailbox: what callers leave here, and how they wake the thread.

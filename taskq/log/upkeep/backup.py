@@ -73,7 +73,7 @@ _FIXED: Final = frozenset({"spill", "inbox"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupReport:
-    """What a backup or a restored log holds, and what of it was copied just now."""
+    """Content of a backup or a restored log, and what of it was copied just now."""
 
     log_id: str
     #: all records below this one
@@ -85,7 +85,7 @@ class BackupReport:
 
 
 class _End(NamedTuple):
-    """What a backup holds of a log."""
+    """Part of a log that a backup holds."""
 
     segments: tuple[int, ...]
     #: bytes of the last one
@@ -234,7 +234,7 @@ def _alone(disk: Disk, target: str) -> Iterator[None]:
 
 
 class _Copier:
-    """One copy of one log."""
+    """A copy of one log."""
 
     def __init__(self, disk: Disk, source: str, target: str) -> None:
         self._disk = disk

@@ -53,7 +53,7 @@ _KEY_BYTES: Final = 256
 
 
 class Compaction:
-    """One segment on its way out."""
+    """A segment on its way out."""
 
     def __init__(
         self, committer: Committer, port: InnerPort, segment: int, retained: Retained

@@ -28,7 +28,7 @@ _FRAMES: Final = 32
 
 
 class _Seen:
-    """What has been read of a segment.
+    """Part of a segment that has been read.
 
     Attributes:
         offset, next_lsn: where to read on.

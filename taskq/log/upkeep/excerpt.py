@@ -70,7 +70,7 @@ def excerpt(
 
 
 class _Segment:
-    """One in the making."""
+    """An in the making."""
 
     def __init__(
         self, journal: Journal, source: int, first_lsn: int, frame: Frame, link: Link

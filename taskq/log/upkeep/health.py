@@ -42,7 +42,7 @@ Look: TypeAlias = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """A thing that was looked at."""
 
     name: str
     ok: bool

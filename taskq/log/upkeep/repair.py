@@ -47,7 +47,7 @@ _NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """What was damaged, and what became of it.
+    """Damage, and what became of it.
 
     Attributes:
         damage: as ``verify`` told before.

@@ -55,7 +55,7 @@ _FORMS: Final[tuple[Form[Any], ...]] = (AGENDA, DEDUP)
 
 
 class SnapshotPolicy:
-    """How much log is worth a snapshot."""
+    """Rule for how much log is worth a snapshot."""
 
     def __init__(self, log_bytes_min: int = LOG_BYTES_MIN, state_parts: int = STATE_PARTS) -> None:
         self._log_bytes_min = log_bytes_min

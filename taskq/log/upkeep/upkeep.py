@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """What a compaction has done so far."""
+    """Work that a compaction has done so far."""
 
     def __init__(self, *, dry_run: bool = False, by_hand: bool = False) -> None:
         self.dry_run, self.by_hand = dry_run, by_hand
@@ -90,7 +90,7 @@ _COLLECTED_MAX: Final = 64
 
 
 class Upkeep(Chore):
-    """What one process does for the log."""
+    """Look after the log, for one process."""
 
     def __init__(self, committer: Committer) -> None:
         super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")

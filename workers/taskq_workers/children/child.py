@@ -31,7 +31,7 @@ FROZEN_START_SECONDS: Final = 60.0
 
 
 class Phase(enum.Enum):
-    """Where a child is in its life."""
+    """Phases of a child's life."""
 
     #: it imports what it needs
     STARTING = enum.auto()

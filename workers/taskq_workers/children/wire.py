@@ -42,7 +42,7 @@ class Outfit(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One job for a child."""
+    """A job for a child."""
 
     shipment: Shipment
     #: module that defines the task
@@ -74,7 +74,7 @@ class Done(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a running job reports of itself."""
+    """Report of a running job about itself."""
 
     fraction: float
     message: str
@@ -90,7 +90,7 @@ Message: TypeAlias = Ready | Problem | Done | Told | Logged
 
 
 class LostChild(Exception):
-    """What came from the other end is no message."""
+    """Raised where what comes from the other end is no message."""
 
 
 def packed(message: Outfit | Work | Message) -> bytes:

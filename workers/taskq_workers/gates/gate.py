@@ -35,7 +35,7 @@ REST_SECONDS: Final = 1.0
 
 
 class Mode(enum.Enum):
-    """What a gate does with its jobs."""
+    """Ways of a gate to treat its jobs."""
 
     #: there are none, as far as it knows: it waits for the first
     IDLE = enum.auto()
@@ -88,7 +88,7 @@ class GateHost(Protocol):
 
 
 class Gate(ABC):
-    """What gates of both kinds share; each lives in a task of the worker's.
+    """Parts that gates of both kinds share; each lives in a task of the worker's.
 
     Attributes:
         mode: what becomes of its jobs now.

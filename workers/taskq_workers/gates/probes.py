@@ -30,7 +30,7 @@ _SHARED: Final = 0.9
 
 
 class Probe:
-    """What is known of one condition.
+    """State of one condition.
 
     Attributes:
         condition: it.

@@ -23,7 +23,7 @@ _GROUP: Final = "taskq.executors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the command line asks of a worker; what is called as an option of ``Worker`` is that."""
+    """Order of the command line for a worker; names are those of ``Worker``'s options."""
 
     #: as it was typed; whoever runs the jobs imports it anew
     target: str
@@ -53,7 +53,7 @@ class Order:
 
 
 class Executor(Protocol):
-    """What an entry point of the group is."""
+    """Signature of an entry point of the group."""
 
     def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]:
         """Start what the worker needs; it ends with the context."""

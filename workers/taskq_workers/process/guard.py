@@ -42,7 +42,7 @@ _ALARM_BYTES: Final = 4_096
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one worker process is to run.
+    """A place in which a worker process is to run.
 
     Attributes:
         number: from 1.

@@ -74,7 +74,7 @@ class Leash:
 
 
 class WorkerProcess:
-    """One started worker process, as its guard sees it.
+    """A started worker process, as its guard sees it.
 
     Attributes:
         number: of the place that it fills, from 1.

@@ -32,7 +32,7 @@ _COMPLETION: Final = "_TASKQ_COMPLETE"
 
 
 class Usual(NamedTuple):
-    """What was asked for."""
+    """Words of the command line that were asked for."""
 
     target: str
     queues: list[str] | None

@@ -131,7 +131,7 @@ _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (f"\x1b[{code}m" for code in (32, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the banner tells."""
+    """Facts that the banner tells."""
 
     version: str
     pid: int
@@ -154,7 +154,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """What the output can show."""
+    """Abilities of the output."""
 
     colours: bool
     #: the signs for succeeded, dead, and due again

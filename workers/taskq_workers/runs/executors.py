@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """How the jobs of one task are run; a slot unpacks it once for each job."""
+    """Way in which jobs of a task are run; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
     #: takes what ``decode`` gave; its awaitable has the task's value, or an ``Ended`` of elsewhere
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Children(Protocol):
-    """What runs jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
+    """Runner of jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]:
         """Give what runs one job of the task, given its payload, within the job's context."""

@@ -39,7 +39,7 @@ LEFT_OUT: Final = "… earlier lines are left out"
 
 
 class Logging(NamedTuple):
-    """How a process logs; what is said to a worker holds for its children."""
+    """Way in which a process logs; what is said to a worker holds for its children."""
 
     #: from which on; "" if logging is the program's own business
     level: str = ""
@@ -136,7 +136,7 @@ _UNPRINTABLE: Final = "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u20
 
 
 class _Documents(logging.Formatter):
-    """One JSON document a line; what a program gives as ``extra`` is in it by its own names."""
+    """A JSON document a line; what a program gives as ``extra`` is in it by its own names."""
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {

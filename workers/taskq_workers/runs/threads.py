@@ -44,14 +44,14 @@ _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Returned(NamedTuple):
-    """What a function left behind. A future's own exception could not be a StopIteration."""
+    """Result of a function. A future's own exception could not be a StopIteration."""
 
     value: Any
     error: BaseException | None
 
 
 class _Call:
-    """One call, handed to whichever thread is free."""
+    """A call, handed to whichever thread is free."""
 
     __slots__ = ("args", "began", "context", "function", "future", "given_up", "kwargs")
 
@@ -206,7 +206,7 @@ class ThreadRunner:
 
 
 class _Watched:
-    """One call with limits of time: runs in a thread, while timers of the loop watch it.
+    """A call with limits of time: runs in a thread, while timers of the loop watch it.
 
     The interpreter raises SoftTimeout in the thread some steps after it was asked to, and by then
     the thread may be at its next job. So either the timer sees that the call is over and asks for

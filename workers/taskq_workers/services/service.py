@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """One part: a scheduler, the gates, a listener for cancels, a watch over the loop."""
+    """A part: a scheduler, the gates, a listener for cancels, a watch over the loop."""
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Do its work until it is cancelled.

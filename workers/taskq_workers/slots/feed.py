@@ -32,7 +32,7 @@ HOARD_SECONDS: Final = 0.5
 
 
 class Quota:
-    """How many jobs a worker may still begin, over all its logs.
+    """Count the jobs that a worker may still begin, over all its logs.
 
     Args:
         jobs_max: so many; None for no limit.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FeedHost(Protocol):
-    """What the feed of a log, and the gates before it, ask of whoever runs its jobs."""
+    """Host of a log's feed and gates, which runs its jobs."""
 
     @property
     def feed(self) -> Feed:
@@ -48,7 +48,7 @@ class FeedHost(Protocol):
 
 
 class Runner(FeedHost, Protocol):
-    """What runs a worker's jobs: ``Slots`` here, or executors elsewhere.
+    """Runner of a worker's jobs: ``Slots`` here, or executors elsewhere.
 
     Attributes:
         gone: set once nothing runs any more, after ``leave``.
@@ -73,7 +73,7 @@ class Runner(FeedHost, Protocol):
 
 
 class ClaimFilter(Protocol):
-    """What keeps jobs from being claimed for now: conditions, and queues that back off."""
+    """Keep jobs from being claimed for now: by conditions, and queues that back off."""
 
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
@@ -85,7 +85,7 @@ class ClaimFilter(Protocol):
 
 
 class Gatekeeper(Protocol):
-    """What slots ask of the gates of their worker."""
+    """Gates of a worker, as its slots ask them."""
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement

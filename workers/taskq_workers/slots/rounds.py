@@ -50,7 +50,7 @@ LAP_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One log, as the slots of a worker see it.
+    """A log, as the slots of a worker see it.
 
     Attributes:
         app: the app over this log.
@@ -78,7 +78,7 @@ class LogFeed(Feed):
 
 
 class Share:
-    """What one log has of the slots: the ``FeedHost`` of its feed and its gates.
+    """Share of a log in the slots: the ``FeedHost`` of its feed and its gates.
 
     Attributes:
         gates: what keeps its jobs back; None while nothing ever does.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Shipment(NamedTuple):
-    """One claimed job."""
+    """A claimed job."""
 
     tag: str
     job: int
@@ -35,7 +35,7 @@ class Shipment(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How one job ended; what of a ``Settlement`` only the other end can know."""
+    """End of a job; what of a ``Settlement`` only the other end can know."""
 
     #: which of the jobs sent together, from 0
     number: int
