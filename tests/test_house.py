@@ -98,6 +98,8 @@ class Source(NamedTuple):
 
     #: place, number of lines, and first line of the docstring of each
     functions: list[tuple[str, int, str]]
+    #: place, and first line of the docstring of each
+    classes: list[tuple[str, str]]
     #: each import, with the modules that it may be of, and whether only type hints need it
     imports: list[tuple[ast.AST, list[str], bool]]
 
@@ -107,12 +109,15 @@ def sources() -> dict[Path, Source]:
     result = {}
     for path in SOURCES:
         tree = parsed(path.read_text())
-        only_hints, source = hints(tree), Source([], [])
+        only_hints, source = hints(tree), Source([], [], [])
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 count = (node.end_lineno or node.lineno) - node.lineno + 1
                 first, _, _ = (ast.get_docstring(node) or "").partition("\n")
-                source.functions.append((place(path, node), count, first))
+                if isinstance(node, ast.ClassDef):
+                    source.classes.append((place(path, node), first))
+                else:
+                    source.functions.append((place(path, node), count, first))
             elif names := imported(node):
                 source.imports.append((node, names, id(node) in only_hints))
         result[path] = source
@@ -308,10 +313,13 @@ NO_VERBS = {
 }  # fmt: skip
 
 
-def test_docstrings_of_functions_begin_with_what_they_do() -> None:
+def test_docstrings_begin_with_what_is_done_or_what_it_is() -> None:
+    """All of functions, and those of classes in the library and the workers."""
+    classes = [entry for source in sources().values() for entry in source.classes]
+    of_classes = [entry for entry in classes if entry[0].startswith(("taskq/", "workers/"))]
     seen = [
         f"{where}: {text}"
-        for where, _, text in functions()
+        for where, text in [*((where, text) for where, _, text in functions()), *of_classes]
         if re.split(r"\W", text, maxsplit=1)[0].lower() in NO_VERBS
     ]
     assert not seen

@@ -234,7 +234,7 @@ class Body(enum.Enum):
 
 
 class Row:
-    """All that is known of a kind of record.
+    """Everything that is known of a kind of record.
 
     Attributes:
         kind: its type.

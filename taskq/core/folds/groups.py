@@ -33,7 +33,7 @@ _STALE_MAX: Final = 64
 
 
 class Groups:
-    """All groups: those of keyed lanes, and of tasks that have a limit here.
+    """Groups: those of keyed lanes, and of tasks that have a limit here.
 
     Args:
         lanes: all lanes by number; others may come.

@@ -24,7 +24,7 @@ GONE.queue = GONE.task = "\0"
 
 
 class Queues:
-    """All lanes, and those of each priority that have jobs to claim.
+    """Lanes, and those of each priority that have jobs to claim.
 
     Args:
         ages: is told of jobs that may be claimed again.

@@ -13,7 +13,7 @@ CHECK_NS: Final = 250_000_000
 
 
 class OtherOwners:
-    """Whose claims must be watched for the death of their process."""
+    """Processes whose claims must be watched for their death."""
 
     def __init__(self, facets: Facets, peers: Peers) -> None:
         self._facets = facets

@@ -442,7 +442,7 @@ class Facets:
 
 
 class Sight(NamedTuple):
-    """All that a look may see; it reads only, on the thread that has them."""
+    """Everything that a look may see; it reads only, on the thread that has them."""
 
     journal: Journal
     facets: Facets

@@ -37,7 +37,7 @@ LOOK_SECONDS: Final = 0.5
 
 
 class AllBut(frozenset[str]):
-    """All names but these, for a claim from all queues: only ``in`` may be asked of it."""
+    """Every name but these, for a claim from all queues: only ``in`` may be asked of it."""
 
     __slots__ = ()
 
