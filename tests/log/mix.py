@@ -26,8 +26,8 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
-from taskq.log.read.selection import letters
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.log.read.selection import WaitingFilter, letters, waiting_page
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Withdrawal
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.editing import some_edit
 from tests.log.tending import FILLER, keeping, meaning
@@ -83,8 +83,8 @@ class Mix:
     def act(self) -> None:
         acts: dict[Callable[[Process], object], int] = {
             self.put: 20, self.claim: 15, self.settle: 20, self.extend: 3, self.cancel: 2,
-            self.pause: 1, self.letter: 4, self.fill: 1, self.edit: 4, self.step: 8,
-            self.signal: 6,
+            self.pause: 1, self.withdraw: 2, self.letter: 4, self.fill: 1, self.edit: 4,
+            self.step: 8, self.signal: 6,
         }  # fmt: skip
         number = self.random.randrange(100)
         if number < 30:
@@ -191,6 +191,12 @@ class Mix:
 
     def pause(self, process: Process) -> None:
         process.ask(self.random.choice([Op.PAUSE, Op.RESUME]), "other")
+
+    def withdraw(self, process: Process) -> None:
+        process.catch_up()
+        count = self.random.randrange(1, 5)
+        jobs = waiting_page(process.committer.sight, WaitingFilter(), 0, 2**62, count).items
+        process.ask(Op.WITHDRAW, Withdrawal(jobs))
 
     def letter(self, process: Process) -> None:
         dead = [row[0] for row in process.catch_up().need_agenda().dead.rows(0, 999)]

@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Extras, State
-from taskq.core.records import Flag, Kind
+from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Duplicate, EnqueueSpec, Op
 from taskq.log.state.story import is_job
 from tests.effort import grows, some
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
-from tests.log.world import PATH, Process, World
+from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.log.config import LogConfig
     from taskq.log.requests import Rewrite
 
@@ -222,102 +218,3 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> N
         assert meaning(world.fold(), now_ns) == expected, f"step {step}, then"
         step += 1 + step // some(1, 8)
     assert step > 100
-
-
-# -- any history ----------------------------------------------------------------------------------
-
-KEYS = st.sampled_from([None, b"a", b"b"])
-ACTS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["put", "put", "delay", "expire", "run", "run", "fail", "die", "hold", "cancel",
-             "fill", "tend", "pass", "step"]
-        ),
-        st.integers(0, 10**6),
-        KEYS,
-        st.booleans(),
-    ),
-    max_size=40,
-)  # fmt: skip
-
-
-class Random:
-    """A random history of two processes, one of which compacts."""
-
-    def __init__(self) -> None:
-        self.world = World(config=SMALL)
-        self.processes = [self.world.process(), self.world.process()]
-        self.jobs: list[int] = []
-
-    def act(self, name: str, number: int, key: bytes | None, other: bool) -> None:
-        process = self.processes[number % 2]
-        clock = self.world.clock
-        acts: dict[str, Callable[[], object]] = {
-            "put": lambda: self.put(process, number, key, other, 0),
-            "delay": lambda: self.put(process, number, key, other, number % 5 + 1),
-            "expire": lambda: self.expire(process, number, is_wall=other),
-            "run": lambda: self.settle(process, number, Kind.SUCCEEDED),
-            "fail": lambda: self.settle(process, number, Kind.RETRIED),
-            "die": lambda: self.settle(process, number, Kind.DEAD),
-            "hold": lambda: process.claim(1),
-            "cancel": lambda: self.cancel(process, number),
-            "fill": lambda: self.fill(process),
-            "tend": lambda: self.tend(process),
-            "pass": lambda: clock.advance(number % 3_000),
-            "step": lambda: clock.step(number % 7_200 - 3_600),
-        }
-        acts[name]()
-
-    def put(
-        self, process: Process, number: int, key: bytes | None, other: bool, delay: int
-    ) -> None:
-        spec = OTHER if other else EnqueueSpec(task="mail.send", flags=int(Flag.DROP_RESULT))
-        window_ns = (number % 3) * 600 * SECOND_NS if key else 0
-        extras = Extras(key=key, window_ns=window_ns, due_ns=delay * 600 * SECOND_NS)
-        answer = process.offer(b"%d" % number, extras, spec)
-        if isinstance(answer, int):
-            self.jobs.append(answer)
-
-    def expire(self, process: Process, number: int, *, is_wall: bool) -> None:
-        moment = (number % 5 + 1) * 600 * SECOND_NS + (self.world.clock.wall_ns() if is_wall else 0)
-        extras = Extras(expires_ns=moment, expires_is_wall=is_wall)
-        process.offer(b"%d" % number, extras, OTHER)
-
-    def settle(self, process: Process, number: int, kind: Kind) -> None:
-        for delivery in process.claim(1 + number % 3):
-            process.settle(delivery, kind, body=b"%d" % number)
-
-    def cancel(self, process: Process, number: int) -> None:
-        if self.jobs:
-            process.ask(Op.CANCEL, self.jobs[number % len(self.jobs)])
-
-    def tend(self, process: Process) -> None:
-        before = meaning(process.catch_up(), self.world.clock.wall_ns())
-        tend(process)
-        assert meaning(process.catch_up(), self.world.clock.wall_ns()) == before
-
-    def fill(self, process: Process) -> None:
-        segment = process.journal.segment
-        while process.journal.segment == segment:
-            process.enqueue(FILLER)
-            for delivery in process.claim(3):
-                process.settle(delivery)
-
-
-@given(acts=ACTS)
-@grows
-@settings(max_examples=some(10, 60), deadline=None, suppress_health_check=list(HealthCheck))
-@pytest.mark.timeout(180)
-def test_what_remains_folds_to_what_the_whole_did(acts: list[tuple[str, int, Any, bool]]) -> None:
-    """Whatever happened, however often segments went: every process and every newcomer agree."""
-    run = Random()
-    for act in acts:
-        run.act(*act)
-    for process in run.processes:
-        run.fill(process)
-    run.act("tend", 0, None, False)
-    now_ns = run.world.clock.wall_ns()
-    live = [meaning(process.catch_up(), now_ns) for process in run.processes]
-    assert live[0] == live[1]
-    assert meaning(run.world.fold(), now_ns) == live[0]
-    assert PATH in run.world.segments()[0]
