@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLOT = struct.Struct("<QB7x")
-ROUNDS = 100
+ROUNDS = 40
 MEDIAN_SECONDS_MAX = 0.010
 #: A timer's precision, and what a busy machine adds.
 DUE_SECONDS_MAX = 0.25
