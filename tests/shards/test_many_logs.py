@@ -78,8 +78,9 @@ async def test_a_task_that_is_registered_late_is_claimed_from_all_logs(tmp_path:
     for path in logs:
         async with over(app, path) as log:
             await log.enqueue_by_name("late", path.name)
-    async with app.worker(logs=logs) as worker:
-        shares: Any = worker._runner.feed.shares.values()
+    worker: Any = app.worker(logs=logs)
+    async with worker:
+        shares = worker._runner.feed.shares.values()
         await until(lambda: all(share.feed.stands for share in shares))
 
         @app.task(name="late")

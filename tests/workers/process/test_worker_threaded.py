@@ -85,7 +85,12 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     monkeypatch.setattr(threaded, "run_to_the_end", late)
     worker = WorkerThread(app)
     join = worker._thread.join
-    monkeypatch.setattr(worker._thread, "join", lambda: (stopping.set(), join(30)))
+
+    def joined() -> None:
+        stopping.set()
+        join(30)
+
+    monkeypatch.setattr(worker._thread, "join", joined)
     starting = threading.Thread(target=worker.start)
     starting.start()
     assert begun.wait(30)
