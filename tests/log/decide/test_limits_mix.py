@@ -224,7 +224,9 @@ class LimitedMix(Mix):
             for owner, delivery in self.held:
                 owner.ask(Op.SETTLE, [success(delivery)])
             self.held.clear()
-            # Whoever waits for a dead letter does so until it is gone.
+            # Whoever waits for a signal does so for ever, for a dead letter until it is gone.
+            for job in list(agenda.steps.waits):
+                process.ask(Op.CANCEL, job)
             process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])
             self.world.clock.advance(30)
             request = ClaimRequest(50, wait_until_ns=0, limits=LIMITS)
