@@ -59,7 +59,7 @@ def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
 
 
 class Known(NamedTuple):
-    """How far a last segment is known before a walk to its end."""
+    """Part of a last segment that is known before a walk to its end."""
 
     #: behind its last frame of which is known
     offset: int
