@@ -152,7 +152,7 @@ LOOSE = codec_of(loose)
 
 @given(JSON, st.lists(JSON), st.dictionaries(st.text(min_size=1), JSON))
 @grows
-@settings(max_examples=some(35, 100))
+@settings(max_examples=some(15, 100))
 def test_what_is_not_annotated_comes_back_as_plain_json(
     value: Any, rest: list[Any], further: dict[str, Any]
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
     assert any("lost" in attempt.outcome for job in jobs for attempt in job.attempts)
 
 
+@pytest.mark.slow
 def test_a_tree_of_one_file_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "only").write_text("one")

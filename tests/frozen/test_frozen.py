@@ -16,6 +16,8 @@ from tests.programs import run_python
 ROOT: Final = Path(__file__).parents[2]
 PROGRAM: Final = ROOT / "tests/samples/frozen_program.py"
 SPEC: Final = Path(__file__).parent / "both.spec"
+#: Where the tasks stand. The program's own file is the harder place: children import it anew.
+WHERE: Final = ["main", pytest.param("module", marks=pytest.mark.slow)]
 ADVICE: Final = "call multiprocessing.freeze_support() first"
 
 
@@ -58,7 +60,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.parametrize("where", ["module", "main"])
+@pytest.mark.parametrize("where", WHERE)
 def test_children_start_as_those_of_multiprocessing(
     where: str, stand_in: Path, tmp_path: Path
 ) -> None:
@@ -66,7 +68,7 @@ def test_children_start_as_those_of_multiprocessing(
     assert (ran.lines, ran.copies) == (["1 True", "2 True"], 1), ran.errors
 
 
-@pytest.mark.parametrize("where", ["module", "main"])
+@pytest.mark.parametrize("where", WHERE)
 def test_a_program_that_forgets_them_is_told_and_starts_no_copies_of_copies(
     where: str, stand_in: Path, tmp_path: Path
 ) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-import httpx
 import pytest
 
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
@@ -26,8 +23,9 @@ from taskq_plugins.hub.device.line import check_url
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
+from tests.cli.helpers import taskq
 from tests.hub.place import Place, is_copy
-from tests.programs import run_taskq
+from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,44 +240,42 @@ def _free_port() -> int:
 def _serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
     process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
-        except httpx.HTTPError:
-            continue
-        return process
-    raise AssertionError("the hub does not answer")
+    eventually(lambda: _listens(port), 30)
+    return process
 
 
-def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(tmp_path: Path) -> None:
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return not sock.connect_ex(("127.0.0.1", port))
+
+
+def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, hub, port = tmp_path / "log", tmp_path / "hub", _free_port()
-    environment = os.environ | {"TASKQ_HUB_URL": f"http://127.0.0.1:{port}"}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return run_taskq(*words, env=environment, cwd=tmp_path)
-
-    run("put", "one", "-d", str(log))
-    run("hub", "init", str(hub))
-    (tmp_path / "token").write_text(run("hub", "enrol", str(hub), "edge-7").stdout)
-    send = ("sync", str(log), "--token-file", "token")
-    done = run(*send)
-    assert (done.returncode, "cannot be reached" in done.stderr) == (1, True)
+    monkeypatch.setenv("TASKQ_HUB_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.chdir(tmp_path)
+    taskq("put", "one", "-d", log)
+    taskq("hub", "init", hub)
+    (tmp_path / "token").write_text(taskq("hub", "enrol", hub, "edge-7").stdout)
+    send = ("sync", log, "--token-file", "token")
+    done = taskq(*send)
+    assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)
     server = _serve(hub, port)
     try:
-        assert run("hub", "serve", str(hub)).returncode == 1
-        assert "sent (new)" in run(*send).stdout
-        run("put", "two", "-d", str(log))
+        assert taskq("hub", "serve", hub).exit_code == 1
+        assert "sent (new)" in taskq(*send).stdout
+        taskq("put", "two", "-d", log)
         server.send_signal(signal.SIGKILL)
         server.wait()
         server = _serve(hub, port)
-        assert re.search(r"up to lsn 2; .* B sent \(behind\)", run(*send).stdout)
-        assert "up to lsn 2; nothing to send" in run(*send).stdout
+        assert re.search(r"up to lsn 2; .* B sent \(behind\)", taskq(*send).stdout)
+        assert "up to lsn 2; nothing to send" in taskq(*send).stdout
         (copy,) = (hub / "devices" / "edge-7").glob("*-*")
-        assert "no damage" in run("verify", "-d", str(copy)).stdout
-        refused = run("put", "three", "-d", str(copy))
-        assert (refused.returncode, "edge-7" in refused.stderr) == (1, True)
+        assert "no damage" in taskq("verify", "-d", copy).stdout
+        refused = taskq("put", "three", "-d", copy)
+        assert (refused.exit_code, "edge-7" in refused.stderr) == (1, True)
     finally:
         server.kill()
         server.wait()
-    assert run("sync", str(log)).returncode == 2
+    assert taskq("sync", log).exit_code == 2

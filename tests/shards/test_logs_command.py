@@ -15,6 +15,7 @@ import pytest
 
 from taskq import TaskQ
 from taskq.app.logs import over
+from tests.cli.helpers import taskq, taskq_json
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
 
@@ -66,18 +67,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TASKQ_DATA_DIR", raising=False)
 
 
-def taskq(*words: str) -> str:
-    done = run_taskq(*words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def put(log: str, task: str, text: str) -> None:
-    taskq("put", "-d", log, "--task", f"many_logs_app.{task}", json.dumps({"text": text}))
+    words = ("-d", log, "--task", f"many_logs_app.{task}", json.dumps({"text": text}))
+    assert taskq("put", *words).exit_code == 0
 
 
 def states(log: str) -> list[tuple[str, str]]:
-    jobs = json.loads(taskq("ls", log, "--json"))
+    jobs = taskq_json("ls", log)
     return sorted((job["task"].rpartition(".")[2], job["state"]) for job in jobs)
 
 
@@ -87,7 +83,8 @@ def test_the_command_works_several_logs(tmp_path: Path, guard: list[str]) -> Non
     for log in ("a", "b=c"):
         put(log, "root", "x")
         put(log, "child", "y")
-    shown = taskq("worker", "many_logs_app:app", "-d", "a=3", "-d", "b=c", "--burst", *guard)
+    words = ("many_logs_app:app", "-d", "a=3", "-d", "b=c", "--burst", *guard)
+    shown = run_taskq("worker", *words, check=True).stdout
     assert f"{tmp_path / 'a'}, {tmp_path / 'b=c'}" in shown
     for log in ("a", "b=c"):
         both = [("leaf", "succeeded")] * 2

@@ -132,7 +132,7 @@ async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> 
 
 
 @grows
-@pytest.mark.parametrize("start", range(0, some(40, 10_000), 20))
+@pytest.mark.parametrize("start", range(0, some(20, 10_000), 20))
 def test_each_log_has_its_share_and_none_stands_still(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
