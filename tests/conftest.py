@@ -17,7 +17,7 @@ from tests.effort import run
 from tests.recorder import Recorder, record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
@@ -87,11 +87,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
+def logs_at_work() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "taskq-storage"]
+
+
+@pytest.fixture(scope="session")
+def stays_open() -> Callable[[], None]:
+    """Return what lets logs that are open now outlive a test: a module's fixture closes them."""
+    return lambda: _LEFT.update(logs_at_work())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """No test leaves a log open: it would go on working beside the tests that come after it."""
     yield
-    seen = [item for item in threading.enumerate() if item.name == "taskq-storage"]
+    seen = logs_at_work()
     for thread in seen:
         if thread not in _LEFT:
             thread.join(5)

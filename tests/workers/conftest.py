@@ -6,11 +6,6 @@ from tests.workers.fakes import FakeApp
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def fake() -> FakeApp:
     """Return an app whose log is in memory; made within the loop."""
     return FakeApp()
