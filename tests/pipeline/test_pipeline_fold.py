@@ -66,7 +66,7 @@ def test_attempts_that_a_record_carries_tell_how_long_they_waited_and_ran() -> N
 
 def test_what_was_told_before_is_not_told_again() -> None:
     """Of a job that is over, and of one that was carried though its beginning was read."""
-    told = {"kind": "told"}
-    assert not made(told, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
+    over = {"kind": "told"}
+    assert not made(over, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
     assert not made(CARRIED).jobs.num_rows
     assert made(CARRIED, read=(15, 999)).jobs["state"].to_pylist() == ["running"]
