@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import re
 import sys
 import urllib.request
@@ -125,6 +127,17 @@ async def test_a_page_is_there_before_the_first_job(tmp_path: Path) -> None:
         for path in ("/", "/jobs", "/failures", "/schedules", "/limits", "/log", "/api/stats"):
             assert (await client.get(f"/taskq{path}")).status_code == 200, path
     await app.close()
+
+
+async def test_a_page_that_is_gone_has_no_file_open_though_no_lifespan_ran(app: TaskQ) -> None:
+    open_files = []
+    for _ in range(3):
+        async with outside(app) as client:
+            assert (await client.get("/taskq/api/stats")).status_code == 200
+        del client
+        gc.collect()
+        open_files.append(len(os.listdir("/dev/fd")))  # noqa: PTH208
+    assert open_files[1] == open_files[2]
 
 
 async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address(

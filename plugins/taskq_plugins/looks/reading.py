@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime
@@ -81,6 +82,8 @@ class Looks:
         self._turn = anyio.CapacityLimiter(1)
         #: by the moment that they tell of, "" for now; the one used last stands last
         self._readers: dict[str, LogReader] = {}
+        # Where a page is mounted its lifespan may never run, and nobody calls ``close``.
+        weakref.finalize(self, _close, self._readers).atexit = False
 
     async def read(self, work: Callable[[LogReader], T], at: str = "") -> T:
         """Return what ``work`` makes of the log, or of the log as it was at a moment.
@@ -115,8 +118,12 @@ class Looks:
 
     def close(self) -> None:
         """Close the files. Legal twice."""
-        while self._readers:
-            self._readers.popitem()[1].close()
+        _close(self._readers)
+
+
+def _close(readers: dict[str, LogReader]) -> None:
+    while readers:
+        readers.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
