@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from contextlib import contextmanager
 from threading import Lock
@@ -120,7 +121,8 @@ def import_without_types(package: str, types: str) -> None:
 def import_without_tls() -> None:
     """Import asyncio and anyio; their TLS follows at the first use, and OpenSSL with it: 4 MiB.
 
-    So do anyio's sockets, of which a worker has none.
+    So do anyio's sockets, of which a worker has none, and ``platform``, which ``uuid`` asks for the
+    system's name alone.
     """
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")
@@ -128,3 +130,7 @@ def import_without_tls() -> None:
             made = importlib.import_module("asyncio")
             importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)
+    system = _Later("platform")
+    vars(system)["system"] = lambda: os.uname().sysname
+    with postponed(system):
+        importlib.import_module("uuid")

@@ -99,7 +99,7 @@ LATE = (
     "taskq_workers.process.guard taskq_workers.process.reload "
     "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle random base64 "
     "taskq.log.read.flows taskq.log.read.selection taskq.log.read.why taskq.log.format.salvage "
-    "anyio._core._sockets anyio.streams.tls"
+    "anyio._core._sockets anyio.streams.tls platform"
 )
 LOADED = "import atexit, json, sys; atexit.register(lambda: print(json.dumps([*sys.modules])));"
 WORKER_APP = """
@@ -207,7 +207,9 @@ def test_tls_is_there_for_the_first_task_of_a_worker_that_asks_for_it() -> None:
 from taskq._lazy import import_without_tls
 import_without_tls()
 import anyio, asyncio, sys
-assert not {"ssl", "_ssl", "asyncio.sslproto", "anyio._core._sockets"} & {*sys.modules}
+assert not {"ssl", "_ssl", "asyncio.sslproto", "anyio._core._sockets", "platform"} & {*sys.modules}
+import uuid
+assert uuid.platform.python_implementation() == sys.modules["platform"].python_implementation()
 assert asyncio.sslproto.SSLProtocol is sys.modules["asyncio.sslproto"].SSLProtocol
 
 async def main():
