@@ -11,8 +11,7 @@ from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.aside import IDENTITY, LOG, content
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.outbox.handing import OUTBOX
-from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,12 +17,13 @@ from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, parse_json
 from taskq.views import WAITING_STATES
-from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskq.hooks import OptionChanges
+    from taskq_plugins.hub.outbox.sending import Hub
 
 _PORTS: Final = 1 << 16
 _PORT_DEFAULT: Final = 8470
@@ -91,7 +92,9 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     the end of.
     """
     if other is not None:
-        _hand_on(directory, device, other)
+        with _opened(directory) as hub:
+            count = hub.hand_on_sync(device, other)
+        render.echo(f"{count_of(count)} for {device} given to {other}")
     Registry(directory).retire(device)
     _cancel_open(directory, device)
 
@@ -380,8 +383,6 @@ def put(
 
     The device takes it when it syncs, if it accepts the task.
     """
-    from taskq_plugins.hub.outbox.sending import Hub  # noqa: PLC0415 - help must not import the log
-
     try:
         values = parse_json(arguments)
     except ValueError as error:
@@ -393,43 +394,32 @@ def put(
         for name, value in options.items()
         if value is not None
     }
-    hub = Hub(directory)
-    try:
+    with _opened(directory) as hub:
         call = hub.call_by_name(task, **values).options(**changes)
         given = hub.group(to) if is_group else hub.device(to)
         jobs = given.enqueue_sync(call)
-    finally:
-        hub.close_sync()
     for job in jobs if isinstance(jobs, list) else [jobs]:
         render.echo(job.id)
 
 
-def _hand_on(directory: Path, device: str, other: str) -> None:
-    """Give the jobs that wait for a device to another."""
-    from taskq_plugins.hub.outbox.sending import Hub  # noqa: PLC0415 - as above
-
-    hub = Hub(directory)
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[Hub]:
+    """Have a hub's outbox open for the block."""
+    opened: Hub = _package("taskq_plugins.hub.outbox.sending").Hub(directory)
     try:
-        count = hub.hand_on_sync(device, other)
+        yield opened
     finally:
-        hub.close_sync()
-    render.echo(f"{count_of(count)} for {device} given to {other}")
+        opened.close_sync()
 
 
 def _cancel_open(directory: Path, device: str) -> None:
     """Cancel the jobs that wait for a device."""
-    from taskq_plugins.hub.outbox.handing import OUTBOX, TO  # noqa: PLC0415 - as above
-    from taskq_plugins.hub.outbox.sending import Outbox  # noqa: PLC0415 - as above
-
     if not (directory / OUTBOX).is_dir():
         return
-    app = Outbox(directory.absolute())
-    try:
-        swept = app.cancel_many_sync(queue=f"{TO}{device}")
-    finally:
-        app.close_sync()
-    if swept.count:
-        render.echo(f"{swept.count} jobs for {device} cancelled")
+    with _opened(directory) as hub:
+        count = hub.cancel_open_sync(device)
+    if count:
+        render.echo(f"{count} jobs for {device} cancelled")
 
 
 @hub.command()
@@ -439,7 +429,6 @@ def _cancel_open(directory: Path, device: str) -> None:
 def show(directory: Path, job_id: str, as_json: bool) -> None:
     """Show a job for a device as the hub has it, then as the device's own log tells it."""
     from taskq.engine import LogReader  # noqa: PLC0415 - as above
-    from taskq_plugins.hub.outbox.handing import OUTBOX  # noqa: PLC0415 - as above
     from taskq_plugins.hub.outbox.sending import find_there, why  # noqa: PLC0415 - as above
 
     hub, now_ns = directory.absolute(), time.time_ns()

@@ -45,6 +45,8 @@ _TOKENS_MAX: Final = 2
 _DAY_NS: Final = 86_400 * SECOND_NS
 #: So often a device's log may be set back within a day.
 _FORKS_MAX: Final = 3
+#: Where a hub has the jobs for its devices.
+OUTBOX: Final = "outbox"
 _FILE: Final = "registry.db"
 _WAIT_SECONDS: Final = 30.0
 _TABLES: Final = """

@@ -18,7 +18,7 @@ from taskq.errors import JobNotFound, LogError
 from taskq_plugins.hub.aside import SPILL
 from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
-from taskq_plugins.hub.registry import Hint
+from taskq_plugins.hub.registry import OUTBOX, Hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.outbox.reading import Reading, There
     from taskq_plugins.hub.registry import Registry
 
-OUTBOX: Final = "outbox"
 #: Begins the name of the queue of a device.
 TO: Final = "to:"
 #: Headers of a job in the outbox: a random word, the queue on the device, when it expires.

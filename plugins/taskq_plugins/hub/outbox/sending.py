@@ -15,9 +15,9 @@ from taskq.errors import NotWaiting, UsageError
 from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
-from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, OUTBOX, QUEUE, TO, read_note
+from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, TO, read_note
 from taskq_plugins.hub.outbox.reading import Identified, Readings
-from taskq_plugins.hub.registry import Registry, checked
+from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 
 if TYPE_CHECKING:
     import os
@@ -125,6 +125,12 @@ class Hub:
         return count
 
     hand_on_sync = blocking(hand_on)
+
+    async def cancel_open(self, device: str) -> int:
+        """Cancel the jobs that wait for a device; returns how many they were."""
+        return (await self._app.cancel_many(queue=f"{TO}{device}")).count
+
+    cancel_open_sync = blocking(cancel_open)
 
     async def close(self) -> None:
         """Close the outbox, and what is known of the devices. Legal twice."""

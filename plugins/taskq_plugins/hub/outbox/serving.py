@@ -10,7 +10,8 @@ from taskq.engine import LogConfig, PatientDisk, SystemClock
 from taskq.errors import TaskqError
 from taskq.hooks import Connection
 from taskq_plugins.hub.aside import IDENTITY
-from taskq_plugins.hub.outbox.handing import OUTBOX, Handing
+from taskq_plugins.hub.outbox.handing import Handing
+from taskq_plugins.hub.registry import OUTBOX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
