@@ -83,11 +83,6 @@ class Way(NamedTuple):
     bytes_max: int = JSON_BYTES_MAX
     has_frames: bool = False
 
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """Return what its paths look like."""
-        return _pattern(self.path)
-
 
 @cache
 def _pattern(path: str) -> re.Pattern[str]:
@@ -144,9 +139,12 @@ class Carried(NamedTuple):
     body: bytes
 
 
-def way_to(method: str, path: str) -> Way | None:
-    """Return what kind of request that is; None if nothing is there."""
-    return next((way for way in WAYS if way.method == method and way.pattern.fullmatch(path)), None)
+def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
+    """Return what kind of request that is, and what its path says; None if nothing is there."""
+    for way in WAYS:
+        if way.method == method and (match := _pattern(way.path).fullmatch(path)):
+            return way, match.groupdict()
+    return None
 
 
 def carried(asked: Request | Enrol) -> Carried:
@@ -187,12 +185,10 @@ def delivered(
         OtherProtocol: it is of another version.
         ValueError: it is not as the protocol has it.
     """
-    way = way_to(method, path)
-    if way is None:
+    found = way_to(method, path)
+    if found is None:
         return None
-    match = way.pattern.fullmatch(path)
-    assert match is not None
-    fields = match.groupdict()
+    way, fields = found
     if way.has_frames:
         return _part(fields, headers, body)
     values = _object(body)

@@ -387,7 +387,7 @@ def find_hint(disk: Disk, path: str) -> tuple[TailHint | None, bool, Home]:
     try:
         home = nowhere
         if not disk.was_restored(descriptor):
-            home = (disk.boot_id(), *disk.identity(descriptor))
+            home = (nowhere[0], *disk.identity(descriptor))
         return read_hint(disk, descriptor), disk.size(descriptor) < _SIZE, home
     finally:
         disk.close(descriptor)

@@ -425,9 +425,10 @@ def _way_of(request: Request) -> Way:
     Raises:
         HTTPException: it is none.
     """
-    way, headers = way_to(request.method, request.url.path), request.headers
-    if way is None:
+    found, headers = way_to(request.method, request.url.path), request.headers
+    if found is None:
         raise _not_there()
+    way, _ = found
     length, kind = headers.get("content-length", ""), headers.get("content-type", "")
     if not length.isdecimal() or len(length) > _DIGITS_MAX:
         raise HTTPException(411, "a request says how long it is")
