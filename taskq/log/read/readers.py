@@ -164,6 +164,7 @@ class NamedReader:
         self.position: Position | None = None
         self._disk = disk
         self._path = path
+        self._file_path = _file_of(path, name, _POSITION)
         self._seed = _seed(log_id, name)
         self._lock = lock
         self._file = -1
@@ -254,10 +255,6 @@ class NamedReader:
     @property
     def _is_ours(self) -> bool:
         return self._lock >= 0 and self._pid == os.getpid()
-
-    @property
-    def _file_path(self) -> str:
-        return _file_of(self._path, self.name, _POSITION)
 
     def _write(self, position: Position) -> None:
         self._sequence += 1
