@@ -185,10 +185,10 @@ def delivered(
         OtherProtocol: it is of another version.
         ValueError: it is not as the protocol has it.
     """
-    found = way_to(method, path)
-    if found is None:
+    matched = way_to(method, path)
+    if matched is None:
         return None
-    way, fields = found
+    way, fields = matched
     if way.has_frames:
         return _part(fields, headers, body)
     values = _object(body)

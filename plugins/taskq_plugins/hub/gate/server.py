@@ -425,10 +425,10 @@ def _way_of(request: Request) -> Way:
     Raises:
         HTTPException: it is none.
     """
-    found, headers = way_to(request.method, request.url.path), request.headers
-    if found is None:
+    matched, headers = way_to(request.method, request.url.path), request.headers
+    if matched is None:
         raise _not_there()
-    way, _ = found
+    way, _ = matched
     length, kind = headers.get("content-length", ""), headers.get("content-type", "")
     if not length.isdecimal() or len(length) > _DIGITS_MAX:
         raise HTTPException(411, "a request says how long it is")
