@@ -93,7 +93,7 @@ class Option(enum.IntEnum):
     KEY_UNTIL = 10
     #: epoch u64, owner u64: whose claim a carried job is under
     CLAIM = 11
-    #: i64: when a carried job ended
+    #: i64: when a job ended that is carried, or a step that is
     ENDED = 12
     #: i64 nanoseconds: keep the job so long after its end
     KEEP = 13
@@ -347,8 +347,8 @@ _ROWS: Final = (
     Row(
         Kind.STEP_DONE, "stepped", "a step of the job is done, and is not done again; its name and "
         "number are an option", PLACED, Body.VALUE, "0 step, 1 sleep, 2 event, 3 event that timed "
-        "out, 4 jobs", options=(
-            Option.STEP, Option.ONCE, Option.TAKES, Option.BEGAN, Option.INPUTS,
+        "out, 4 jobs, 5 which of them failed", options=(
+            Option.STEP, Option.ONCE, Option.TAKES, Option.BEGAN, Option.ENDED, Option.INPUTS,
         ), feature=STEPS_FEATURE,
     ),
     Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 from collections import Counter
 from contextvars import ContextVar
@@ -33,14 +34,13 @@ from taskq.core.parsing import check_name
 from taskq.flows.building import Failed
 from taskq.log.decide.steps import NewStep
 from taskq.log.machine.threads import on_thread
-from taskq.log.read.flows import ENDS_MAX, look_at_ends, look_at_steps
+from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.app.context import JobContext
     from taskq.log.format.steps import Stepped
-    from taskq.log.read.flows import End
     from taskq.log.requests import Item
 
 _log: Final = logging.getLogger("taskq")
@@ -95,6 +95,8 @@ class Run:
         #: by name and number: the steps that are done, and those of them that nobody asked for
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
+        #: by the number of a call: jobs of it that had failed
+        self._failed: dict[int, dict[int, End]] = {}
         #: what it waited for when it was woken, and what it waits for now
         self._begun: dict[tuple[str, int], Wait] = {}
         self._waits: dict[tuple[str, int], Wait] = {}
@@ -246,14 +248,34 @@ class Run:
             )
         if done is None:
             return []
-        ends = await self._ends(done)
+        failed = self._failed.get(number)
+        ends = await self._ends(done, failed or {})
         if ends is None:
             await self._wait(Wait(Form.CALL, CALL, number, 0, done.first, done.jobs))
             raise AssertionError("a run that waits does not come back")
+        if on_failure == "run" and failed is None:
+            await self._keep_failed(done, ends)
         results = [
             await self._result(end, made, on_failure) for end, made in zip(ends, some, strict=True)
         ]
         return results[0] if is_single else results
+
+    async def _keep_failed(self, done: Stepped, ends: list[End]) -> None:
+        """Write which jobs failed: one that is requeued later may succeed, a success stays."""
+        failed = [
+            (end.job - done.first, int(end.state), _reason(end))
+            for end in ends
+            if end.state is not State.SUCCEEDED
+        ]
+        if failed:
+            await self._record(Form.FAILED, CALL, done.number, json.dumps(failed).encode())
+
+    async def _failures(self, done: Stepped, first: int) -> dict[int, End]:
+        failed = json.loads(await self._unpacked(done))
+        return {
+            first + at: End(first + at, State(state), reason.encode())
+            for at, state, reason in failed
+        }
 
     # -- the log ----------------------------------------------------------------------------------
 
@@ -296,7 +318,12 @@ class Run:
             port = await self._connection.port()
             seen = await port.look(partial(look_at_steps, job=job, place=place))
             for done in seen.steps:
-                self._done.setdefault((done.name, done.number), done)
+                if done.form == Form.FAILED:
+                    called = self._done.get((CALL, done.number))
+                    if called is not None:
+                        self._failed[done.number] = await self._failures(done, called.first)
+                else:
+                    self._done.setdefault((done.name, done.number), done)
             place = seen.next_place
             if not place:
                 break
@@ -343,7 +370,7 @@ class Run:
         finally:
             self._busy -= 1
             self._look_soon()
-        if done is not None:
+        if done is not None and form != Form.FAILED:
             self._done[name, number] = done
         return done
 
@@ -372,16 +399,19 @@ class Run:
             )  # fmt: skip
         return items
 
-    async def _ends(self, done: Stepped) -> list[End] | None:
-        """Return how the jobs of a call ended; None as long as one has not."""
+    async def _ends(self, done: Stepped, failed: dict[int, End]) -> list[End] | None:
+        """Return how the jobs of a call ended; None as long as one has not.
+
+        ``failed`` are those of which that is known already.
+        """
         ends: list[End] = []
-        jobs = range(done.first, done.first + done.jobs)
+        jobs = [*range(done.first, done.first + done.jobs)]
         for start in range(0, len(jobs), ENDS_MAX):
             port = await self._connection.port()
-            some = await port.look(partial(look_at_ends, jobs=list(jobs[start : start + ENDS_MAX])))
-            if any(end.state in LIVE_STATES for end in some):
+            some = await port.look(partial(look_at_ends, jobs=jobs[start : start + ENDS_MAX]))
+            ends += [failed.get(end.job, end) for end in some]
+            if any(end.state in LIVE_STATES for end in ends):
                 return None
-            ends += some
         return ends
 
     async def _result(self, end: End, made: Call[Any], on_failure: OnFailure) -> Any:
@@ -393,9 +423,7 @@ class Run:
             body = await self._connection.packer.unpacked(end.body, end.flags, what)
             task = made.task
             return decode_loose(body) if task is None else task.decode_result(body)
-        reason = end.state.name.lower()
-        if end.state is State.DEAD:
-            reason = (end.body or b"").decode("utf-8", "replace")
+        reason = _reason(end)
         if on_failure == "run":
             return Failed(job_id=job_id, reason=reason)
         if end.state is State.CANCELLED:
@@ -511,6 +539,12 @@ _WHAT: Final[dict[int, str]] = {
 }  # fmt: skip
 #: Tasks whose unasked steps were told of.
 _told: Final[set[str]] = set()
+
+
+def _reason(end: End) -> str:
+    if end.state is State.DEAD:
+        return (end.body or b"").decode("utf-8", "replace")
+    return end.state.name.lower()
 
 
 def _is_suspended(error: BaseException) -> bool:

@@ -423,3 +423,34 @@ async def test_a_thousand_finished_steps_are_back_at_once(shop: Shop, box: Sandb
     await box.drain(with_scheduled=True, raises=False)
     assert await job.result(5) == sum(range(1_000))
     assert spent[1] < spent[0] / 3
+
+
+async def test_a_job_that_was_handed_over_as_failed_stays_so(shop: Shop, box: Sandbox) -> None:
+    """It is requeued, and succeeds, before the next attempt asks again."""
+    broken = True
+
+    @shop.app.task(retry=1)
+    async def part(number: int) -> int:
+        if broken and number:
+            raise ValueError("below")
+        return number
+
+    @shop.app.task(retry=3)
+    async def whole() -> list[int | Failed]:
+        parts: list[int | Failed] = await durable.call(
+            [part.call(0), part.call(1)], on_failure="run"
+        )
+        await durable.step("ship", shop.ship, "a")
+        return parts
+
+    shop.fails = 1
+    job = await whole.enqueue()
+    await box.drain(raises=False)
+    broken = False
+    (letter,) = await shop.app.dead.list()
+    await shop.app.dead.requeue(letter.job_id)
+    await box.drain(with_scheduled=True, raises=False)
+    first, failed = await job.result(5)
+    assert first == 0
+    assert isinstance(failed, Failed)
+    assert (failed.job_id, "ValueError: below" in failed.reason) == (letter.job_id, True)

@@ -31,6 +31,8 @@ class Form(enum.IntEnum):
     TIMEOUT = 3
     #: other jobs were enqueued
     CALL = 4
+    #: those of them failed that its value names: of the ``CALL`` of the same name and number
+    FAILED = 5
 
 
 class Wait(NamedTuple):

@@ -66,7 +66,7 @@ class Rewrites:
         missed = 0
         for item in items:
             if not isinstance(item, Rewrite):
-                self._write_again(batch, item)
+                missed += self._write_again(batch, item)
                 continue
             if item.state is State.ABSENT and _key_until(dedup, item) <= batch.time_ns:
                 continue
@@ -82,15 +82,23 @@ class Rewrites:
             self._context.recent.add(item.job, carried.born)
         return missed
 
-    def _write_again(self, batch: Batch, item: Again) -> None:
-        """Write a step or signal again that stands where it was seen; else nobody needs it."""
-        number = self._context.agenda.steps.number_at(item.job, item.location)
-        if number is None:
-            return
-        record = again(item.record, number, batch.lsn)
+    def _write_again(self, batch: Batch, item: Again) -> bool:
+        """Write a step or signal again that stands where it was seen; else nobody needs it.
+
+        Returns whether its job has ended since it was found.
+        """
+        agenda = self._context.agenda
+        token: int | None = 0
+        if not item.is_kept:
+            number = agenda.steps.number_at(item.job, item.location)
+            if number is None:
+                return agenda.table.find(item.job) is None and agenda.dead.find(item.job) is None
+            token = number or None
+        record = again(item.record, token, item.time_ns, batch.lsn)
         location, lsn = batch.where + batch.size, batch.lsn
         batch.add(record)
-        fold_step(record, lsn, location, self._context.agenda)
+        fold_step(record, lsn, location, agenda)
+        return False
 
     def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
         """Write down how many jobs of these lanes ended so far, what is paused, all schedules.

@@ -68,11 +68,16 @@ class NewSignal(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A step or signal of a job to be written again, as it stands at a location."""
+    """A step or signal of a job to be written again, as it stands at a location.
+
+    ``is_kept``: a step of a job that has ended, and whose steps stay with it.
+    """
 
     job: int
     location: int
     record: bytes
+    time_ns: int
+    is_kept: bool
 
 
 class Steps:

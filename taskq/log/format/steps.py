@@ -1,7 +1,9 @@
 """Steps and signals in the log: their records, and the options of jobs that wait within a run.
 
 ``STEP`` is (number u32, name), of a step also ``TAKES`` (the signal u64), ``BEGAN`` and of jobs
-that it enqueued ``INPUTS``. ``AWAITS`` is as ``core.folds.steps`` packs it.
+that it enqueued ``INPUTS``; written again also ``ENDED``, when it was done. The token of a step is
+0 if its job had ended when it was written again: no fold needs it. ``AWAITS`` is as
+``core.folds.steps`` packs it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ _NUMBER: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _I64: Final = struct.Struct("<q")
 _RUN: Final = struct.Struct("<QI")
-#: Where the place of a step and the number of a signal stand.
+#: Where the place of a step stands; and its token, or the number of a signal.
 _PLACE_AT: Final = codec.JOB.size
-_SIGNAL_AT: Final = codec.JOB.size - _U64.size
+_TOKEN_AT: Final = codec.JOB.size - _U64.size
+#: Where a record says how long its options are.
+_OPTIONS_SIZE_AT: Final = struct.calcsize("<IBB")
+_U16: Final = struct.Struct("<H")
 
 
 class Stepped(NamedTuple):
@@ -44,6 +49,8 @@ class Stepped(NamedTuple):
     signal: int = 0
     once: str = ""
     began_ns: int = 0
+    #: of one that was written again: when it was done
+    ended_ns: int = 0
     #: jobs that it enqueued: the first, and how many
     first: int = 0
     jobs: int = 0
@@ -108,6 +115,8 @@ def decode_step(record: bytes) -> Stepped:
                 (values["signal"],) = _U64.unpack(value)
             elif tag == Option.BEGAN:
                 (values["began_ns"],) = _I64.unpack(value)
+            elif tag == Option.ENDED:
+                (values["ended_ns"],) = _I64.unpack(value)
             elif tag == Option.INPUTS:
                 values["first"], values["jobs"] = _RUN.unpack_from(value)
     except struct.error as error:
@@ -117,7 +126,7 @@ def decode_step(record: bytes) -> Stepped:
     if kind == STEP:
         values["place"] = _NUMBER.unpack_from(record, _PLACE_AT)[0]
     else:
-        values["signal"] = _U64.unpack_from(record, _SIGNAL_AT)[0]
+        values["signal"] = _U64.unpack_from(record, _TOKEN_AT)[0]
     return Stepped(
         name.decode("utf-8", "replace"), form=form, once=once.decode("utf-8", "replace"),
         body=record[fixed + options_size : length - CRC_SIZE],
@@ -131,16 +140,27 @@ def job_of(record: bytes) -> int:
     return job
 
 
-def again(record: bytes, number: int, lsn: int) -> bytes:
-    """Return the record as it is written once more at ``lsn``; ``number`` is that of a signal."""
-    head = record[4:-CRC_SIZE]
-    if record[KIND_AT] == SIGNAL:
-        head = head[: _SIGNAL_AT - 4] + _U64.pack(number) + head[_SIGNAL_AT + 4 :]
-    return codec.encode_checked(head, b"", lsn)
+def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
+    """Return the record as it is written once more at ``lsn``.
+
+    ``token`` is the number of a signal, or that of a step; None: as it is. A step that does not say
+    when it was done says so from now on.
+    """
+    again = bytearray(record[:-CRC_SIZE])
+    if token is not None:
+        _U64.pack_into(again, _TOKEN_AT, token)
+    if record[KIND_AT] == STEP and not decode_step(record).ended_ns:
+        size = codec.PREFIX.unpack_from(record)[3]
+        end = codec.FIXED_SIZES[STEP] + size
+        again[end:end] = ended = option(Option.ENDED, _I64.pack(ended_ns))
+        _U16.pack_into(again, _OPTIONS_SIZE_AT, size + len(ended))
+    return codec.encode_checked(bytes(again[4:]), b"", lsn)
 
 
 def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
     """Let the agenda know a step, or a signal."""
+    if not _U64.unpack_from(record, _TOKEN_AT)[0] and record[KIND_AT] == STEP:
+        return  # its job has ended
     step, job = decode_step(record), job_of(record)
     once = step.once.encode("utf-8", "surrogatepass")
     if record[KIND_AT] == STEP:

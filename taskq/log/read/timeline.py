@@ -138,7 +138,8 @@ def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
             continue
         form = Form(step.form).name.lower() if step.form in set(Form) else str(step.form)
         value = None if step.flags else step.body
-        view = StepView(step.title, form, step.began_ns, record.time_ns, record.attempt, value)
+        ended_ns = step.ended_ns or record.time_ns
+        view = StepView(step.title, form, step.began_ns, ended_ns, record.attempt, value)
         steps.setdefault(step.place, view)
     return tuple(steps[place] for place in sorted(steps))
 

@@ -367,8 +367,8 @@ def _until_final(about_job: Iterator[RecordFound]) -> Iterator[RecordFound]:
     begun = False
     for place in about_job:
         yield place
-        # The end of a job whose beginning is gone may be told again further on, with all of it.
-        begun = begun or _begins(place.record)
+        # A job whose beginning is gone may be told again further on, and so may its steps.
+        begun = begun or place.record[KIND_AT] in BIRTHS
         if begun and place.record[KIND_AT] in LAST:
             return
 

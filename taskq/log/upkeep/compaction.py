@@ -210,7 +210,7 @@ class Compaction:
         low, high = self._low, self._high
         for number, (location, job) in enumerate(self._agenda.steps.within(low, high)):
             if job:
-                needed.steps.append((location - low, job))
+                needed.steps.append((location - low, job, False))
             if not number % _ROWS:
                 yield
 
@@ -296,12 +296,12 @@ class Compaction:
         return missed
 
     def _steps(self, frame: Frame, needed: Needed) -> Iterator[Again]:
-        """Yield the steps and signals of a frame that jobs need which may run again."""
-        first = bisect_left(needed.steps, (frame.offset, 0))
-        for offset, job in needed.steps[first : bisect_left(needed.steps, (frame.end, 0))]:
+        """Yield the steps and signals of a frame that are needed still."""
+        first, end = (bisect_left(needed.steps, (at, 0)) for at in (frame.offset, frame.end))
+        for offset, job, is_kept in needed.steps[first:end]:
             at = _place(frame, offset)
-            length = codec.LENGTH.unpack_from(frame.data, at)[0]
-            yield Again(job, self._low + offset, frame.data[at : at + length])
+            record = frame.data[at : at + codec.LENGTH.unpack_from(frame.data, at)[0]]
+            yield Again(job, self._low + offset, record, frame.header.time_ns, is_kept)
 
     def _send(self, items: list[Rewrite | Again]) -> Generator[InnerRequest | None, None, int]:
         inner = self._port.make(Op.CARRY, items)

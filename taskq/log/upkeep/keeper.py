@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, after
+from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, STEP, after
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
-from taskq.log.format.codec import FLAGS_AT
+from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.flows import FLOW_FLAG, is_of_flow, takes_of
 from taskq.log.format.frames import Gap
 from taskq.log.format.history import encode_history
 from taskq.log.format.options import enqueue_extras
 from taskq.log.format.record import decode_record, places
+from taskq.log.format.steps import job_of
 from taskq.log.requests import Rewrite
 from taskq.log.state.story import end_of, read_story, tell
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.log.commit.committer import Committer
+    from taskq.log.format.codec import FrameHeader
     from taskq.log.format.frames import Frame
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
@@ -47,7 +50,7 @@ class Needed:
         dues: of scheduled jobs: (moment, whether that is wall time).
         expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
         waits, expires: whether there may be any such jobs.
-        steps: (offset, job) of the steps and signals that stand in the segment.
+        steps: (offset, job, whether it has ended) of steps and signals in the segment.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,7 @@ class Needed:
         self.dues: dict[int, tuple[int, bool]] = {}
         self.expiries: dict[int, int] = {}
         self.waits = self.expires = False
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int, bool]] = []
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -150,6 +153,15 @@ class Retained:
                     self._keep(job, offset, end, needed)
         for job, (offset, end) in births.kept.items():
             self._keep(job, offset, end, needed)
+        yield from self._find_steps(births, following, needed)
+
+    def _find_steps(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
+        """Add the steps of finished jobs that stay, or that were written again behind."""
+        for number, (job, offsets) in enumerate(births.steps.items()):
+            if not number % 64:
+                yield
+            if job in self._kept or self._stands_behind(job, following):
+                needed.steps += ((offset, job, True) for offset in offsets)
 
     def _look(self, frame: Frame, births: _Births) -> Iterator[None]:
         header = frame.header
@@ -168,14 +180,31 @@ class Retained:
                     self._note_keep(births, lsn, frame.data[at : at + length])
             elif kind in CARRYING:
                 self._look_at_carried(births, frame, base, at, length)
+            elif kind == STEP:
+                births.steps[job_of(frame.data[at : at + length])].append(base + at)
             elif kind in ENDS:
-                job = codec.JOB.unpack_from(frame.data, at)[6]
-                offset = births.ended(job)
-                # A dead letter is known to the agenda, until it is one no more.
-                if offset and kind not in DEATHS and job in births.keeps:
-                    end = _final(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
-                    if self._is_kept(end, births.keeps[job]):
-                        births.kept[job] = (offset, end)
+                self._look_at_end(births, frame.data[at : at + length], lsn, header)
+
+    def _stands_behind(self, job: int, following: int) -> bool:
+        """Return whether a job has ended, and was written again behind the segment."""
+        agenda = self._committer.facets.need_agenda()
+        if agenda.table.find(job) is not None or agenda.dead.find(job) is not None:
+            return False
+        story = read_story(self._journal, job)
+        return story is not None and story.end is not None and story.told_lsn >= following
+
+    def _look_at_end(self, births: _Births, record: bytes, lsn: int, header: FrameHeader) -> None:
+        job = codec.JOB.unpack_from(record)[6]
+        offset = births.ended(job)
+        # A dead letter is known to the agenda, until it is one no more.
+        if not offset or record[KIND_AT] in DEATHS:
+            return
+        if job in births.keeps:
+            end = _final(record, lsn, header.epoch, header.time_ns)
+            if self._is_kept(end, births.keeps[job]):
+                births.kept[job] = (offset, end)
+                return
+        births.steps.pop(job, None)
 
     def _look_at_carried(
         self, births: _Births, frame: Frame, base: int, at: int, length: int
@@ -297,6 +326,7 @@ class _Births:
         carried: jobs that were written again here, and where.
         keeps: nanoseconds, of jobs that are kept for another time than the rest.
         kept: jobs that ended here and stay: where they stand, and their end.
+        steps: jobs -> where steps of theirs stand here.
     """
 
     def __init__(self, first_lsn: int, next_lsn: int) -> None:
@@ -305,6 +335,7 @@ class _Births:
         self.carried: dict[int, int] = {}
         self.keeps: dict[int, int] = {}
         self.kept: dict[int, tuple[int, LogRecord]] = {}
+        self.steps: defaultdict[int, list[int]] = defaultdict(list)
 
     def born(self, job: int, offset: int) -> None:
         self._offsets[job - self._first] = offset

@@ -13,18 +13,22 @@ from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
 from taskq.core.records import STEPS_FEATURE, Cause, Flag, Kind
+from taskq.log.config import QueuePolicy
 from taskq.log.decide import steps as decided
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.flows import look_at_steps
 from taskq.log.read.selection import letters
+from taskq.log.read.timeline import steps_of
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.segments import identity
+from taskq.log.state.story import read_story
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.told import check_same, write
 from tests.log.world import World
 
 if TYPE_CHECKING:
     from taskq.log.format.steps import Stepped
+    from taskq.log.read.timeline import StepView
     from taskq.log.requests import Delivery
     from tests.log.world import Process
 
@@ -49,7 +53,7 @@ def wait(process: Process, delivery: Delivery, *waits: Wait) -> None:
     process.settle(delivery, Kind.RELEASED, body=pack_waits(waits), cause=Cause.WAITS)
 
 
-def steps_of(process: Process, job: int) -> list[Stepped]:
+def known_steps(process: Process, job: int) -> list[Stepped]:
     process.catch_up()
     return list(look_at_steps(process.committer.sight, job).steps)
 
@@ -69,7 +73,7 @@ def test_a_step_is_there_for_the_next_attempt_in_another_process() -> None:
     do(here, delivery, "charge", body=b'"receipt"', began_ns=7)
     here.settle(delivery, Kind.RETRIED, delay_ns=0)
     assert claim(other).attempt == 2
-    (step,) = steps_of(other, job)
+    (step,) = known_steps(other, job)
     assert (step.title, step.body, step.began_ns, step.place) == ("charge#1", b'"receipt"', 7, 0)
 
 
@@ -82,7 +86,7 @@ def test_a_step_of_a_claim_that_is_over_is_refused() -> None:
     claim(other)
     with pytest.raises(StaleDelivery):
         do(here, old)
-    assert not steps_of(other, job)
+    assert not known_steps(other, job)
 
 
 def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> None:
@@ -97,7 +101,7 @@ def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> Non
         assert agenda.steps.knows(job) == (kind is Kind.DEAD)
     assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
     assert claim(process).job == job
-    assert [step.title for step in steps_of(process, job)] == ["do#1"]
+    assert [step.title for step in known_steps(process, job)] == ["do#1"]
 
 
 def test_a_purged_letter_leaves_nothing_of_its_steps() -> None:
@@ -185,7 +189,7 @@ def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() 
     assert do(process, mine, "paid", form=Form.TIMEOUT).form == Form.EVENT
     assert do(process, other, "paid", form=Form.TIMEOUT).form == Form.TIMEOUT
     process.ask(Op.SIGNAL, NewSignal(second, "paid", b"1"))
-    assert [step.form for step in steps_of(process, second)] == [Form.TIMEOUT]
+    assert [step.form for step in known_steps(process, second)] == [Form.TIMEOUT]
 
 
 def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken() -> None:
@@ -345,3 +349,46 @@ def test_a_snapshot_keeps_what_is_known_of_steps() -> None:
     process.enqueue()
     counts = check_same(world)
     assert counts.behind < counts.total
+
+
+def shown(world: World, job: int) -> tuple[StepView, ...]:
+    story = read_story(world.reader(), job)
+    return () if story is None else steps_of(story.records)
+
+
+@pytest.mark.parametrize("upkeep", ["between", "last"])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_a_finished_job_that_is_kept_keeps_its_steps(segments: int, upkeep: str) -> None:
+    """They stand in so many segments; some of those go while the job lives, or all after it."""
+    queues = {"mail": QueuePolicy(keep_seconds=10_000)}
+    world = World(config=keeping(keep_seconds=1, queues=queues))
+    process = world.process()
+    job, other = process.enqueue(spec=EnqueueSpec("mail", "task")), process.enqueue()
+    delivery, gone = process.claim(2)
+    moments = []
+    for number in range(segments):
+        do(process, gone, number=number + 1)
+        do(process, delivery, number=number + 1, body=b'"%d"' % number)
+        moments.append(world.clock.wall_ns())
+        if number + 1 < segments:
+            fill_segment(process)
+        world.clock.advance(10)
+        if upkeep == "between":
+            tend(process)
+    process.settle(delivery, body=b"7")
+    process.settle(gone)
+    for _ in range(4):
+        fill_segment(process)
+        world.clock.advance(10)
+        tend(process)
+    assert world.reader().files.lsns[0] > gone.job
+    seen = [(step.title, step.value, step.ended_ns) for step in shown(world, job)]
+    assert seen == [(f"do#{at + 1}", b'"%d"' % at, moments[at]) for at in range(segments)]
+    assert not shown(world, other)
+    assert not world.fold().need_agenda().steps
+    world.clock.advance(10_000)
+    for _ in range(3):
+        fill_segment(process)
+        world.clock.advance(10)
+        tend(process)
+    assert not any(record.kind == Kind.STEP_DONE for record in world.records())
