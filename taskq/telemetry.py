@@ -4,7 +4,8 @@ An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels 
 (``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of that
 span, so that one trace tells the whole story, and linked to it, as the conventions ask, so that it
 is found where a backend cuts traces short. Jobs that are to be enqueued together with something
-else, children of a task for instance, are ``create QUEUE``.
+else, children of a task for instance, are ``create QUEUE``. A step that runs is ``step NAME``
+within the span of its attempt; one that answers from the log is none.
 
 Measured are ``messaging.client.sent.messages`` and ``messaging.client.operation.duration`` here;
 what a worker measures is in ``taskq_workers``.
@@ -26,6 +27,7 @@ from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from opentelemetry.metrics import Counter as MeterCounter
@@ -138,6 +140,12 @@ def created(call: Call[R]) -> Call[R]:
     span = _producer("create", (call,))
     span.end()
     return _stamped(call, _carrier_of(span))
+
+
+def stepping(name: str, number: int, tracer: Tracer) -> AbstractContextManager[Span]:
+    """Return the span of a step that runs, to be entered."""
+    attributes = {"taskq.step": f"{name}#{number}"}
+    return tracer.start_as_current_span(f"step {name}", attributes=attributes)
 
 
 def note_error(span: Span, error: BaseException) -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -17,6 +18,7 @@ from taskq.app.context import is_remote, running_job
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import ResultCodec, compiled, decode_loose, json_config
 from taskq.calls.signature import Signature
+from taskq.connection import tracing
 from taskq.connection.blocking import refuse_in_loop, run
 from taskq.core.errors import (
     JobCancelled,
@@ -172,7 +174,11 @@ class Run:
             began_ns = self.now_ns()
             token = step_here.set(self._key(name, number))
             try:
-                value = await _called(fn, args, kwargs)
+                if tracing.tracer is None:
+                    value = await _called(fn, args, kwargs)
+                else:
+                    with telemetry.stepping(name, number, tracing.tracer):
+                        value = await _called(fn, args, kwargs)
             finally:
                 step_here.reset(token)
             body = self._encoded(name, number, fn, value)
@@ -191,8 +197,10 @@ class Run:
             return run(self._value(done, fn))
         token = step_here.set(self._key(name, number))
         began_ns = self.now_ns()
+        tracer = tracing.tracer
         try:
-            value = fn(*args, **kwargs)
+            with telemetry.stepping(name, number, tracer) if tracer else nullcontext():
+                value = fn(*args, **kwargs)
         finally:
             step_here.reset(token)
         if inspect.isawaitable(value):
@@ -288,9 +296,10 @@ class Run:
         """
         if self.suspended:
             raise Suspended
-        await self._loaded()
-        loop = asyncio.get_running_loop()
-        self._active = loop.time()
+        if not self._read_at_ns:
+            await self._loaded()
+        if self._waiters:
+            self._active = asyncio.get_running_loop().time()
         if not self._in_thread:
             self._tasks.add(id(asyncio.current_task()))
         done = self._done.get((name, number))
@@ -307,10 +316,9 @@ class Run:
 
     async def _loaded(self) -> None:
         """Read the steps of the attempts before, once."""
-        if not self._read_at_ns:
-            async with self._loading:
-                if not self._read_at_ns:
-                    await self._load()
+        async with self._loading:
+            if not self._read_at_ns:
+                await self._load()
 
     async def _load(self) -> None:
         place, job = 0, self._job.delivery.job
@@ -447,9 +455,11 @@ class Run:
         await waiter
 
     def _look_soon(self) -> None:
+        if not self._waiters:
+            return
         loop = asyncio.get_running_loop()
         self._active = loop.time()
-        if self._waiters and not self._busy:
+        if not self._busy:
             loop.call_soon(self._look)
 
     def _look(self) -> None:
@@ -530,6 +540,8 @@ class Run:
         return UsageError(f"step {name}#{number} of job {self._job.id}: {error}")
 
     async def _unpacked(self, done: Stepped) -> bytes:
+        if not done.flags:
+            return done.body
         what = f"step {done.title} of job {self._job.id}"
         return await self._connection.packer.unpacked(done.body, done.flags, what)
 
@@ -557,10 +569,13 @@ def _is_suspended(error: BaseException) -> bool:
 
 
 async def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if inspect.iscoroutinefunction(fn):
+    if _is_async(fn):
         return await fn(*args, **kwargs)
     value = await on_thread(fn, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
+
+
+_is_async: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunction)
 
 
 @lru_cache(_FUNCTIONS_KEPT)

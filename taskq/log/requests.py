@@ -126,7 +126,7 @@ class Op(enum.IntEnum):
     STEER = 50, Trait.AGENDA
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 52, Trait.AGENDA
-    STEP, SIGNAL = (53, Trait.AGENDA), (54, Trait.AGENDA)  # see ``decide.steps``
+    STEP, SIGNAL, FORK = (53, Trait.AGENDA), (54, Trait.AGENDA), (55, Trait.AGENDA | Trait.GROWS)
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
     SKIP = 51, Trait.BEHIND

@@ -9,25 +9,31 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
-from taskq.core.errors import TaskqError, UsageError
-from taskq.core.model import SETTLED_STATES, Extras, State
-from taskq.core.parsing import check_name
+from taskq.connection.connection import split_job_id
+from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.kinds import BIRTHS, STEP
+from taskq.core.model import SETTLED_STATES, TRANSACTION_BYTES_MAX, Extras, State
+from taskq.core.parsing import check_name, listed
 from taskq.core.records import Flag
 from taskq.core.values import dataclass
+from taskq.log.decide.steps import Fork
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, PastJob, past_jobs
+from taskq.log.state.story import read_story
 from taskq.reading.dead import checked_limit, moment_before
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from datetime import datetime
 
-    from taskq.connection.connection import Connection
+    from taskq.connection.connection import Connection, JobId
     from taskq.core.durations import Duration
     from taskq.log.config import Packing
     from taskq.log.format.bodies import Compression
+    from taskq.log.format.record import LogRecord
+    from taskq.log.format.steps import Stepped
     from taskq.log.requests import Duplicate, Item
 
 #: A state, its name, or several.
@@ -40,6 +46,8 @@ _TRANSACTION_JOBS: Final = 256
 _TRANSACTION_BYTES: Final = 1024 * 1024
 #: Jobs that ``replay`` lists one by one; the rest are counted.
 REPLAYED_MAX: Final = 10_000
+#: Steps that are named, of those that a job has.
+_NAMED_MAX: Final = 12
 _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 
 
@@ -151,6 +159,24 @@ class _Chosen:
                 break
         return portion
 
+    def fork(
+        self, lsn: int, from_step: str | None, *, dry_run: bool
+    ) -> tuple[Replayed, Item | None, tuple[Stepped, ...]]:
+        """Return one job, what enqueues it again, and the steps that it is to have then."""
+        story = read_story(self._journal, lsn)
+        job_id = f"{self.tag}-{lsn}"
+        if story is None or story.state is State.ABSENT:
+            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+        if story.state not in SETTLED_STATES:
+            raise UsageError(
+                f"job {job_id} is {story.state.name.lower()}: only one that is over can be "
+                f"replayed; cancel it first"
+            )
+        steps = _before(job_id, from_step, story.records)
+        born = next(it for it in story.records if it.kind in BIRTHS or it.carried is not None)
+        replayed, item = self._again(PastJob(story.state, born), dry_run=dry_run)
+        return replayed, item, steps
+
     def close(self) -> None:
         """Close the files."""
         self._journal.close()
@@ -202,6 +228,26 @@ class _Chosen:
         return self._connection.config.packing(queue, compress, bool(flags & Flag.SPILLED) or None)
 
 
+def _before(
+    job_id: str, from_step: str | None, records: Iterable[LogRecord]
+) -> tuple[Stepped, ...]:
+    """Return the steps that were done before one of them."""
+    if from_step is None:
+        return ()
+    done: dict[int, Stepped] = {}
+    for record in records:
+        if record.step is not None and record.kind == STEP:
+            done.setdefault(record.step.place, record.step)
+    steps = [done[place] for place in sorted(done)]
+    titles = [step.title for step in steps]
+    if from_step not in titles:
+        raise UsageError(
+            f"job {job_id} has no finished step {from_step!r:.60}: it has "
+            f"{listed(titles, _NAMED_MAX) if titles else 'none'}"
+        )
+    return tuple(steps[: titles.index(from_step)])
+
+
 def _flags_of(born: bytes) -> int:
     flags: int = PREFIX.unpack_from(born)[4]
     return flags
@@ -226,6 +272,37 @@ def _states(state: States | None) -> frozenset[State]:
             )
         states.add(known[name])
     return frozenset(states)
+
+
+async def replay_job(
+    connection: Connection, job: JobId, from_step: str | None, *, dry_run: bool
+) -> Replayed:
+    """Enqueue one job once more; it has the steps that were done before ``from_step``.
+
+    Raises:
+        JobNotFound: there is no such job.
+        UsageError: it is not over, or has no such step.
+        PayloadTooLarge: its steps are over TRANSACTION_BYTES_MAX.
+    """
+    tag, lsn = split_job_id(job)
+    port = await connection.port()
+    connection.check_tag(tag, lsn)
+    await port.extent()
+    chosen = await off_loop(_Chosen, connection, Chosen(SETTLED_STATES))
+    try:
+        replayed, item, steps = await off_loop(chosen.fork, lsn, from_step, dry_run=dry_run)
+    finally:
+        chosen.close()
+    if item is None:
+        return replayed
+    size = len(item[1]) + sum(len(step.body) for step in steps)
+    if size > TRANSACTION_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"job {job} with its {len(steps)} steps", size, TRANSACTION_BYTES_MAX,
+            "name an earlier step",
+        )  # fmt: skip
+    new = await port.fork(Fork(item, steps))
+    return replace(replayed, new_id=f"{chosen.tag}-{new}")
 
 
 async def replay_all(

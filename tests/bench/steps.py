@@ -1,8 +1,10 @@
 """Steps within a task: what one costs beside a lone enqueue, and how soon a thousand are back.
 
-Run: ``python -m tests.bench.steps``; ``--dbos`` adds a workflow of dbos on SQLite, installed on
-demand. Ratios are taken in turn within one run; the rest is told with the seconds of processor
-time, which others on the machine change less.
+And how soon a job goes on in another process: by a signal, beside so many that wait, and after
+``kill -9`` of its worker. Run: ``python -m tests.bench.steps``; ``--dbos`` adds a workflow of dbos
+on SQLite, installed on demand, ``--dura python3.13`` one of dura, whose Python that is. Ratios are
+taken in turn within one run; the rest is told with the seconds of processor time, which others on
+the machine change less.
 """
 
 from __future__ import annotations
@@ -13,18 +15,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from taskq import TaskQ, durable, retry
+from taskq import TaskQ, current_job, durable, retry
 from taskq.errors import JobFailed
-from tests.bench.harness import installed, kept_for, median, options, scratch
+from tests.bench.harness import hear as listen
+from tests.bench.harness import installed, kept_for, median, options, scratch, start
+
+if TYPE_CHECKING:
+    from taskq import JobHandle, Task
 
 LONE: Final = 300
 JOBS: Final = 64
 EACH: Final = 100
 MANY: Final = 1_000
 ROUNDS: Final = 5
-CONTENDER: Final = Path(__file__).parent / "contenders" / "dbos_steps.py"
+SIGNALS: Final = 200
+KILLS: Final = 5
+CONTENDERS: Final = Path(__file__).parent / "contenders"
 
 
 async def add(number: int) -> int:
@@ -92,23 +100,110 @@ class Bench:
         return figures
 
 
-def of_dbos(base: str, path: Path) -> float:
-    """Return the µs of a step of dbos."""
-    python, _ = installed(base, "dbos", directory=kept_for(base))
-    words = [python, str(CONTENDER), str(path), str(LONE)]
+# -- in another process ----------------------------------------------------------------------------
+
+
+def going_on(path: Path) -> tuple[TaskQ, Task[..., float], Task[..., float]]:
+    """Return an app, a task that is signalled, and one whose worker is killed.
+
+    Each returns what the clock that all processes share says once it has gone on.
+    """
+    app = TaskQ(path)
+
+    @app.task(name="hear")
+    async def hear() -> float:
+        sent = await durable.event("go", float)
+        return time.monotonic() - sent
+
+    @app.task(name="outlive", retry=retry.fixed(KILLS + 1, delay=0))
+    async def outlive() -> float:
+        job = current_job()
+        await durable.step("begun", add, job.attempt)
+        if job.attempt == 1:
+            await asyncio.Event().wait()
+        return time.monotonic()
+
+    return app, hear, outlive
+
+
+def work(path: str) -> None:
+    """Be a worker until somebody kills it."""
+
+    async def run() -> None:
+        app, _, _ = going_on(Path(path))
+        async with app, app.worker(concurrency=JOBS):
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+async def begun(app: TaskQ, job: JobHandle[float]) -> bool:
+    """Return whether a job has done a step."""
+    return any(event.kind == "stepped" for event in await app.timeline(job))
+
+
+async def elsewhere(path: Path, waiting: int) -> dict[str, float]:
+    """Signal jobs, and kill workers."""
+    figures: dict[str, float] = {}
+    app, hear, outlive = going_on(path)
+    workers = [start(__spec__.name, "work", path)]
+    listen(workers[0], "ready")
+    async with app:
+        for _ in range(0, waiting, MANY):
+            await app.enqueue_many([hear.call() for _ in range(MANY)])
+        jobs = await app.enqueue_many([hear.call() for _ in range(SIGNALS)])
+        while (await app.stats()).queues[0].scheduled < waiting + SIGNALS:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        heard = []
+        for job in jobs:
+            await app.signal(job, "go", time.monotonic())
+            heard.append(await job.result())
+        heard.sort()
+        figures[f"a signal beside {waiting} waiting, p50 ms"] = heard[SIGNALS // 2] * 1e3
+        figures["p99 ms"] = heard[SIGNALS * 99 // 100] * 1e3
+        went_on = []
+        for _ in range(KILLS):
+            job = await outlive.enqueue()
+            while not await begun(app, job):  # noqa: ASYNC110 - in another process
+                await asyncio.sleep(0.01)
+            workers.append(start(__spec__.name, "work", path))
+            listen(workers[-1], "ready")
+            killed = time.monotonic()
+            workers[-2].kill()
+            went_on.append(await job.result() - killed)
+            workers[-2].wait()
+        figures["goes on after kill -9, ms"] = median(went_on) * 1e3
+        figures["at most, ms"] = max(went_on) * 1e3
+    workers[-1].kill()
+    return figures
+
+
+def of_another(python: str, contender: str, path: Path) -> list[float]:
+    """Return the seconds of a step of another framework, and of all of them again."""
+    words = [python, str(CONTENDERS / contender), str(path), str(LONE)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1]) * 1e6
+    return [float(word) for word in done.stdout.split()]
 
 
 def main() -> None:
     """Measure and print."""
-    given = options(__doc__, dbos=False)
+    if sys.argv[1:2] == ["work"]:
+        work(sys.argv[2])
+    given = options(__doc__, dbos=False, dura="", waiting=20_000)
     with scratch(given.dir) as path:
         figures = asyncio.run(Bench(path / "log").measure())
+        figures |= asyncio.run(elsewhere(path / "elsewhere", given.waiting))
         if given.dbos:
-            figures["a step of dbos on SQLite, µs"] = of_dbos(sys.executable, path)
+            python, _ = installed(sys.executable, "dbos", directory=kept_for(sys.executable))
+            figures["a step of dbos, µs"] = of_another(python, "dbos_steps.py", path)[-1] * 1e6
+        if given.dura:
+            python, _ = installed(given.dura, "dura", directory=kept_for(given.dura))
+            step, again = of_another(python, "dura_steps.py", path)
+            figures["a step of dura, µs"] = step * 1e6
+            figures["1 000 steps of dura are back after, ms"] = again * 1e3 * MANY / LONE
     for name, value in figures.items():
-        print(f"{name:34} {value:10.2f}")
+        print(f"{name:44} {value:10.2f}")
 
 
 if __name__ == "__main__":

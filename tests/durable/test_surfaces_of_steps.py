@@ -109,3 +109,53 @@ async def test_a_value_that_is_no_json_is_refused_by_the_command(app: TaskQ) -> 
     assert done.exit_code == 2
     assert "'five' is no JSON" in done.output
     await app.close()
+
+
+async def test_a_replay_from_a_step_has_those_before_it(app: TaskQ) -> None:
+    done: list[str] = []
+
+    def note(name: str) -> str:
+        done.append(name)
+        return name
+
+    @app.task(name="order")
+    async def order() -> list[str]:
+        return [await durable.step(name, note, name) for name in ("charge", "pack", "ship")]
+
+    job = await order.enqueue()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    await app.close()
+    assert "order" in await run(app, "replay", job.id, "--from-step", "pack#1", "--dry-run")
+    out = json.loads(await run(app, "replay", job.id, "--from-step", "pack#1", "--json"))
+    (new,) = [row["new_id"] for row in out["jobs"]]
+    (step,) = json.loads(await run(app, "show", new, "--json"))["steps"]
+    assert (step["step"], step["value"]) == ("charge#1", '"charge"')
+    done.clear()
+    await app.open()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    assert done == ["pack", "ship"]
+    assert await app.job(new).result(5) == ["charge", "pack", "ship"]
+    await app.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--from-step", "charge#1"), "choose a job by its id"),
+        (("ID", "--from-step", "pay#1"), "has no finished step 'pay#1': it has charge#1"),
+        (("ID", "--state", "dead"), "not both"),
+    ],
+)
+async def test_a_replay_of_what_is_not_there_says_what_is(
+    app: TaskQ, words: tuple[str, ...], said: str
+) -> None:
+    job = await waiting(app)
+    await job.cancel()
+    await app.close()
+    command = ["replay", *[job.id if word == "ID" else word for word in words]]
+    command += ["-d", str(app.data_dir)]
+    done = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert done.exit_code in (1, 2)
+    assert said in " ".join(done.output.split())

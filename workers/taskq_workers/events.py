@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from taskq.engine import Kind, kinds
+from taskq.engine import Cause, Kind, kinds
 from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class JobFinished:
     Attributes:
         job_id: id of the job.
         task: name of its task.
-        outcome: how it ended; "released": given back (shutdown, ``Snooze``), and no attempt burnt;
-            "cancelled": stopped, since somebody asked for it.
+        outcome: how it ended; "released": given back (shutdown, ``Snooze``, it waits within its
+            run), and no attempt burnt; "cancelled": stopped, since somebody asked for it.
         seconds: how long it ran here.
         attempt: number of this attempt, from 1.
         attempts_max: how many it may use up; 0 for no limit.
@@ -74,7 +74,8 @@ def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
         delivery.attempts_max,
         queue=delivery.queue,
     )
-    if kind is not kinds.SUCCESS:
+    # What a job waits for within its run is no text.
+    if kind is not kinds.SUCCESS and settlement.cause is not Cause.WAITS:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")
         if kind in _DUE_AGAIN:
             event.delay_seconds = settlement.delay_ns / SECOND_NS

@@ -209,6 +209,7 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 @click.command()
+@click.argument("job_id", required=False)
 @data_dir_option
 @json_option
 @since_option
@@ -217,17 +218,20 @@ def record_json(record: Record) -> dict[str, Any]:
 @queue_option
 @states_option(_STATES)
 @limit_option
+@click.option("--from-step", metavar="NAME#N", help="Of JOB_ID: with the steps before this one.")
 @click.option("--all", "everything", is_flag=True, help="Every job there ever was.")
 @click.option("--dry-run", is_flag=True, help="Show which, and enqueue nothing.")
 @click.pass_context
 def replay(
     context: click.Context,
     /,
+    job_id: str | None,
     data_dir: Path | None,
     as_json: bool,
     since: str | None,
     before: str | None,
     states: tuple[str, ...],
+    from_step: str | None,
     everything: bool,
     dry_run: bool,
     **chosen: Any,
@@ -235,15 +239,21 @@ def replay(
     """Enqueue jobs that are over once more, each with a header replay_of.
 
     The old jobs stay as they are. To give dead letters another try, requeue them instead.
+    With --from-step the new job has the steps of JOB_ID that were done before that one.
     """
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
+    from taskq.connection.blocking import run  # noqa: PLC0415
+    from taskq.reading.replay import ReplayReport, replay_job  # noqa: PLC0415
 
-    choices = (since, before, states or None, chosen["task"], chosen["queue"])
-    if not everything and all(choice is None for choice in choices):
+    choices = (since, before, states or None, chosen["task"], chosen["queue"], everything or None)
+    is_chosen = any(choice is not None for choice in choices)
+    if job_id is None and (from_step is not None or not is_chosen):
         raise WrongUsage(
-            "choose jobs with --since, --before, --task, --queue or --state; "
+            "choose a job by its id, or jobs with --since, --before, --task, --queue or --state; "
             "--all means every job there ever was"
         )
+    if job_id is not None and is_chosen:
+        raise WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
     jobs: list[Replayed] = []
 
     def note(job: Replayed) -> None:
@@ -255,9 +265,14 @@ def replay(
     open_reader(data_dir).close()
     app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
     try:
-        report = app.replay_sync(
-            **chosen, state=states or None, dry_run=dry_run, everything=True, on_job=note
-        )
+        if job_id is not None:
+            note(run(replay_job(app.connection, job_id, from_step, dry_run=dry_run)))
+            problems = sum(bool(job.problem) for job in jobs)
+            report = ReplayReport(count=1 - problems, problems=problems, jobs=(), dry_run=dry_run)
+        else:
+            report = app.replay_sync(
+                **chosen, state=states or None, dry_run=dry_run, everything=True, on_job=note
+            )
     finally:
         app.close_sync()
     count, failed = report.count, report.problems

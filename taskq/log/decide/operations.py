@@ -67,6 +67,7 @@ class Operations:
             Op.EDIT: Edits(context, keys).edit,
             Op.STEP: steps.step,
             Op.SIGNAL: steps.signal,
+            Op.FORK: steps.fork,
             Op.PAUSE: queues.pause,
             Op.RESUME: queues.resume,
             Op.TICK: ticks.tick,

@@ -92,5 +92,8 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
         + _STEP_BYTES
         + sum(map(_enqueue_size, step.items))
     ),
+    Op.FORK: lambda fork: (
+        _enqueue_size(fork.item) + sum(len(step.body) + _STEP_BYTES for step in fork.steps)
+    ),
     Op.SIGNAL: lambda signal: len(signal.body) + _STEP_BYTES + 2 * codec.BACK.size,
 }

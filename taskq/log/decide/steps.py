@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import Policy, needs_of
-from taskq.core.folds.resuming import apply_waiting
-from taskq.core.folds.steps import Form, unpack_waits, until
+from taskq.core.folds.resuming import apply_signal, apply_step, apply_waiting
+from taskq.core.folds.steps import Form, Signal, unpack_waits, until
 from taskq.core.kinds import RELEASE
 from taskq.core.model import SIGNAL_BYTES_MAX, SIGNALS_MAX, STEPS_MAX, TIME_NS_MAX
 from taskq.core.records import STEPS_FEATURE, Cause
@@ -26,12 +26,11 @@ from taskq.log.format.steps import (
     decode_step,
     encode_signal,
     encode_step,
-    fold_step,
 )
 from taskq.log.machine.ports import INTEREST_READY
 
 if TYPE_CHECKING:
-    from taskq.core.folds.steps import Signal, Wait
+    from taskq.core.folds.steps import Wait
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
@@ -56,6 +55,13 @@ class NewStep(NamedTuple):
     flags: int = 0
     began_ns: int = 0
     items: tuple[Item, ...] = ()
+
+
+class Fork(NamedTuple):
+    """A new job that has these steps already: those of another, up to one of them."""
+
+    item: Item
+    steps: tuple[Stepped, ...]
 
 
 class NewSignal(NamedTuple):
@@ -108,20 +114,38 @@ class Steps:
         step = Stepped(
             name, number, form, place, body=body, flags=flags, began_ns=began_ns,
         )  # fmt: skip
+        once = b""
         if form in _EVENTS:
-            signal = agenda.steps.find_signal(job, name.encode("utf-8", "surrogatepass"))
+            signal = agenda.steps.find_signal(job, _encoded(name))
             if signal is not None:
-                step = self._taken(batch, step, signal)
+                step, once = self._taken(batch, step, signal), signal.once
             elif form == Form.EVENT:
                 return None
         if flags:
             self._enqueues.check_packed(flags, body, f"step {step.title} of {delivery!r}")
-        prepared = self._enqueues.prepared(batch, items)
+        prepared = self._enqueues.prepared(batch, items) if items else []
         if items:
             step = step._replace(first=batch.lsn + 1, jobs=len(items))
-        self._add(batch, encode_step(step, delivery.attempt, job, delivery.token, batch.lsn))
-        self._enqueues.add(batch, items, prepared)
+        record = encode_step(step, delivery.attempt, job, delivery.token, batch.lsn)
+        # What folding the record would come to, which this spares to read.
+        apply_step(agenda, job, place, self._add(batch, record), step.signal, once)
+        if items:
+            self._enqueues.add(batch, items, prepared)
         return step
+
+    def fork(self, batch: Batch, fork: Fork) -> int:
+        """Enqueue a job with steps; returns it."""
+        for step in fork.steps:
+            if step.flags:
+                self._enqueues.check_packed(step.flags, step.body, f"step {step.title}")
+        (job,) = self._enqueues.many(batch, [fork.item])
+        assert isinstance(job, int)  # it has no key
+        for place, step in enumerate(fork.steps):
+            again = step._replace(place=place, signal=0)
+            # Of no claim; a token of 0 would say that no fold needs it.
+            location = self._add(batch, encode_step(again, 0, job, job, batch.lsn))
+            apply_step(self._context.agenda, job, place, location, 0, _encoded(step.once))
+        return job
 
     def suspend(
         self, batch: Batch, delivery: Delivery, counted: int, waits: bytes, options: bytes
@@ -150,7 +174,7 @@ class Steps:
         is_there = due_ns <= now_ns
         for wait in waits:
             if wait.form == Form.EVENT:
-                name = wait.name.encode("utf-8", "surrogatepass")
+                name = _encoded(wait.name)
                 is_there = is_there or agenda.steps.find_signal(job, name) is not None
             elif wait.form == Form.CALL:
                 left = sum(
@@ -179,7 +203,7 @@ class Steps:
         if agenda.table.find(job) is None:
             raise JobSettled(f"{tag}-{job}", "", self._context.facets.path)
         steps = agenda.steps
-        if once and steps.knows_once(job, once.encode("utf-8", "surrogatepass")):
+        if once and steps.knows_once(job, _encoded(once)):
             return False
         if len(body) > SIGNAL_BYTES_MAX:
             raise PayloadTooLarge(f"signal {name!r}", len(body), SIGNAL_BYTES_MAX)
@@ -188,7 +212,9 @@ class Steps:
                 f"job {tag}-{job} has {SIGNALS_MAX} signals that no step of it has taken, and that "
                 f"is the limit: see whether it waits for them by the same name"
             )
-        self._add(batch, encode_signal(Stepped(name, once=once, body=body), job, batch.lsn))
+        lsn = batch.lsn
+        location = self._add(batch, encode_signal(Stepped(name, once=once, body=body), job, lsn))
+        apply_signal(agenda, job, Signal(lsn, _encoded(name), _encoded(once), location))
         if steps.awaits(job, name):
             attempt = agenda.attempt(job)
             self._ends.back(batch, RELEASE, Cause.INPUTS, job, 0, attempt, 0, None)
@@ -216,8 +242,14 @@ class Steps:
             at += len(record)
         raise KeyError(location)
 
-    def _add(self, batch: Batch, record: bytes) -> None:
-        location, lsn = batch.where + batch.size, batch.lsn
+    def _add(self, batch: Batch, record: bytes) -> int:
+        """Add a record; returns where it stands."""
+        location = batch.where + batch.size
         batch.add(record)
-        batch.features += (STEPS_FEATURE,)
-        fold_step(record, lsn, location, self._context.agenda)
+        if STEPS_FEATURE not in batch.features:
+            batch.features += (STEPS_FEATURE,)
+        return location
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")

@@ -15,7 +15,7 @@ from taskq.core.errors import FormatError
 from taskq.core.folds.resuming import apply_signal, apply_step
 from taskq.core.folds.steps import Form, Signal
 from taskq.core.kinds import SIGNAL, STEP
-from taskq.core.records import Flag, Option
+from taskq.core.records import PACKED, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
@@ -28,6 +28,9 @@ _NUMBER: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _I64: Final = struct.Struct("<q")
 _RUN: Final = struct.Struct("<QI")
+#: Those that most steps have, as plain numbers.
+_STEP: Final = int(Option.STEP)
+_BEGAN: Final = int(Option.BEGAN)
 #: Where the place of a step stands; and its token, or the number of a signal.
 _PLACE_AT: Final = codec.JOB.size
 _TOKEN_AT: Final = codec.JOB.size - _U64.size
@@ -103,34 +106,34 @@ def decode_step(record: bytes) -> Stepped:
     """
     length, kind, form, options_size, flags = codec.PREFIX.unpack_from(record)
     fixed = codec.FIXED_SIZES[kind]
-    values: dict[str, int] = {}
+    number = place = signal = began_ns = ended_ns = first = jobs = 0
     name = once = b""
     try:
         for tag, value in each_option(record, fixed, options_size):
-            if tag == Option.STEP:
-                values["number"], name = _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
+            if tag == _STEP:
+                number, name = _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
+            elif tag == _BEGAN:
+                (began_ns,) = _I64.unpack(value)
             elif tag == Option.ONCE:
                 once = value
             elif tag == Option.TAKES:
-                (values["signal"],) = _U64.unpack(value)
-            elif tag == Option.BEGAN:
-                (values["began_ns"],) = _I64.unpack(value)
+                (signal,) = _U64.unpack(value)
             elif tag == Option.ENDED:
-                (values["ended_ns"],) = _I64.unpack(value)
+                (ended_ns,) = _I64.unpack(value)
             elif tag == Option.INPUTS:
-                values["first"], values["jobs"] = _RUN.unpack_from(value)
+                first, jobs = _RUN.unpack_from(value)
     except struct.error as error:
         raise FormatError(
             f"an option of a {'step' if kind == STEP else 'signal'} is cut short: use a newer taskq"
         ) from error
     if kind == STEP:
-        values["place"] = _NUMBER.unpack_from(record, _PLACE_AT)[0]
+        (place,) = _NUMBER.unpack_from(record, _PLACE_AT)
     else:
-        values["signal"] = _U64.unpack_from(record, _TOKEN_AT)[0]
+        (signal,) = _U64.unpack_from(record, _TOKEN_AT)
+    body = record[fixed + options_size : length - CRC_SIZE]
     return Stepped(
-        name.decode("utf-8", "replace"), form=form, once=once.decode("utf-8", "replace"),
-        body=record[fixed + options_size : length - CRC_SIZE],
-        flags=flags & int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED), **values,
+        name.decode("utf-8", "replace"), number, form, place, signal,
+        once.decode("utf-8", "replace"), began_ns, ended_ns, first, jobs, body, flags & PACKED,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import CompactReport, JobView, LogStats
-    from taskq.log.decide.steps import NewSignal, NewStep
+    from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.format.steps import Stepped
     from taskq.log.requests import (
         Answer,
@@ -202,6 +202,11 @@ class _Port(Generic[F]):
     def step(self, new: NewStep) -> Sent[Stepped | None]:
         """Write a step of a job that runs: what it is worth; None: no signal has come."""
         return self._send(Op.STEP, new)
+
+    @_request
+    def fork(self, fork: Fork) -> Sent[int]:
+        """Enqueue a job that has steps; returns it."""
+        return self._send(Op.FORK, fork)
 
     @_request
     def signal(self, new: NewSignal) -> Sent[bool]:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from taskq import Discard, Snooze, TaskQ, current_job, retry, telemetry
+from taskq import Discard, Snooze, TaskQ, current_job, durable, retry, telemetry
 from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import JobFailed, UsageError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Tracer
+
+    from taskq_workers import JobFinished
 
 PRODUCER, CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
 
@@ -152,6 +154,43 @@ async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces)
     assert attributes_of(second)["taskq.outcome"] == "dead"
     assert second.status.status_code is trace.StatusCode.ERROR
     assert lines[0] == "released"  # the user's own hook is called, too
+
+
+async def test_a_step_that_runs_is_a_span_of_its_attempt_and_a_wait_is_no_error(
+    app: TaskQ, traces: Traces
+) -> None:
+    async def charge() -> int:
+        return 7
+
+    def ship() -> int:
+        return 8
+
+    @app.task(name="order", queue="mail")
+    async def order() -> int:
+        total = await durable.step("charge", charge)
+        paid = await durable.event("paid", int)
+        return total + paid + await durable.step("ship", ship)
+
+    events: list[tuple[str, str]] = []
+    waits = asyncio.Event()
+
+    def note(event: JobFinished) -> None:
+        events.append((event.outcome, event.reason))
+        waits.set()
+
+    async with app, app.worker(on_event=note):
+        job = await order.enqueue()
+        await waits.wait()
+        await app.signal(job, "paid", 1)
+        assert await job.result(timeout=20) == 16
+    assert events == [("released", ""), ("succeeded", "")]
+    charged, shipped = traces.one("step charge"), traces.one("step ship")
+    first, second = [
+        span for span in traces.exporter.get_finished_spans() if span.name == "process mail"
+    ]
+    assert (parent_of(charged), parent_of(shipped)) == (id_of(first), id_of(second))
+    assert attributes_of(charged) == {"taskq.step": "charge#1"}
+    assert "error.type" not in attributes_of(first)
 
 
 async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(

@@ -71,7 +71,8 @@ class TracedRuns:
             try:
                 return await call(*args, **kwargs)
             except BaseException as error:
-                if not isinstance(error, Snooze | CancelledError):
+                is_waiting = getattr(getattr(job, "durable", None), "suspended", False)
+                if not is_waiting and not isinstance(error, Snooze | CancelledError):
                     telemetry.note_error(attempt.span, error)
                     attempt.is_told = True
                 raise

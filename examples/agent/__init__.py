@@ -1,0 +1,1 @@
+"""An agent whose answers are paid once."""

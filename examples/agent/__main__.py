@@ -1,0 +1,53 @@
+"""A question whose worker is killed while the model thinks for the third time."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from examples.agent.app import app, ask
+from examples.agent.model import Model
+
+#: Which thought the worker does not live to hear.
+KILLED_AT = 3
+
+
+def start_worker(path: Path, model: Model) -> subprocess.Popen[bytes]:
+    """Start a worker in a process of its own."""
+    command = [sys.executable, "-m", "taskq", "worker", "examples.agent.app:app", "-d", str(path)]
+    environment = os.environ | {"MODEL_URL": model.url}
+    return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2])
+
+
+async def main(path: Path) -> None:
+    """Ask, kill, go on, and tell what it cost."""
+    asked = KILLED_AT
+    model = Model()
+    threading.Thread(target=model.serve_forever, daemon=True).start()
+    app.data_dir = path
+    async with app:
+        job = await ask.enqueue("How much higher is Fuji than Aso?")
+        worker = start_worker(path, model)
+        for _ in range(KILLED_AT):
+            await asyncio.to_thread(model.asked.acquire)
+        worker.kill()
+        worker.wait()
+        print(f"killed while the model thought for the {KILLED_AT}rd time")
+        worker = start_worker(path, model)
+        try:
+            print(await job.result("60s"))
+        finally:
+            worker.terminate()
+            worker.wait()
+    model.shutdown()
+    while model.asked.acquire(blocking=False):
+        asked += 1
+    print(f"asked {asked} times, paid {len(model.bill)} answers")
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as directory:
+        asyncio.run(main(Path(directory) / "log"))

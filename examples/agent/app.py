@@ -1,0 +1,70 @@
+"""An agent: a model says which tool to use, until it knows the answer. Each answer is a step.
+
+So a crash loses at most the answer that was on its way: what was paid for is in the log. Run it by
+``python -m examples.agent``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from taskq import TaskQ, durable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+app = TaskQ()
+#: Turns of one question; a model that goes round in circles is dear.
+TURNS_MAX: Final = 20
+
+
+@dataclass
+class Message:
+    """What was said, and the tool that is wanted, if one is."""
+
+    role: str
+    content: str
+    tool: str = ""
+    argument: str = ""
+
+
+def think(messages: list[Message]) -> Message:
+    """Ask the model; a plain function runs in a thread."""
+    answer = httpx.post(
+        os.environ["MODEL_URL"],
+        json=[message.__dict__ for message in messages],
+        headers={"Idempotency-Key": durable.key()},  # the same in every attempt at this answer
+        timeout=60,
+    )
+    return Message(**answer.raise_for_status().json())
+
+
+def search(words: str) -> str:
+    """Look something up."""
+    return {"height of Fuji": "3776 m", "height of Aso": "1592 m"}[words]
+
+
+def subtract(numbers: str) -> str:
+    """Take one number from another."""
+    left, right = map(int, numbers.split())
+    return str(left - right)
+
+
+TOOLS: Final[dict[str, Callable[[str], str]]] = {"search": search, "subtract": subtract}
+
+
+@app.task(retry=10)
+async def ask(question: str) -> str:
+    """Answer a question, by as many turns as the model wants."""
+    messages = [Message("user", question)]
+    for _ in range(TURNS_MAX):
+        answer = await durable.step("think", think, messages)
+        if not answer.tool:
+            return answer.content
+        found = await durable.step(answer.tool, TOOLS[answer.tool], answer.argument)
+        messages += [answer, Message("tool", found)]
+    raise ValueError(f"no answer after {TURNS_MAX} turns")

@@ -1,0 +1,439 @@
+"""Jobs of many steps, as programs, on a machine that fails at random: what is recorded holds.
+
+``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays so many seeds. Each plays
+compaction, snapshots, signals that race timeouts, cancels, leases that end, failures, children, a
+new version of the code, kills and power cuts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskq.core.errors import JobCancelled, JobSettled, LogError, NotDead, StaleDelivery
+from taskq.core.flows import FlowPart
+from taskq.core.folds.steps import Form, Wait, pack_waits
+from taskq.core.model import LIVE_STATES, SECOND_NS, Extras, State
+from taskq.core.records import Cause, Kind
+from taskq.log.config import QueuePolicy
+from taskq.log.decide.steps import NewSignal, NewStep
+from taskq.log.read.flows import look_at_ends, look_at_steps
+from taskq.log.read.selection import letters
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.upkeep.upkeep import Upkeep
+from tests.effort import grows, some
+from tests.log.tending import FILLER, keeping, meaning
+from tests.log.told import write
+from tests.log.world import Process, World
+from tests.machine.crashable import PowerLost, ProcessKilled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from taskq.log.format.steps import Stepped
+    from taskq.log.requests import Delivery
+
+pytestmark = grows
+ACTS: Final = 250
+JOBS: Final = 4
+PROCESSES: Final = 3
+LONG: Final = EnqueueSpec("long", "long", 5, 0)
+CHILD: Final = EnqueueSpec("child", "child", 5, 0)
+#: Lines of a program: what runs side by side. Names alone are steps.
+OLD: Final = (
+    ("first",),
+    ("page", "page", "page"),
+    ("sleep",),
+    ("go", "then"),
+    ("call",),
+    ("last",),
+)
+NEW: Final = (("begin",), ("page", "page", "page"), ("sleep",), ("go", "new"), ("call",), ("last",))
+FORMS: Final = {"sleep": Form.SLEEP, "go": Form.EVENT, "call": Form.CALL}
+Title = tuple[str, int]
+
+
+class Over(Exception):
+    """This attempt ends here."""
+
+
+@dataclass
+class Told:
+    """What somebody was told of a job, and what was done for it outside."""
+
+    done: dict[Title, Stepped] = field(default_factory=dict)
+    effects: Counter[Title] = field(default_factory=Counter)
+    in_doubt: Counter[Title] = field(default_factory=Counter)
+    result: bytes | None = None
+    is_cancelled: bool = False
+
+
+class Ask(NamedTuple):
+    """What an attempt waits for: the answer to a request."""
+
+    op: Op
+    operand: Any
+
+
+class Attempt:
+    """One run of a job by a process: a program that asks, and goes on with the answer."""
+
+    def __init__(self, play: Play, process: Process, delivery: Delivery) -> None:
+        self.play, self.process, self.delivery = play, process, delivery
+        self.told = play.told.setdefault(delivery.job, Told())
+        self.lines = NEW if play.is_new else OLD
+        self.waits: list[Wait] = []
+        self.steps = self.child() if delivery.task == "child" else self.long()
+        self.asked: Any = None
+
+    def act(self) -> None:
+        """Go on by one request, or end."""
+        try:
+            answer = None if self.asked is None else self.asked.result(0)
+            request = self.steps.send(answer)
+        except (StopIteration, Over, StaleDelivery, JobCancelled):
+            self.play.attempts.remove(self)
+            return
+        self.asked = self.process.send(*request)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the claim holds, as the process knows it when it has seen all."""
+        running = self.process.catch_up().need_agenda().running
+        return running.get(self.delivery.job, (0,))[0] == self.delivery.token
+
+    def child(self) -> Generator[Ask, Any, None]:
+        self.play.children.setdefault(self.delivery.payload, self.delivery.job)
+        assert self.play.children[self.delivery.payload] == self.delivery.job, "a child came twice"
+        fails = self.play.chance.random() < 0.2
+        yield self.settle(Kind.DEAD if fails else Kind.SUCCEEDED, self.delivery.payload)
+
+    def long(self) -> Generator[Ask, Any, None]:
+        chance, done, counts = self.play.chance, self.load(), Counter[str]()
+        for line in self.lines:
+            titles = []
+            for name in line:
+                counts[name] += 1
+                titles.append((name, counts[name]))
+            chance.shuffle(titles)
+            for title in titles:
+                if title not in done or title[0] == "call":
+                    yield from self.do(title, done)
+                if chance.random() < 0.05:
+                    yield self.settle(Kind.RETRIED, cause=Cause.EXHAUSTED)
+                    raise Over
+            if self.waits:
+                yield self.settle(Kind.RELEASED, pack_waits(self.waits), cause=Cause.WAITS)
+                raise Over
+        if chance.random() < 0.1:
+            yield self.settle(Kind.DEAD, b"no")
+            raise Over
+        body = json.dumps(sorted(done)).encode()
+        (answer,) = yield self.settle(Kind.SUCCEEDED, body)
+        if not isinstance(answer, Exception):
+            assert self.told.result is None, "it ended twice"
+            self.told.result = body
+
+    def load(self) -> dict[Title, Stepped]:
+        """Read the steps; whoever holds the job finds all that anybody was told."""
+        is_held = self.is_held
+        seen = look_at_steps(self.process.committer.sight, self.delivery.job)
+        done = {(step.name, step.number): step for step in seen.steps}
+        self.begun = {(wait.name, wait.number): wait for wait in seen.waits}
+        self.now_ns = seen.time_ns
+        if is_held:
+            assert len(done) == len(seen.steps), "a step is there twice"
+            for title, step in self.told.done.items():
+                assert title in done, f"{title} is lost"
+                assert done[title]._replace(ended_ns=0) == step, f"{title} is another"
+        return done
+
+    def form(self, title: Title) -> Form:
+        return FORMS.get(title[0], Form.STEP)
+
+    def do(self, title: Title, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
+        form, name = self.form(title), title[0]
+        begun = self.begun.get(title)
+        now_ns = self.now_ns
+        if form is Form.CALL and title in done:
+            self.await_children(done[title])
+            return
+        new = NewStep(self.delivery, form, *title, b'"%d.%d"' % (self.delivery.token, title[1]))
+        if form is Form.STEP:
+            assert title not in self.told.done or not self.is_held, f"{title} is done again"
+            self.told.effects[title] += 1
+            self.told.in_doubt[title] += 1
+            new = new._replace(
+                body=new.body[:-1] + b"." * self.play.chance.choice((1, 9_000)) + b'"'
+            )
+        elif form is Form.CALL:
+            extras = Extras(flow=FlowPart(parent=self.delivery.job))
+            items = tuple((CHILD, b"%d:%d" % (self.delivery.job, at), extras) for at in range(2))
+            new = new._replace(items=items)
+        elif begun is None or not 0 < begun.until_ns <= now_ns:
+            span_ns = self.play.chance.choice((30, 300)) * SECOND_NS
+            until_ns = begun.until_ns if begun else now_ns + span_ns
+            if form is Form.SLEEP:
+                self.waits.append(Wait(form, *title, until_ns))
+                return
+            if begun is None and self.play.chance.random() < 0.5:
+                until_ns = 0
+            wait = Wait(form, *title, until_ns)
+        elif form is Form.EVENT:
+            new = new._replace(form=Form.TIMEOUT)
+        step = yield Ask(Op.STEP, new)
+        if step is None:
+            self.waits.append(wait)
+            return
+        assert step.form != Form.EVENT or step.body == b'"sent"', "an event without a signal"
+        self.told.in_doubt[title] -= form is Form.STEP
+        assert self.told.done.setdefault(title, step) == step, f"{title} was told twice"
+        done[title] = step
+        if name == "call":
+            self.await_children(step)
+
+    def await_children(self, step: Stepped) -> None:
+        jobs = [step.first, step.first + 1]
+        ends = look_at_ends(self.process.committer.sight, jobs)
+        assert all(end.state is not State.ABSENT for end in ends), "a child's end is lost"
+        if any(end.state in LIVE_STATES for end in ends):
+            self.waits.append(Wait(Form.CALL, step.name, step.number, 0, step.first, step.jobs))
+
+    def settle(self, kind: Kind, body: bytes | None = None, **rest: Any) -> Ask:
+        return Ask(Op.SETTLE, [Settlement(kind, self.delivery, body, **rest)])
+
+
+class Play:
+    """One history."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        kept = {"long": QueuePolicy(keep_seconds=10**9)}
+        self.world = World(seed, keeping(keep_seconds=60, queues=kept))
+        self.told: dict[int, Told] = {}
+        self.children: dict[bytes, int] = {}
+        self.attempts: list[Attempt] = []
+        self.processes: list[tuple[Process, Upkeep]] = []
+        self.is_new = False
+        self.jobs: list[int] = []
+        self.signalled: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> None:
+        for _ in range(ACTS):
+            self.safely(self.act)
+        self.end()
+
+    def safely(self, act: Callable[[], object]) -> None:
+        try:
+            if not self.processes:
+                process = self.world.process()
+                self.processes.append((process, Upkeep(process.committer)))
+            act()
+        except PowerLost:
+            self.gone()
+        except ProcessKilled:
+            for process, care in list(self.processes):
+                if process.disk.is_dead:
+                    self.bury(process, care)
+
+    def act(self) -> None:
+        acts: dict[Callable[[], object], int] = {
+            self.go_on: 45, self.claim: 12, self.sync: 20, self.tend: 8, self.signal: 4,
+            self.put: 3, self.fill: 4, self.pass_time: 5, self.appear: 3, self.snapshot: 2,
+            self.requeue: 1, self.crash: 2, self.kill: 1, self.cut: 1,
+        }  # fmt: skip
+        rare = self.chance.random()
+        if rare < 0.004:
+            self.change()
+        elif rare < 0.006:
+            self.cancel()
+        else:
+            (act,) = self.chance.choices(list(acts), list(acts.values()))
+            act()
+
+    @property
+    def some(self) -> Process:
+        return self.chance.choice(self.processes)[0]
+
+    def appear(self) -> None:
+        if len(self.processes) < PROCESSES:
+            process = self.world.process()
+            self.processes.append((process, Upkeep(process.committer)))
+
+    def put(self) -> None:
+        if len(self.jobs) < JOBS:
+            self.jobs.append(self.some.enqueue(b"long", spec=LONG))
+
+    def claim(self) -> None:
+        process = self.some
+        lease_ns = self.chance.choice((0, 0, 40)) * SECOND_NS
+        request = ClaimRequest(2, frozenset(("long", "child")), wait_until_ns=0, lease_ns=lease_ns)
+        for delivery in process.ask(Op.CLAIM, request):
+            self.attempts.append(Attempt(self, process, delivery))
+            self.counts["attempts"] += 1
+
+    def go_on(self) -> None:
+        able = [it for it in self.attempts if it.asked is None or it.asked.done()]
+        if able:
+            # Mostly one that was begun: what is claimed and left is given back in the end.
+            self.chance.choice(able[:2] if self.chance.random() < 0.5 else able).act()
+
+    def sync(self) -> None:
+        self.some.sync()
+
+    def tend(self) -> None:
+        process, care = self.chance.choice(self.processes)
+        for _ in range(self.chance.choice((1, 5, 50))):
+            requests = care.step()
+            if requests:
+                process.commit(requests)
+                process.sync()
+            elif not care.busy:
+                care._look_at_ns = 0
+                return
+
+    def signal(self) -> None:
+        if self.jobs:
+            self.send(self.chance.choice(self.jobs), self.chance.choice(("", "a")))
+
+    def send(self, job: int, once: str) -> None:
+        with contextlib.suppress(JobSettled):
+            self.signalled[job] += self.some.ask(Op.SIGNAL, NewSignal(job, "go", b'"sent"', once))
+            self.counts["signals"] += 1
+
+    def fill(self) -> None:
+        process = self.some
+        for _ in range(3):
+            process.enqueue(FILLER)
+        for delivery in process.ask(
+            Op.CLAIM, ClaimRequest(9, frozenset(("default",)), wait_until_ns=0)
+        ):
+            process.settle(delivery)
+
+    def pass_time(self) -> None:
+        self.world.clock.advance(self.chance.choice((1, 20, 61, 400)))
+
+    def snapshot(self) -> None:
+        process = self.some
+        process.catch_up()
+        write(process)
+
+    def cancel(self) -> None:
+        if self.jobs:
+            job = self.chance.choice(self.jobs)
+            if self.some.ask(Op.CANCEL, job) in (Cancel.WITHDRAWN, Cancel.ASKED):
+                self.told.setdefault(job, Told()).is_cancelled = True
+
+    def change(self) -> None:
+        """The code is another from now on."""
+        self.is_new = True
+
+    def requeue(self) -> None:
+        process = self.some
+        agenda = process.catch_up().need_agenda()
+        dead = [row[0] for row in agenda.dead.rows(0, 99) if row[0] in self.jobs]
+        with contextlib.suppress(NotDead):
+            process.ask(Op.REQUEUE, letters(process.committer.sight, dead).items)
+
+    def crash(self) -> None:
+        step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13))
+        self.world.machine.stop_at(step, power=self.chance.random() < 0.5)
+
+    def kill(self) -> None:
+        self.bury(*self.chance.choice(self.processes))
+
+    def bury(self, process: Process, care: Upkeep) -> None:
+        self.forget(care)
+        process.kill()
+        self.processes.remove((process, care))
+        self.attempts = [it for it in self.attempts if it.process is not process]
+        self.counts["kills"] += 1
+
+    def forget(self, care: Upkeep) -> None:
+        if care._steps is not None:
+            with contextlib.suppress(PowerLost, ProcessKilled, LogError):
+                care._steps.close()
+
+    def cut(self) -> None:
+        self.world.machine.lose_power()
+        self.gone()
+
+    def gone(self) -> None:
+        self.world.everyone_is_gone(self.chance.choice((1, 60, 600)))
+        for _, care in self.processes:
+            self.forget(care)
+        self.processes.clear()
+        self.attempts.clear()
+        self.counts["power cuts"] += 1
+
+    # -- what must be true ------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Nothing fails any more: every job comes to its end, and to the right one."""
+        self.world.machine.stop_at(None)
+        self.cut()
+        for job in self.jobs:
+            if not self.signalled[job]:
+                self.safely(partial(self.send, job, ""))
+        for number in range(4_000):
+            if not number % 40 and all(self.is_over(job) for job in self.jobs):
+                break
+            self.safely(self.chance.choice(
+                (self.go_on, self.go_on, self.go_on, self.claim, self.sync, self.tend,
+                 self.pass_time, self.requeue)
+            ))  # fmt: skip
+        for job in self.jobs:
+            told = self.told.setdefault(job, Told())
+            assert self.is_over(job), f"job {job} does not come to its end: {self.world.view(job)}"
+            for title, count in told.effects.items():
+                assert count <= 1 + told.in_doubt[title], f"{title} was done {count} times"
+            view = self.world.view(job)
+            assert view is not None
+            if told.result is not None:
+                assert view.result == told.result
+            self.counts[view.state.name] += 1
+        process = self.processes[0][0]
+        now_ns = self.world.clock.wall_ns()
+        seen, folded = process.catch_up(), self.world.fold()
+        assert meaning(folded, now_ns)["steps"] == meaning(seen, now_ns)["steps"]
+        files = process.journal.files
+        self.counts["segments gone"] += len(files.numbered()) - len(files.lsns)
+
+    def is_over(self, job: int) -> bool:
+        told = self.told.get(job, Told())
+        if told.result is not None:
+            return True
+        view = self.world.view(job)
+        assert view is not None, f"job {job} is lost"
+        return view.state in (State.SUCCEEDED, State.CANCELLED)
+
+
+def play(seeds: range) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        history = Play(seed)
+        try:
+            history.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        counts += history.counts
+    return counts
+
+
+def test_recorded_steps_hold_through_all_that_happens_to_a_job_and_its_log() -> None:
+    counts = play(range(some(1, 200)))
+    assert counts["SUCCEEDED"]
+    assert counts["segments gone"]
+
+
+if __name__ == "__main__":
+    first, count = map(int, sys.argv[1:])
+    sys.stdout.write(f"{play(range(first, first + count))}\n")
