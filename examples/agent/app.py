@@ -65,6 +65,6 @@ async def ask(question: str) -> str:
         answer = await durable.step("think", think, messages)
         if not answer.tool:
             return answer.content
-        found = await durable.step(answer.tool, TOOLS[answer.tool], answer.argument)
-        messages += [answer, Message("tool", found)]
+        result = await durable.step(answer.tool, TOOLS[answer.tool], answer.argument)
+        messages += [answer, Message("tool", result)]
     raise ValueError(f"no answer after {TURNS_MAX} turns")

@@ -32,7 +32,7 @@ class Model(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return where it listens."""
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, *_: object) -> None:

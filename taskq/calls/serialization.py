@@ -95,7 +95,7 @@ def compiled(
     try:
         return _made(TypeAdapter(annotation, config=config).core_schema)
     except (PydanticUserError, SchemaError) as error:
-        raise TypeError(_cause(error)) from error
+        raise TypeError(cause_of(error)) from error
 
 
 def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaSerializer] | None:
@@ -263,7 +263,7 @@ class ResultCodec:
         except ValueError as error:
             raise UsageError(
                 f"{self._task}: the stored result does not fit the return "
-                f"annotation {self._text} ({_cause(error)}): was it changed since?"
+                f"annotation {self._text} ({cause_of(error)}): was it changed since?"
             ) from None
 
     def _refuse_changed(self, value: object) -> None:
@@ -288,7 +288,7 @@ class ResultCodec:
         except ValueError as error:
             raise UsageError(
                 f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
-                f"({_cause(error)})"
+                f"({cause_of(error)})"
             ) from None
 
 
@@ -349,7 +349,7 @@ def shown(value: object) -> str:
     return type(value).__name__
 
 
-def _cause(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     """Return what pydantic says, without its links and its many lines."""
     details = getattr(error, "errors", None)
     if details is None:

@@ -76,13 +76,13 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
             process, or the kept result does not fit what the function returns today.
     """
     here = Run.here("step")
-    return here.step(name, here.number(name), fn, args, kwargs)
+    return here.step(name, here.number(name, fn), fn, args, kwargs)
 
 
 def step_sync(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Do as ``step`` in a task that runs in a thread; the function runs there, too."""
     here = Run.here("step", in_thread=True)
-    value: R = here.step_in_thread(name, here.number(name), fn, args, kwargs)
+    value: R = here.step_in_thread(name, here.number(name, fn), fn, args, kwargs)
     return value
 
 

@@ -10,14 +10,13 @@ from collections import Counter
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskq import telemetry
 from taskq.app.context import is_remote, running_job
 from taskq.calls.call import Call, transaction_bytes
-from taskq.calls.serialization import ResultCodec, compiled, decode_loose, json_config
-from taskq.calls.signature import Signature
+from taskq.calls.serialization import cause_of, decode_loose
 from taskq.connection import tracing
 from taskq.connection.blocking import refuse_in_loop, run
 from taskq.core.errors import (
@@ -33,9 +32,9 @@ from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.parsing import check_name
+from taskq.durable.values import called, codec_of, validator_of
 from taskq.flows.building import Failed
 from taskq.log.decide.steps import NewStep
-from taskq.log.machine.threads import on_thread
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_steps
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.
 _IN_PLACE_NS: Final = SECOND_NS
-_FUNCTIONS_KEPT: Final = 512
 #: Of several tasks of one run one waits: so long after the last step the others have had a turn.
 _GRACE_SECONDS: Final = 0.01
 #: What steps of their own are called; numbered like those that people name.
@@ -145,11 +143,11 @@ class Run:
             job.children = job.children or []
         return here
 
-    def number(self, name: str) -> int:
+    def number(self, name: str, fn: object = callable) -> int:
         """Return which call of this name this is.
 
         Raises:
-            UsageError: that is no name of a step.
+            UsageError: that is no name of a step, or no function.
         """
         check_name("the name of a step", name)
         if "#" in name:
@@ -157,6 +155,8 @@ class Run:
                 f"the name of a step is {name!r}: it may hold no '#', which stands "
                 f"before its number"
             )
+        if not callable(fn):
+            raise UsageError(f"step {name!r} takes a function and its arguments, got {fn!r:.60}")
         self._counts[name] += 1
         return self._counts[name]
 
@@ -175,10 +175,10 @@ class Run:
             token = step_here.set(self._key(name, number))
             try:
                 if tracing.tracer is None:
-                    value = await _called(fn, args, kwargs)
+                    value = await called(fn, args, kwargs)
                 else:
                     with telemetry.stepping(name, number, tracing.tracer):
-                        value = await _called(fn, args, kwargs)
+                        value = await called(fn, args, kwargs)
             finally:
                 step_here.reset(token)
             body = self._encoded(name, number, fn, value)
@@ -497,9 +497,10 @@ class Run:
             name = min(self._unasked)
             _told.add(self._job.task)
             _log.warning(
-                "%s: job %s did not ask for %d steps that were done, such as %s#%d: was its code "
-                "changed meanwhile?",
-                self._job.task, self._job.id, len(self._unasked), *name,
+                "%s: job %s did not ask for step %s#%d%s: was its code changed meanwhile?",
+                self._job.task, self._job.id, *name,
+                f" and {len(self._unasked) - 1} more that were done" * (len(self._unasked) > 1)
+                or ", which was done",
             )  # fmt: skip
         return None
 
@@ -509,7 +510,7 @@ class Run:
         return f"{self._job.id}:{name}#{number}"
 
     def _encoded(self, name: str, number: int, fn: Callable[..., Any], value: Any) -> bytes:
-        codec = _codec_of(fn)
+        codec = codec_of(fn)
         limit = self._connection.packer.bodies.limit(
             self._connection.packer.config.packing(self._job.delivery.queue, None, None)
         )
@@ -522,19 +523,17 @@ class Run:
     async def _value(self, done: Stepped, fn: Callable[..., Any]) -> Any:
         body = await self._unpacked(done)
         try:
-            return _codec_of(fn).decode(body)
+            return codec_of(fn).decode(body)
         except UsageError as error:
             raise self._about(done.name, done.number, error) from None
 
     def _read(self, done: Stepped, kind: Any, body: bytes) -> Any:
         try:
-            return _validator_of(kind).validate_json(body)
+            return validator_of(kind).validate_json(body)
         except ValueError as error:
-            first = str(error).partition("\n")[0]
-            raise self._about(
-                done.name, done.number,
-                UsageError(f"the signal does not fit {inspect.formatannotation(kind)}: {first}"),
-            ) from None  # fmt: skip
+            kind = inspect.formatannotation(kind)
+            problem = UsageError(f"the signal does not fit {kind} ({cause_of(error)})")
+            raise self._about(done.name, done.number, problem) from None
 
     def _about(self, name: str, number: int, error: UsageError) -> UsageError:
         return UsageError(f"step {name}#{number} of job {self._job.id}: {error}")
@@ -566,34 +565,3 @@ def _is_suspended(error: BaseException) -> bool:
             _is_suspended(part) for part in error.exceptions
         )
     return isinstance(error, Suspended)
-
-
-async def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if _is_async(fn):
-        return await fn(*args, **kwargs)
-    value = await on_thread(fn, *args, **kwargs)
-    return await value if inspect.isawaitable(value) else value
-
-
-_is_async: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunction)
-
-
-@lru_cache(_FUNCTIONS_KEPT)
-def _codec_of(fn: Callable[..., Any]) -> ResultCodec:
-    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    try:
-        signature = Signature(name, fn)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, TaskqError):
-            raise
-        signature = Signature(name, _untyped)
-    return ResultCodec(signature)
-
-
-@lru_cache(_FUNCTIONS_KEPT)
-def _validator_of(kind: Any) -> Any:
-    return compiled(kind, None if inspect.isclass(kind) else json_config())[0]
-
-
-def _untyped() -> Any:
-    """Stand for functions that tell nothing of what they return."""

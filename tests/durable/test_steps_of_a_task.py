@@ -341,6 +341,31 @@ async def test_a_step_within_a_step_is_refused(shop: Shop, box: Sandbox) -> None
     assert "durable.sleep() was called within step outer#1: steps do not nest" in await reason(job)
 
 
+async def test_a_signal_of_another_type_says_what_it_should_be(shop: Shop, box: Sandbox) -> None:
+    @shop.app.task(retry=1)
+    async def order() -> None:
+        await durable.event("paid", int)
+
+    job = await order.enqueue()
+    await shop.app.signal(job, "paid", "five")
+    await box.drain(raises=False)
+    text = await reason(job)
+    assert "step paid#1" in text
+    assert "the signal does not fit int (Input should be a valid integer" in text
+
+
+async def test_a_step_without_a_function_is_refused_by_name(shop: Shop, box: Sandbox) -> None:
+    step: Any = durable.step
+
+    @shop.app.task(retry=1)
+    async def order() -> None:
+        await step("pay", 5)
+
+    job = await order.enqueue()
+    await box.drain(raises=False)
+    assert "step 'pay' takes a function and its arguments, got 5" in await reason(job)
+
+
 async def test_a_name_that_was_something_else_is_refused(shop: Shop, box: Sandbox) -> None:
     charge = partial(durable.step, "paid", shop.charge, "a")
     job = await changed(shop, box, charge, lambda: durable.event("paid"))
@@ -387,7 +412,7 @@ async def test_steps_that_nobody_asks_for_are_passed_over_and_told_once(
         partial(durable.step, "new", charge, "b"),
     )
     assert shop.done == [("charge", "a"), ("charge", "b")]
-    assert caplog.text.count("did not ask for 1 steps that were done, such as old#1") == 1
+    assert caplog.text.count("did not ask for step old#1, which was done") == 1
 
 
 async def test_a_child_process_says_where_steps_belong(shop: Shop, box: Sandbox) -> None:

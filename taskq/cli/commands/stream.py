@@ -242,18 +242,9 @@ def replay(
     With --from-step the new job has the steps of JOB_ID that were done before that one.
     """
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
-    from taskq.connection.blocking import run  # noqa: PLC0415
-    from taskq.reading.replay import ReplayReport, replay_job  # noqa: PLC0415
 
     choices = (since, before, states or None, chosen["task"], chosen["queue"], everything or None)
-    is_chosen = any(choice is not None for choice in choices)
-    if job_id is None and (from_step is not None or not is_chosen):
-        raise WrongUsage(
-            "choose a job by its id, or jobs with --since, --before, --task, --queue or --state; "
-            "--all means every job there ever was"
-        )
-    if job_id is not None and is_chosen:
-        raise WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
+    _check_choice(job_id, from_step, any(choice is not None for choice in choices))
     jobs: list[Replayed] = []
 
     def note(job: Replayed) -> None:
@@ -266,16 +257,15 @@ def replay(
     app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
     try:
         if job_id is not None:
-            note(run(replay_job(app.connection, job_id, from_step, dry_run=dry_run)))
-            problems = sum(bool(job.problem) for job in jobs)
-            report = ReplayReport(count=1 - problems, problems=problems, jobs=(), dry_run=dry_run)
+            note(_replay_job(app, job_id, from_step, dry_run))
         else:
-            report = app.replay_sync(
+            app.replay_sync(
                 **chosen, state=states or None, dry_run=dry_run, everything=True, on_job=note
             )
     finally:
         app.close_sync()
-    count, failed = report.count, report.problems
+    failed = sum(bool(job.problem) for job in jobs)
+    count = len(jobs) - failed
     if as_json:
         render.print_json(
             {
@@ -290,6 +280,23 @@ def replay(
         render.echo(f"{verb} {render.count_of(count)}" + (", enqueued nothing" * dry_run))
     if failed:
         context.exit(EXIT_FAILED)
+
+
+def _check_choice(job_id: str | None, from_step: str | None, is_chosen: bool) -> None:
+    if job_id is None and (from_step is not None or not is_chosen):
+        raise WrongUsage(
+            "choose a job by its id, or jobs with --since, --before, --task, --queue or --state; "
+            "--all means every job there ever was"
+        )
+    if job_id is not None and is_chosen:
+        raise WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
+
+
+def _replay_job(app: TaskQ, job_id: str, from_step: str | None, dry_run: bool) -> Replayed:
+    from taskq.connection.blocking import run  # noqa: PLC0415 - as above
+    from taskq.reading.replay import replay_job  # noqa: PLC0415
+
+    return run(replay_job(app.connection, job_id, from_step, dry_run=dry_run))
 
 
 def _show_replayed(job: Replayed) -> None:

@@ -15,7 +15,7 @@ from taskq.core.errors import FormatError
 from taskq.core.folds.resuming import apply_signal, apply_step
 from taskq.core.folds.steps import Form, Signal
 from taskq.core.kinds import SIGNAL, STEP
-from taskq.core.records import PACKED, Option
+from taskq.core.records import PACKED, Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
@@ -31,6 +31,10 @@ _RUN: Final = struct.Struct("<QI")
 #: Those that most steps have, as plain numbers.
 _STEP: Final = int(Option.STEP)
 _BEGAN: Final = int(Option.BEGAN)
+_STEP_OPTION: Final = struct.Struct("<BHI")
+_BEGAN_OPTION: Final = struct.Struct("<BHq")
+_CHECKED: Final = int(Flag.CHECKED)
+_PLACED: Final = codec.LAYOUTS[STEP]
 #: Where the place of a step stands; and its token, or the number of a signal.
 _PLACE_AT: Final = codec.JOB.size
 _TOKEN_AT: Final = codec.JOB.size - _U64.size
@@ -74,13 +78,13 @@ def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> 
     if step.signal:
         options += option(Option.TAKES, _U64.pack(step.signal))
     if step.began_ns:
-        options += option(Option.BEGAN, _I64.pack(step.began_ns))
+        options += _BEGAN_OPTION.pack(_BEGAN, _I64.size, step.began_ns)
     if step.jobs:
         options += option(Option.INPUTS, _RUN.pack(step.first, step.jobs))
-    return codec.encode(
-        STEP, attempt, job, token, step.place,
-        lsn=lsn, byte=step.form, flags=step.flags, options=options, body=step.body,
-    )  # fmt: skip
+    fixed = _PLACED.pack(
+        0, STEP, step.form, len(options), _CHECKED | step.flags, attempt, job, token, step.place
+    )
+    return codec.encode_checked(fixed[4:] + options, step.body, lsn)
 
 
 def encode_signal(signal: Stepped, job: int, lsn: int) -> bytes:
@@ -92,7 +96,7 @@ def encode_signal(signal: Stepped, job: int, lsn: int) -> bytes:
 
 def _named(step: Stepped) -> bytes:
     name = step.name.encode("utf-8", "surrogatepass")
-    options = option(Option.STEP, _NUMBER.pack(step.number) + name)
+    options = _STEP_OPTION.pack(_STEP, _NUMBER.size + len(name), step.number) + name
     if step.once:
         options += option(Option.ONCE, step.once.encode("utf-8", "surrogatepass"))
     return options

@@ -390,14 +390,14 @@ class Play:
                  self.pass_time, self.requeue)
             ))  # fmt: skip
         for job in self.jobs:
-            told = self.told.setdefault(job, Told())
+            known = self.told.setdefault(job, Told())
             assert self.is_over(job), f"job {job} does not come to its end: {self.world.view(job)}"
-            for title, count in told.effects.items():
-                assert count <= 1 + told.in_doubt[title], f"{title} was done {count} times"
+            for title, count in known.effects.items():
+                assert count <= 1 + known.in_doubt[title], f"{title} was done {count} times"
             view = self.world.view(job)
             assert view is not None
-            if told.result is not None:
-                assert view.result == told.result
+            if known.result is not None:
+                assert view.result == known.result
             self.counts[view.state.name] += 1
         process = self.processes[0][0]
         now_ns = self.world.clock.wall_ns()
@@ -407,8 +407,8 @@ class Play:
         self.counts["segments gone"] += len(files.numbered()) - len(files.lsns)
 
     def is_over(self, job: int) -> bool:
-        told = self.told.get(job, Told())
-        if told.result is not None:
+        known = self.told.get(job, Told())
+        if known.result is not None:
             return True
         view = self.world.view(job)
         assert view is not None, f"job {job} is lost"

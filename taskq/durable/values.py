@@ -1,0 +1,51 @@
+"""What the functions of steps take and give: how they are called, how their values are kept."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.calls.serialization import ResultCodec, compiled, json_config
+from taskq.calls.signature import Signature
+from taskq.core.errors import TaskqError
+from taskq.log.machine.threads import on_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FUNCTIONS_KEPT: Final = 512
+
+
+async def called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call an async function in this loop, any other in a thread."""
+    if _is_async(fn):
+        return await fn(*args, **kwargs)
+    value = await on_thread(fn, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+_is_async: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunction)
+
+
+@lru_cache(_FUNCTIONS_KEPT)
+def codec_of(fn: Callable[..., Any]) -> ResultCodec:
+    """Return what keeps the values that a function returns, and reads them again."""
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    try:
+        signature = Signature(name, fn)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TaskqError):
+            raise
+        signature = Signature(name, _untyped)
+    return ResultCodec(signature)
+
+
+@lru_cache(_FUNCTIONS_KEPT)
+def validator_of(kind: Any) -> Any:
+    """Return what reads a value of a type."""
+    return compiled(kind, None if inspect.isclass(kind) else json_config())[0]
+
+
+def _untyped() -> Any:
+    """Stand for functions that tell nothing of what they return."""
