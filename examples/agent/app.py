@@ -24,7 +24,7 @@ TURNS_MAX: Final = 20
 
 @dataclass
 class Message:
-    """What was said, and the tool that is wanted, if one is."""
+    """A message, and the tool that it wants, if it does."""
 
     role: str
     content: str

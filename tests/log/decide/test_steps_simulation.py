@@ -60,12 +60,12 @@ Title = tuple[str, int]
 
 
 class Over(Exception):
-    """This attempt ends here."""
+    """The end of an attempt."""
 
 
 @dataclass
 class Told:
-    """What somebody was told of a job, and what was done for it outside."""
+    """Answers that somebody had about a job, and effects that were done for it outside."""
 
     done: dict[Title, Stepped] = field(default_factory=dict)
     effects: Counter[Title] = field(default_factory=Counter)
@@ -75,14 +75,14 @@ class Told:
 
 
 class Ask(NamedTuple):
-    """What an attempt waits for: the answer to a request."""
+    """A request that an attempt waits for the answer of."""
 
     op: Op
     operand: Any
 
 
 class Attempt:
-    """One run of a job by a process: a program that asks, and goes on with the answer."""
+    """A run of a job by a process: a program that asks, and goes on with the answer."""
 
     def __init__(self, play: Play, process: Process, delivery: Delivery) -> None:
         self.play, self.process, self.delivery = play, process, delivery
@@ -210,7 +210,7 @@ class Attempt:
 
 
 class Play:
-    """One history."""
+    """A history of several processes."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
