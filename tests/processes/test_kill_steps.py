@@ -54,23 +54,33 @@ def note(path: Path, line: str) -> None:
 def make_app(path: Path) -> tuple[TaskQ, Any]:
     """Return the app, and the task of six steps, a sleep, an event and two children.
 
-    Its other tasks are the members of chords, and their callback.
+    Three of the steps run side by side: by ``gather``, or in a ``TaskGroup``. Its other tasks are
+    the members of chords, and their callback.
     """
     app = TaskQ(path / "log")
 
     async def add(number: int) -> int:
         note(path, durable.key())
-        await asyncio.sleep(0)
+        for _ in range(random.randrange(4)):  # whichever ends first
+            await asyncio.sleep(0)
         return number
+
+    async def pages() -> int:
+        return sum(await asyncio.gather(*(durable.step("page", add, at) for at in (2, 3, 4))))
+
+    async def grouped() -> int:
+        async with asyncio.TaskGroup() as group:
+            steps = [group.create_task(durable.step("page", add, at)) for at in (2, 3, 4)]
+        return sum(step.result() for step in steps)
 
     @app.task(name="child", retry=_FOR_EVER)
     async def child(number: int) -> int:
         return number * 10
 
     @app.task(name="long", retry=_FOR_EVER)
-    async def long() -> int:
+    async def long(number: int = 0) -> int:
         total = await durable.step("first", add, 1)
-        total += sum(await asyncio.gather(*(durable.step("page", add, at) for at in (2, 3, 4))))
+        total += await (grouped() if number % 2 else pages())
         await durable.sleep(1)
         total += await durable.step("then", add, 5)
         total += await durable.event("go", int)
@@ -191,7 +201,7 @@ async def run_with_kills(path: Path, kills: int) -> list[Any]:
     draw, chords = random.Random(kills), list[Any]()
     app, long = make_app(path)
     async with app:
-        jobs = await app.enqueue_many([long.call() for _ in range(JOBS)])
+        jobs = await app.enqueue_many([long.call(number) for number in range(JOBS)])
         for job in jobs:
             port = await app.connection.port()
             assert await port.signal(NewSignal(job.lsn, "go", b"7", "once"))
@@ -244,7 +254,7 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
             path.mkdir()
             app, long = make_app(path)
             async with app:
-                job = await long.enqueue()
+                job = await long.enqueue(count)
                 assert await app.signal(job, "go", 7)
                 with start_worker(path, count) as worker:
                     died = await asyncio.to_thread(_dies, worker, path)
