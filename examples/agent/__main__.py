@@ -25,7 +25,7 @@ def start_worker(path: Path, model: Model) -> subprocess.Popen[bytes]:
 async def main(path: Path) -> None:
     """Ask, kill, go on, and tell what it cost."""
     asked = KILLED_AT
-    model = Model()
+    model = Model(stops_at=KILLED_AT)
     threading.Thread(target=model.serve_forever, daemon=True).start()
     app.data_dir = path
     async with app:
@@ -35,6 +35,7 @@ async def main(path: Path) -> None:
             await asyncio.to_thread(model.asked.acquire)
         worker.kill()
         worker.wait()
+        model.goes_on.set()
         print(f"killed while the model thought for the {KILLED_AT}rd time")
         worker = start_worker(path, model)
         try:
@@ -43,6 +44,7 @@ async def main(path: Path) -> None:
             worker.terminate()
             worker.wait()
     model.shutdown()
+    model.server_close()
     while model.asked.acquire(blocking=False):
         asked += 1
     print(f"asked {asked} times, paid {len(model.bill)} answers")

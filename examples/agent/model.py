@@ -16,6 +16,7 @@ class Model(ThreadingHTTPServer):
 
     Args:
         seconds: how long it thinks.
+        stops_at: which request it thinks about until ``goes_on`` is set.
 
     Attributes:
         asked: is released each time that somebody asks.
@@ -24,9 +25,10 @@ class Model(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, seconds: float = 0.3) -> None:
+    def __init__(self, seconds: float = 0.3, stops_at: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.seconds = seconds
+        self.seconds, self.stops_at = seconds, stops_at
+        self.goes_on = threading.Event()
         self.asked = threading.Semaphore(0)
         self.bill: dict[str, dict[str, Any]] = {}
 
@@ -55,7 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
         model.asked.release()
         key = self.headers["Idempotency-Key"]
         if key not in model.bill:
-            threading.Event().wait(model.seconds)  # it thinks
+            is_held = len(model.bill) + 1 == model.stops_at
+            model.goes_on.wait(None if is_held else model.seconds)  # it thinks
             model.bill[key] = model.answer(messages)
         body = json.dumps(model.bill[key]).encode()
         self.send_response(200)
