@@ -46,6 +46,8 @@ def apply_carried(
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
+        if awaiting:
+            agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
         return
     if state not in LIVE_STATES:
         return

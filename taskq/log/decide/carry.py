@@ -161,8 +161,9 @@ class Rewrites:
         """Return what to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return carried_live(agenda, dedup, item)
-        expires_ns = item.expires_ns
+        expires_ns, awaiting = item.expires_ns, b""
         if item.state is State.DEAD:
+            awaiting = agenda.steps.awaiting(item.job, agenda.times.shift_ns)
             expires_ns += agenda.times.shift_ns if expires_ns else 0
             chunk = agenda.dead.find(item.job)
             if chunk is None or chunk.locations[agenda.dead.index] != item.location:
@@ -171,7 +172,7 @@ class Rewrites:
             job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
             lines=item.lines, flags=item.flags,
-            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns,
+            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, awaiting=awaiting,
         )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ class DeadLetters:
             job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
             history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
             waited=self._ends.again(born),
+            awaiting=agenda.steps.awaiting(job, agenda.times.shift_ns),
         )  # fmt: skip
         batch.add(encode_carried(REVIVAL, carried, batch.lsn))
         fold_carried(REVIVAL, carried, location, batch.time_ns, agenda, self._facets.dedup)

@@ -270,6 +270,8 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
     expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
     due = carried.due_ns, carried.due_is_wall
     if kind in REVIVALS:
+        if carried.awaiting:
+            agenda.steps.apply_told(carried.job, carried.awaiting, agenda.times.shift_ns)
         apply_requeued(agenda, carried.job, location, lane, meta, expires)
         agenda.flows.apply_again(carried.job, carried.waited)
     elif kind not in EDITS or not agenda.apply_edited(

@@ -341,6 +341,32 @@ def test_compaction_carries_the_steps_of_jobs_that_may_run_again() -> None:
         assert folded["steps"][job][1:3] == (signals, taken)
 
 
+@pytest.mark.parametrize("requeued", [False, True])
+def test_a_dead_letter_keeps_what_it_had_waited_for(*, requeued: bool) -> None:
+    """Its next run counts the timeout from the first time, also where the log was compacted."""
+    world = World(config=keeping(keep_seconds=1))
+    process = world.process()
+    job = process.enqueue()
+    until_ns = soon(world, 9_000)
+    waits = Wait(Form.EVENT, "paid", 1, until_ns), Wait(Form.SLEEP, "sleep", 1, soon(world, 1))
+    wait(process, claim(process), *waits)
+    world.clock.advance(2)
+    process.settle(claim(process), Kind.DEAD, body=b"no")
+    for goes in (requeued, False):
+        if goes:
+            process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
+            claim(process)
+        first = fill_segment(process)
+        fill_segment(process)
+        world.clock.advance(10)
+        tend(process)
+        assert first not in world.reader().files.lsns
+    folded = world.fold()
+    assert job in meaning(folded, world.clock.wall_ns())["steps"]
+    assert folded.need_agenda().steps.begun == process.catch_up().need_agenda().steps.begun
+    assert folded.need_agenda().steps.begun[job] == pack_waits(waits)
+
+
 def test_a_snapshot_keeps_what_is_known_of_steps() -> None:
     world = World()
     process = busy(world)
