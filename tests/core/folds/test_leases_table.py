@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskq.core.folds import moments as leases
@@ -26,6 +26,7 @@ def _little_patience() -> object:
         yield
 
 
+@example(steps=[("until", 1, 10), ("clock", 1, 60), ("over", 1, 0)])
 @given(steps=STEPS)
 def test_any_history_equals_a_dict_of_deadlines(steps: list[tuple[str, int, int]]) -> None:
     """Each claim that has ended is handed out once; nobody who waits for ``next_ns`` is late."""
