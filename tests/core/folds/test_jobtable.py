@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.core.folds import jobtable
 from taskq.core.folds.jobtable import JobTable
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,12 +128,16 @@ def history(steps: list[tuple[str, int]]) -> Checked:
     return checked
 
 
+@grows
+@settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_any_history_equals_a_dict(steps: list[tuple[str, int]]) -> None:
     """Rows by id, lookups of known and unknown ids, and the count, through tidying and merging."""
     history(steps).check()
 
 
+@grows
+@settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
     """What bisection relies on: first ids equal the chunks', rising, and no chunk is forgotten."""
@@ -146,6 +151,8 @@ def check_counts(table: JobTable) -> None:
         assert chunk.live == sum(1 for meta in chunk.metas[: chunk.used] if meta)
 
 
+@grows
+@settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_settled_jobs_hold_no_room_for_long(steps: list[tuple[str, int]]) -> None:
     """Room is within a few chunks, or a multiple of the jobs that are left."""

@@ -6,12 +6,13 @@ from bisect import insort
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.core.folds import blocks, lanes
 from taskq.core.folds.blocks import NO_JOB
 from taskq.core.folds.lanes import Family, Lane
+from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,8 @@ def sweep_all(held: Lane, stale: set[int]) -> None:
         held.sweep(lambda job: job not in stale)
 
 
+@grows
+@settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     """Pops return the smallest ids under the bound, each as often as it was put in."""

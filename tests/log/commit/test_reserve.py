@@ -203,7 +203,7 @@ def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
     whole = World(config=CONFIG)
     _story(whole, [])
     assert reserve_size(whole) == RESERVE
-    for step in range(1, whole.machine.steps + 1, every(3)):
+    for step in range(1, whole.machine.steps + 1, every(2)):
         world = World(step, CONFIG)
         world.machine.stop_at(step, power=power)
         done: list[tuple[str, int]] = []

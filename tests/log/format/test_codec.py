@@ -235,6 +235,8 @@ def test_options_never_reach_beyond_their_bounds(data: bytes, at: int, size: int
             continue
 
 
+@grows
+@settings(max_examples=some(100, 200))
 @given(tag=st.sampled_from(Option), value=st.binary(max_size=12))
 def test_a_number_of_the_wrong_size_is_an_error_that_names_its_option(
     tag: Option, value: bytes

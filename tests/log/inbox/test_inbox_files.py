@@ -108,7 +108,7 @@ def test_a_tail_that_is_none_is_refused_before_anything_is_written(
     assert writer.close().jobs == 0
 
 
-@settings(max_examples=some(12, 30), deadline=None)
+@settings(max_examples=some(30, 60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), max_size=12), st.data())
 def test_what_was_written_is_read_from_any_place_on(
     sizes: list[tuple[int, bool]], data: st.DataObject
@@ -138,7 +138,7 @@ def test_what_was_written_is_read_from_any_place_on(
         assert result == bodies[start : start + len(result)]
 
 
-@settings(max_examples=some(12, 40), deadline=None)
+@settings(max_examples=some(40, 80), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(EXTRAS[:3]), st.integers(1, 9))), st.integers(1, 200))
 def test_a_slice_leaves_out_no_job_whatever_kinds_come_in_turn(
     kinds: list[tuple[Extras | None, int]], weight_max: int

@@ -70,7 +70,7 @@ def test_a_list_is_what_asking_for_every_job_would_give(
     """Whether the jobs are told by one walk or looked up each."""
     monkeypatch.setattr(listing, "_is_far", lambda *_: far)
     history = History(seed)
-    history.run(25)
+    history.run(40)
     _check(history)
 
 
@@ -84,7 +84,7 @@ def test_a_list_holds_what_compaction_left_or_wrote_again(
     monkeypatch.setattr(listing, "_WINDOW", window)
     monkeypatch.setattr(listing, "_PIECE_BYTES", piece)
     history = History(seed, small=True)
-    for count in (12, 10, 6):
+    for count in (15, 15, 10):
         history.compact()
         history.run(count)
     _check(history)

@@ -93,7 +93,7 @@ def check_cursors(journal: Journal) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=some(1, 5), deadline=None)
+@settings(max_examples=some(2, 5), deadline=None)
 def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
     process = random_log(seed)
     save(process)
@@ -106,7 +106,7 @@ def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=some(1, 4), deadline=None)
+@settings(max_examples=some(2, 4), deadline=None)
 def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> None:
     """With indexes that are caught up, sealed and saved in between."""
     process = World(seed).process()
@@ -122,7 +122,7 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
-@settings(max_examples=some(3, 15), deadline=None)
+@settings(max_examples=some(5, 15), deadline=None)
 def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
     """Whoever asks in between feeds the rest."""
     journal = random_log(seed, frames=6).world.reader()

@@ -192,13 +192,13 @@ def _check_truth(case: Case, *, power_fails: bool) -> None:
 
 
 def test_every_call_is_answered_within_its_limit_whatever_the_disk_refuses() -> None:
-    for case in _cases(every(131)):
+    for case in _cases(every(83)):
         _check_answers(case)
 
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_done_is_kept_and_refused_is_not_whatever_the_disk_refuses(durability: Durability) -> None:
-    for case in _cases(every(263), durability):
+    for case in _cases(every(157), durability):
         _check_truth(case, power_fails=False)
         if durability is Durability.FSYNC:
             _check_truth(case, power_fails=True)

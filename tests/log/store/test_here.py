@@ -454,10 +454,10 @@ def counts_of(store: Store) -> Any:
 @pytest.mark.parametrize(
     ("sweep", "durability", "nth"),
     [
-        (Sweep, Durability.OS, 29),
-        (Sweep, Durability.FSYNC, 89),
-        (Keyed, Durability.OS, 83),
-        (Many, Durability.OS, 79),
+        (Sweep, Durability.OS, 17),
+        (Sweep, Durability.FSYNC, 61),
+        (Keyed, Durability.OS, 53),
+        (Many, Durability.OS, 53),
     ],
 )
 def test_the_log_is_right_wherever_a_handler_raises(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
 
 pytestmark = grows
-_SEEDS: Final = some(2, 20)
+_SEEDS: Final = some(3, 20)
 _STEPS: Final = 80
 
 
