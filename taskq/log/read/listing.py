@@ -3,13 +3,15 @@
 A list of the newest jobs seldom needs more than the last segment. Jobs that wait, run or are dead
 letters are found in the agenda. Those that succeeded are among the others: their births are looked
 for a window of the log at a time, and what does not hold the name that is wanted is passed over
-unread. Few jobs are cancelled or expire: there the segments are read from the newest to the oldest,
-each from its start to its end, and what they say of older jobs is kept until the segment comes
-where those began: 8 bytes for each.
+unread. Few jobs are cancelled or expire: their ends are found by how such records begin, and what
+only looks so is told from them by the story of the job. Where that would be many of other names,
+the segments are read from the newest to the oldest, each from its start to its end, and what they
+say of older jobs is kept until the segment comes where those began: 8 bytes for each.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
@@ -18,7 +20,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.kinds import BEGINNINGS, BIRTH, CARRYING, DEATH, EDIT, EDITS, STEPS, after
+from taskq.core.kinds import (
+    BEGINNINGS,
+    BIRTH,
+    CARRYING,
+    DEATH,
+    EDIT,
+    EDITS,
+    ENDING,
+    REPEATS,
+    STEPS,
+    SUCCESS,
+    after,
+)
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
@@ -72,6 +86,8 @@ _NAMES_MAX: Final = 32
 _KEY_AT: Final = codec.QUEUE_SIZE_AT
 #: Jobs that are told at a time while most of them fit.
 _TOLD: Final = 16
+#: Jobs of other names that are told for nothing, where few ended so.
+_OTHERS: Final = 64
 
 
 class Wanted(NamedTuple):
@@ -109,8 +125,12 @@ def newest_jobs(
             if any(getattr(lane, state.name.lower()) for lane in lanes for state in ended):
                 births = _Births(journal, wanted, agenda)
                 jobs += [view.lsn for view in _fitting(journal, births, wanted, ended, now_ns)]
-        elif ended:
+        elif ended and (few := _few(facets.need_agenda(), wanted, ended)) is None:
             jobs += _Backwards(journal, wanted, ended).newest()
+        elif ended and few:
+            rare = wanted._replace(limit=min(wanted.limit, few))
+            views = _fitting(journal, _Ends(journal, rare, ended), rare, ended, now_ns)
+            jobs += [view.lsn for view in views]
     views = tell_jobs(journal, nlargest(wanted.limit, jobs), now_ns)
     # After the clock was set back a job may be ready to the workers and not due to its records.
     return [view for view in views if states is None or view.state in states]
@@ -249,9 +269,21 @@ def _last(
     return list(islice(fits, wanted.limit))
 
 
+def _few(agenda: Agenda, wanted: Wanted, states: frozenset[State]) -> int | None:
+    """Return how many jobs ended so, at most; None where many did that are not wanted."""
+    names = [state.name.lower() for state in states]
+    if SUCCESS in map(ENDING.get, states):
+        return None
+    few = others = 0
+    for lane in agenda.lanes:
+        ended = sum(getattr(lane, name) for name in names)
+        few, others = (few + ended, others) if _is_of(lane, wanted) else (few, others + ended)
+    return few if others <= _OTHERS else None
+
+
 def _fitting(
     journal: Journal,
-    births: _Births,
+    births: _Births | _Ends,
     wanted: Wanted,
     states: frozenset[State] | None,
     now_ns: int,
@@ -375,6 +407,55 @@ def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, 
         return 0, data, at
     record = data[at : at + length]
     return _JOB.unpack_from(record, JOB_AT)[0], born_in(record), 0
+
+
+class _Ends:
+    """Find jobs that ended in these states by how the records begin that say so.
+
+    Whatever else begins so is taken along: who tells of the jobs sees what became of them.
+    """
+
+    def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State]) -> None:
+        self._journal = journal
+        self._before = min(wanted.before, journal.next_lsn)
+        files = journal.files.lsns
+        begins = [b"%b(?=." % _byte(ENDING[state]) for state in states]
+        if files and files[0] > 1:  # compaction may have written jobs again
+            begins += [
+                b"%b(?=%b" % (_byte(kind), _byte(state)) for kind in REPEATS for state in states
+            ]
+        # A kind comes first, which is found fastest. The highest bytes of flags and attempt are 0.
+        self._begins = [
+            re.compile(rb"%b.{5}\0.{3}\0(.{8}))" % begin, re.DOTALL) for begin in begins
+        ]
+
+    def newest(self) -> Iterator[int]:
+        """Yield the jobs, newest first."""
+        end, before, jobs = self._journal.end(), self._before, set[int]()
+        for segment in reversed([lsn for lsn in self._journal.files.lsns if lsn <= end.segment]):
+            jobs.update(job for job in self._ended(segment) if 0 < job < before)
+            here = sorted((job for job in jobs if job >= segment), reverse=True)
+            yield from here  # whatever ended before that segment began before it, too
+            jobs.difference_update(here)
+            before = min(before, segment)
+        yield from sorted(jobs, reverse=True)
+
+    def _ended(self, segment: int) -> Iterator[int]:
+        files, end = self._journal.files, self._journal.end()
+        size = end.offset if segment == end.segment else files.size(segment)
+        descriptor = files.descriptor(segment)
+        for at in range(0, size, _PIECE_BYTES):
+            data = files._read(
+                descriptor, min(_PIECE_BYTES + codec.FRAME_HEADER.size, size - at), at
+            )
+            for begin in self._begins:
+                for match in begin.finditer(data):
+                    yield _JOB.unpack(match[1])[0]
+
+
+def _byte(value: int) -> bytes:
+    """Return what a pattern has for a byte."""
+    return b"\\x%02x" % value
 
 
 class _Backwards:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq import TaskQ
+from taskq import TaskLog, TaskQ
+from taskq.core.kinds import CANCEL, EXPIRY
 from taskq.core.model import State
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.record import places
 from taskq.log.read import listing
@@ -69,6 +71,7 @@ def test_a_list_is_what_asking_for_every_job_would_give(
 ) -> None:
     """Whether the jobs are told by one walk or looked up each."""
     monkeypatch.setattr(listing, "_is_far", lambda *_: far)
+    monkeypatch.setattr(listing, "_OTHERS", 0)  # then all segments are read where there are any
     history = History(seed)
     history.run(40)
     _check(history)
@@ -118,3 +121,46 @@ def test_a_rare_task_is_found_without_reading_what_others_did(
         views = reader.jobs(states, None, "rare", 10)
     assert [view.job_id for view in views] == [job.id]
     assert sum(read) < 100
+
+
+def test_a_rare_end_is_found_without_reading_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing at all is read for an end that no job had."""
+    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+
+        @app.task(name="often")
+        async def often(text: str) -> None: ...
+
+        job = often.enqueue_sync("first")
+        for start in range(0, 3_000, 1_000):
+            often.enqueue_many_sync([(str(number),) for number in range(start, start + 1_000)])
+            job.cancel_sync()
+    monkeypatch.setattr(listing, "_Backwards", None)
+    with LogReader.open(str(tmp_path)) as reader:
+        (view,) = reader.jobs({State.CANCELLED}, None, "often", 10)
+        assert view.job_id == job.id
+        assert reader.jobs({State.CANCELLED}, "none", None, 10) == []
+        monkeypatch.setattr(listing, "_Ends", None)
+        assert reader.jobs({State.EXPIRED}, None, None, 10) == []
+
+
+async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> None:
+    """Neither of one that waits, nor once more of one that ended."""
+    forged = b"".join(
+        bytes((kind,)) + bytes(11) + number.to_bytes(8, "little")
+        for kind in (CANCEL, EXPIRY)
+        for number in range(100)
+    )
+    async with TaskLog.open(
+        tmp_path, durability="os", upkeep=False, segment_bytes=SEGMENT_BYTES_MIN
+    ) as log:
+        await log.put(forged)
+        for _ in range(SEGMENT_BYTES_MIN // 1_000):
+            await log.put(bytes(1_000))
+        job = await log.put(forged)
+        await log.cancel(job)
+    with LogReader.open(str(tmp_path)) as reader:
+        assert len(reader.segments()) > 1
+        assert [view.job_id for view in reader.jobs({State.CANCELLED}, None, None, 10)] == [job]
+        assert reader.jobs({State.EXPIRED}, None, None, 10) == []
