@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -374,6 +376,19 @@ def test_every_link_leads_somewhere(document: str) -> None:
         assert path.exists(), f"{document} links to {target}"
         if anchor:
             assert anchor in anchors_of(path.read_text(encoding="utf-8")), f"{document}: {target}"
+
+
+def test_the_description_on_an_index_has_no_link_into_the_repository(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "hatchling.metadata.plugin.interface", Mock(MetadataHookInterface=object)
+    )
+    hook = runpy.run_path(str(ROOT / ".docs/metadata.py"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    described = hook["without_links"](f"{text}\n[kept](https://example.org)\n")
+    assert re.findall(r"\]\(([^)]*)\)", described) == ["https://example.org"]
+    assert "| retries | `@app.task(retry=" in described
 
 
 def test_every_document_is_known_here_and_linked_from_another() -> None:
