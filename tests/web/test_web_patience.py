@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -74,3 +75,22 @@ def test_what_does_not_come_ends_its_line(
             line.sendall(before + half)
             while line.recv(65_536):
                 line.sendall(b" ")
+
+
+async def test_small_answers_are_sent_at_once() -> None:
+    """Else the kernel waits up to 40 ms for more (Nagle), since asyncio knows no TCP by proto 0."""
+    served = asyncio.Event()
+    nodelay: list[int] = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = writer.get_extra_info("socket")
+        nodelay.append(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+        served.set()
+
+    with mount.listen("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(serve, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            await served.wait()
+            writer.close()
+    assert nodelay == [1]

@@ -88,7 +88,9 @@ def listen(address: str, port: int) -> Iterator[socket.socket]:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, port), family=family)
+        # With its protocol named asyncio sends small answers at once (TCP_NODELAY).
+        made = socket.create_server((address, port), family=family)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except OSError as error:
         raise TaskqError(f"cannot listen at {address}:{port}: {error.strerror or error}") from error
     with listener:
