@@ -110,7 +110,7 @@ async def test_a_browser_that_is_in_lets_another_in_once(data: Path) -> None:
         {"Authorization": f"Basic {SECRET}"},
     ],
 )
-@pytest.mark.parametrize("path", ["/", "/static/page.css", "/api/stats", "/nothing", "//enter"])
+@pytest.mark.parametrize("path", ["/", "/static/other.css", "/api/stats", "/nothing", "//enter"])
 async def test_nobody_is_answered_without_a_key(
     data: Path, path: str, headers: dict[str, str]
 ) -> None:
@@ -120,6 +120,16 @@ async def test_nobody_is_answered_without_a_key(
     assert refused.status_code == 401
     assert "open the address that taskq web printed" in refused.text
     assert not {keys.entry(), keys.session, keys.form} & set(re.findall(r"[\w-]+", refused.text))
+
+
+async def test_a_refusal_looks_like_the_page(data: Path) -> None:
+    """Files that tell nothing of the log are for everybody."""
+    async with stranger(data) as (client, _):
+        page = (await client.get("/")).text
+        files = re.findall(r'"(/static/[^"]+)"', page)
+        assert len(files) == 3
+        for path in files:
+            assert (await client.get(path)).status_code == 200
 
 
 async def test_a_page_without_secret_knows_no_program(data: Path) -> None:

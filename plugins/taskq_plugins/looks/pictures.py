@@ -10,7 +10,7 @@ from taskq.values import SECOND_NS, dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskq.engine import LogReader
+    from taskq.engine import LogReader, StepView
     from taskq.views import JobView, Minute
 
 #: From the bottom up, as colours name them; "enqueued" is drawn as a line.
@@ -19,11 +19,14 @@ _BAR: Final = 16
 _HEIGHT: Final = 100
 #: A line so small that it stands in a row of text.
 _LINE_WIDTH, _LINE_HEIGHT = 120, 20
+#: What came is drawn up to so many times what ended.
+_CAME_TIMES: Final = 2
 #: Minutes between two marks of the hour's axis.
 _MARK: Final = 10
 _MINUTE_NS: Final = 60 * SECOND_NS
-#: Attempts of a job that are drawn, in thousandths of its life; the least is seen, too.
+#: Attempts and steps of a job that are drawn, in thousandths of its life; the least is seen, too.
 _BARS_MAX: Final = 30
+_STEPS_MAX: Final = 200
 _BAR_UNITS: Final = 1_000
 _BAR_LEAST: Final = 4
 #: Jobs of one flow that are drawn, and how far apart.
@@ -49,14 +52,17 @@ class Chart:
     """The last hour, a column a minute.
 
     Attributes:
-        came: points of what came; ``top`` is the most of that, or of what ended, in a minute.
+        top: what the upper edge stands for: the most that ended in a minute, or more that came.
+        came: points of what came, ``came_most`` at most: of a bulk that is far more than what ends
+            the line is cut at the edge, or nothing else were seen.
         waiting, running: points of how many there were, ``most`` at most.
         marks: (x, begin of the minute) where the axis is named.
     """
 
     columns: tuple[Column, ...]
-    came: str
     top: int
+    came: str
+    came_most: int
     waiting: str
     running: str
     most: int
@@ -75,9 +81,10 @@ def chart_of(minutes: list[Minute], waiting: int, running: int) -> Chart | None:
     """
     ended = [sum(minute.counts.get(kind, 0) for kind in _STACKED) for minute in minutes]
     came = [minute.counts.get("enqueued", 0) for minute in minutes]
-    top = max((*ended, *came), default=0)
-    if not top:
+    ended_most, came_most = max(ended, default=0), max(came, default=0)
+    if not (ended_most or came_most):
         return None
+    top = max(ended_most, min(came_most, _CAME_TIMES * ended_most) if ended_most else came_most)
     columns = []
     for number, minute in reversed(list(enumerate(minutes))):
         boxes = tuple(_boxes(minute, top))
@@ -90,8 +97,9 @@ def chart_of(minutes: list[Minute], waiting: int, running: int) -> Chart | None:
     most = max(*waited, *ran, 1)
     return Chart(
         columns=tuple(columns),
-        came=_points(came, top),
         top=top,
+        came=_points([min(count, top) for count in came], top),
+        came_most=came_most,
         waiting=_points(waited, most),
         running=_points(ran, most),
         most=most,
@@ -142,31 +150,60 @@ class Bar(NamedTuple):
     number: int
 
 
-def bars_of(job: JobView, now_ns: int) -> list[Bar]:
-    """Return the latest attempts of a job over the time since it came, or since they began."""
+class Life(NamedTuple):
+    """The time that is drawn of a job: since it came, or since its latest attempts began."""
+
+    first_ns: int
+    end_ns: int
+
+    def place(self, moment_ns: int) -> float:
+        """Return a moment in thousandths; what was before is at the beginning."""
+        return max(_BAR_UNITS * (moment_ns - self.first_ns) / (self.end_ns - self.first_ns), 0.0)
+
+    def span(self, start_ns: int, end_ns: int) -> tuple[float, float]:
+        """Return where a span begins and how wide it is: the shortest is seen, too."""
+        start = min(self.place(start_ns), _BAR_UNITS - _BAR_LEAST)
+        return round(start, 1), round(max(self.place(end_ns) - start, _BAR_LEAST), 1)
+
+
+def life_of(job: JobView, now_ns: int) -> Life:
+    """Return the time in which the bars of a job stand."""
     attempts = job.attempts[-_BARS_MAX:]
-    if not attempts:
-        return []
-    before_ns = job.enqueued_ns
-    if len(attempts) < len(job.attempts):
-        before_ns = attempts[0].started_ns
-    first_ns, end_ns = before_ns, max(job.settled_ns or now_ns, before_ns + 1)
+    is_cut = len(attempts) < len(job.attempts)
+    first_ns = attempts[0].started_ns if is_cut else job.enqueued_ns
+    return Life(first_ns, max(job.settled_ns or now_ns, first_ns + 1))
 
-    def place(moment_ns: int) -> float:
-        return _BAR_UNITS * (moment_ns - first_ns) / (end_ns - first_ns)
 
-    bars = []
-    for attempt in attempts:
+def bars_of(job: JobView, now_ns: int) -> list[Bar]:
+    """Return the latest attempts of a job over its life."""
+    life = life_of(job, now_ns)
+    before_ns, bars = life.first_ns, []
+    for attempt in job.attempts[-_BARS_MAX:]:
         stop_ns = attempt.ended_ns or now_ns
-        start = min(place(attempt.started_ns), _BAR_UNITS - _BAR_LEAST)
-        width = max(place(stop_ns) - start, _BAR_LEAST)
+        start, width = life.span(attempt.started_ns, stop_ns)
         bars.append(
-            Bar(attempt.outcome or "running", round(place(before_ns), 1), round(start, 1),
-                round(width, 1), attempt.started_ns - before_ns, stop_ns - attempt.started_ns,
-                attempt.number)
+            Bar(attempt.outcome or "running", round(life.place(before_ns), 1), start, width,
+                attempt.started_ns - before_ns, stop_ns - attempt.started_ns, attempt.number)
         )  # fmt: skip
         before_ns = stop_ns
     return bars
+
+
+class StepBar(NamedTuple):
+    """A step that is done, and where it stands in the job's life, in thousandths."""
+
+    step: StepView
+    start: float
+    width: float
+
+
+def step_bars_of(job: JobView, steps: Sequence[StepView], now_ns: int) -> tuple[StepBar, ...]:
+    """Return the latest steps of a job over its life."""
+    life = life_of(job, now_ns)
+    return tuple(
+        StepBar(step, *life.span(step.began_ns or step.ended_ns, step.ended_ns))
+        for step in steps[-_STEPS_MAX:]
+    )
 
 
 class Node(NamedTuple):

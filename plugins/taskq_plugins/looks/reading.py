@@ -23,7 +23,14 @@ from taskq.errors import JobNotFound, LogError
 from taskq.hooks import views_of
 from taskq.values import PAYLOAD_BYTES_MAX, dataclass
 from taskq.views import STATES
-from taskq_plugins.looks.pictures import Graph, chart_of, graph_of, line_of
+from taskq_plugins.looks.pictures import (
+    Graph,
+    StepBar,
+    chart_of,
+    graph_of,
+    line_of,
+    step_bars_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -128,7 +135,10 @@ def _close(readers: dict[str, LogReader]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All that is told of one job; ``tag`` is what every id of its log begins with."""
+    """All that is told of one job; ``tag`` is what every id of its log begins with.
+
+    ``steps`` are the latest of ``steps_done``.
+    """
 
     tag: str
     job: JobView
@@ -136,6 +146,8 @@ class Seen:
     progress: ProgressView | None
     why: Reason | None
     timeline: tuple[JobEvent, ...]
+    steps: tuple[StepBar, ...]
+    steps_done: int
     graph: Graph | None
 
 
@@ -182,13 +194,16 @@ def job_of(reader: LogReader, text: str) -> Seen:
         JobNotFound: there is none of that id.
     """
     job = only_job(reader, text)
+    job, steps = replace(job, attempts=reader.attempts(job)), reader.steps(job.lsn)
     return Seen(
         tag=reader.tag,
-        job=replace(job, attempts=reader.attempts(job)),
+        job=job,
         ties=reader.ties(job.lsn),
         progress=reader.progress(job.lsn),
         why=reader.why(job.lsn),
         timeline=reader.timeline(job.lsn),
+        steps=step_bars_of(job, steps, reader.now_ns),
+        steps_done=len(steps),
         graph=graph_of(reader, job.lsn),
     )
 

@@ -123,6 +123,7 @@ class Api:
             "progress": seen.progress and seen.progress.as_dict(),
             "why": None if seen.why is None else seen.why.as_dict(),
             "timeline": [event.as_dict() for event in seen.timeline],
+            "steps": [bar.step.as_dict() for bar in seen.steps],
         }
 
     async def _result(self, asked: asking.Result) -> dict[str, Any]:

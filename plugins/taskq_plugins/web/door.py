@@ -1,7 +1,7 @@
 """Who may ask, by what name, from where, and what a browser may do with the answer.
 
 Whatever listens on 127.0.0.1 is reached by every page that the same browser shows, and by every
-user of the machine. So nothing is answered without a key; a page of another origin is refused, and
+user of the machine. So nothing is told without a key; a page of another origin is refused, and
 so is another name for this machine, by which such a page would be of our origin (DNS rebinding).
 """
 
@@ -31,8 +31,15 @@ PATH_BYTES_MAX: Final = 2_048
 QUERY_BYTES_MAX: Final = 8_192
 #: A payload of 1 MiB as base64, and what stands around it.
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
-#: Where the printed address leads; the only path that asks for no cookie.
+#: Where the printed address leads; it asks for no cookie.
 ENTRY: Final = "/enter"
+#: How pages look, a refusal, too: for everybody, since that tells nothing.
+FILES: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_OPEN: Final = frozenset(f"/static/{name}" for name in FILES)
 API: Final = "/api/"
 _SAFE: Final = frozenset({"GET", "HEAD"})
 #: Nothing but files of our own: no script or style within a page, and no form that leads elsewhere.
@@ -173,6 +180,8 @@ class Door:
         return by
 
     def _who(self, scope: Scope, headers: Headers) -> str:
+        if path_of(scope) in _OPEN:
+            return ""
         if self._keys.is_secret(headers.get("authorization", "")):
             return "program"
         if self._place.allows is not None:
@@ -189,7 +198,7 @@ class Door:
             HTTPStatus.UNAUTHORIZED,
             "nobody is known by this request: open the address that taskq web printed (it is good "
             "for one browser; one that is in shows another address on its page Log). Programs send "
-            "Authorization: Bearer and what stands in the --token-file",
+            "what stands in the --token-file (as Authorization, Bearer)",
             headers={"WWW-Authenticate": "Bearer"},
         )
 

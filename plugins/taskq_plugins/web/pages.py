@@ -39,7 +39,7 @@ from taskq_plugins.looks.reading import (
     workers_of,
 )
 from taskq_plugins.web.asked import JobsPage, Many, OneJob
-from taskq_plugins.web.door import ENTRY, root_of
+from taskq_plugins.web.door import ENTRY, FILES, root_of
 from taskq_plugins.web.keys import same
 from taskq_plugins.web.moments import moment_asked, moment_back, step_of, steps_of
 from taskq_plugins.web.problems import Problem
@@ -72,11 +72,6 @@ if TYPE_CHECKING:
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
 
 _HERE: Final = Path(__file__).parent
-_STATIC: Final = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
 _PAGES: Final = (
     ("/", "Now"),
     ("/jobs", "Jobs"),
@@ -202,7 +197,7 @@ class Pages:
             "served": render.served,
             "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
         }
-        self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
+        self._files = {name: (_HERE / "static" / name).read_bytes() for name in FILES}
 
     def routes(self) -> list[Route]:
         """Return every page there is."""
@@ -246,9 +241,9 @@ class Pages:
     async def file(self, request: Request) -> Response:
         """Return a file of the page's own."""
         name = request.path_params["name"]
-        if name not in _STATIC:
+        if name not in FILES:
             raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
-        return Response(self._files[name], media_type=_STATIC[name])
+        return Response(self._files[name], media_type=FILES[name])
 
     async def _now(self, look: Look) -> dict[str, Any]:
         records = await self._records(look, _LOOKED_MAX, Choice())
@@ -271,10 +266,7 @@ class Pages:
             raise Elsewhere(f"/jobs/{named}")
         search = Search.parse(asked.q, hides=not self._place.show_secrets)
         jobs, lanes = await look.read(
-            lambda reader: (
-                find_jobs(reader, search, asked.limit, asked.before),
-                reader.lanes(),
-            )
+            lambda reader: (find_jobs(reader, search, asked.limit, asked.before), reader.lanes())
         )
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
         states = search.states
@@ -456,7 +448,7 @@ class Pages:
             now_ns = time.time_ns()
             shown |= {"dead": dead, "kept": kept, "steps": steps_of(begun_ns)}
             if at:
-                shown["now_ns"] = await self._looks.read(_now_ns, at)
+                shown["now_ns"] = await self._looks.read(lambda reader: reader.now_ns, at)
                 shown["step"] = step_of(now_ns - shown["now_ns"], shown["steps"])
                 beside = [shown["now_ns"] - _MINUTE_NS, shown["now_ns"] + _MINUTE_NS]
                 shown["beside"] = [moment(each) if each < now_ns else "" for each in beside]
@@ -536,10 +528,6 @@ def _took(context: Context, job: JobView) -> str:
 
 def _quoted(name: str) -> str:
     return name if " " not in name else f'"{name}"'
-
-
-def _now_ns(reader: LogReader) -> int:
-    return reader.now_ns
 
 
 def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
