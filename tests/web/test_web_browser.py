@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
@@ -17,17 +14,14 @@ from taskq import JobHandle, TaskQ
 from taskq.core.errors import JobFailed, command
 from tests.processes.harness import Child
 from tests.web.test_web_pages import EVIL, NAME
+from tests.web.visit import EVIL_HOST, Visit, faults, needs_chromium, visited
 
 api = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
-#: ``npm install --prefix node axe-core`` makes it.
-AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.min.js"))
-#: A page on another machine, as the browser sees it.
-EVIL_HOST: Final = "evil.example"
 PAGES: Final = (
     "/",
     "/jobs",
@@ -46,64 +40,7 @@ PAINTED_AT: Final = """() => new Promise(tell => new PerformanceObserver(seen =>
     .filter(one => one.name === 'first-contentful-paint').forEach(one => tell(one.startTime)))
     .observe({type: 'paint', buffered: true}))"""
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
-
-
-@pytest.fixture
-async def chromium() -> AsyncIterator[Any]:
-    async with api.async_playwright() as playwright:
-        # Any name leads to this machine, as an attacker's would.
-        rules = f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1"
-        # A container's root has no sandbox of its own to make.
-        browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", rules]
-        )
-        yield browser
-        await browser.close()
-
-
-class Visit:
-    """A browser that was let in, and all that its console said."""
-
-    context: Any
-    page: Any
-
-    def __init__(self, chromium: Any, entry: str) -> None:
-        self._chromium = chromium
-        self.entry = entry
-        self.home = entry.partition("/enter")[0]
-        self.said: list[str] = []
-
-    async def enter(self) -> None:
-        """Open the printed address."""
-        self.context = await self._chromium.new_context()
-        self.page = await self._watched(self.context)
-        await self.page.goto(self.entry)
-        await self.page.wait_for_url(f"{self.home}/")
-
-    async def _watched(self, context: Any) -> Any:
-        page = await context.new_page()
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("dialog", lambda dialog: self.said.append(dialog.message))
-        return page
-
-    async def other(self, **how: Any) -> Any:
-        """Return a page of the same person that looks otherwise."""
-        state = await self.context.storage_state()
-        return await self._watched(await self._chromium.new_context(storage_state=state, **how))
-
-    async def open(self, path: str) -> Any:
-        await self.page.goto(self.home + path)
-        return self.page
-
-
-@contextlib.asynccontextmanager
-async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]:
-    with Child(sys.executable, "-m", "taskq", "web", path, *more) as child:
-        visit = Visit(chromium, await anyio.to_thread.run_sync(child.line))
-        await visit.enter()
-        yield visit
+pytestmark = needs_chromium
 
 
 @pytest.fixture
@@ -255,17 +192,12 @@ async def every_page(app: TaskQ) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_no_page_shuts_anybody_out(app: TaskQ, visit: Visit, scheme: str) -> None:
-    if not AXE.exists():
-        pytest.skip(f"needs axe-core at {AXE}, or where TASKQ_AXE says: see tests/README.md")
     paths = await every_page(app)
     for width in WIDTHS:
         page = await visit.other(color_scheme=scheme, viewport={"width": width, "height": 800})
         for path in paths:
             await page.goto(visit.home + path)
-            await page.evaluate(AXE.read_text())
-            result = (await page.evaluate("axe.run()"))["violations"]
-            seen = [(path, width, item["id"], item["nodes"][0]["html"]) for item in result]
-            assert seen == []
+            assert await faults(page) == [], (path, width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

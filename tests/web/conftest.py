@@ -1,0 +1,26 @@
+"""A browser for the tests that need a real one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.web.visit import CHROMIUM, EVIL_HOST
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def chromium() -> AsyncIterator[Any]:
+    """Yield Chromium, to which any name leads to this machine, as an attacker's would."""
+    api = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
+    rules = f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1"
+    async with api.async_playwright() as playwright:
+        # A container's root has no sandbox of its own to make.
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", rules]
+        )
+        yield browser
+        await browser.close()
