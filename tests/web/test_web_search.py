@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from taskq import TaskQ, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
+from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web import acts, search
 from taskq_plugins.web.search import Search, find_jobs, job_named
 from tests.web.browser import browser
@@ -182,3 +184,30 @@ async def test_a_purge_asks_once_and_leads_to_the_list(tmp_path: Path) -> None:
         (purge,) = [form for form in forms(page) if form["action"] == "/act/purge"]
         answer = await send_form(client, purge)
         assert "Purged 1 job." in await shown(client, answer.headers["location"])
+
+
+async def test_a_cancel_of_all_tells_which_were_cancelled_and_which_are_asked_to_stop(
+    tmp_path: Path,
+) -> None:
+    """One that began to run since it was listed is neither: what was asked for was of others."""
+    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
+    runs, done = anyio.Event(), anyio.Event()
+
+    @app.task(name="crawl")
+    async def crawl() -> None:
+        runs.set()
+        await done.wait()
+
+    async with app, browser(tmp_path, allow_actions=True) as client:
+        job = await crawl.enqueue()
+        listed = await app.job(job.id).view()
+        async with app.worker(concurrency=1):
+            await runs.wait()
+            looks = Looks(str(tmp_path))
+            assert await acts.Acts(looks, app)._do("cancel", [listed]) == (0, 0)
+            looks.close()
+            await crawl.options(delay="1h").enqueue_many([()] * 3)
+            (form,) = forms(await shown(client, "/many", act="cancel", q="task:crawl"))
+            answer = await send_form(client, form)
+            page = await shown(client, answer.headers["location"])
+            assert "Cancelled 3 jobs, 1 that runs was asked to stop." in page

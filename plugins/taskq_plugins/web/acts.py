@@ -20,6 +20,7 @@ from taskq_plugins.web.search import Search, find_jobs
 if TYPE_CHECKING:
     from taskq import Delivery
     from taskq.engine import LogReader
+    from taskq.views import JobView
     from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.asked import (
         Ack,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     )
 
 #: Jobs that one step of an act on many is for.
-_MANY: Final = 1_000
+_MANY: Final = 500
 #: Jobs that are claimed through the API at a time.
 _HELD_MAX: Final = 10_000
 
@@ -105,41 +106,40 @@ class Acts:
     async def many(self, asked: Many) -> dict[str, Any]:
         """Do one of the three to all jobs that fit, or are named, or count them: each for itself.
 
-        ``count`` fitted, to ``done`` of them it was done, and the rest had changed meanwhile.
+        ``count`` fitted, to ``done`` of them it was done, ``stopping`` of them run and were asked
+        to stop, and the rest had changed meanwhile.
         """
         states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
         if asked.ids:
             jobs = await self._looks.read(partial(_in_states, ids=asked.ids, states=states))
             if asked.dry_run:
-                return {"act": asked.act, "count": len(jobs), "done": 0, "ids": jobs}
-            done = await self._do(asked.act, jobs)
-            return {"act": asked.act, "count": len(asked.ids), "done": done}
+                ids = [job.job_id for job in jobs]
+                return {"act": asked.act, "count": len(jobs), "done": 0, "stopping": 0, "ids": ids}
+            done, stopping = await self._do(asked.act, jobs)
+            return {"act": asked.act, "count": len(asked.ids), "done": done, "stopping": stopping}
         search = Search.parse(asked.q, hides=self.hides).only(frozenset(states))
-        count = done = 0
+        count = done = stopping = 0
         before = asked.before
         while search is not None:
             jobs, before = await self._looks.read(partial(_fitting, search=search, before=before))
             count += len(jobs)
             if jobs and not asked.dry_run:
-                done += await self._do(asked.act, jobs)
+                did = await self._do(asked.act, jobs)
+                done, stopping = done + did[0], stopping + did[1]
             if not before:
                 break
-        return {"act": asked.act, "count": count, "done": done}
+        return {"act": asked.act, "count": count, "done": done, "stopping": stopping}
 
-    async def _do(self, act: str, jobs: list[str]) -> int:
+    async def _do(self, act: str, jobs: list[JobView]) -> tuple[int, int]:
+        """Return to how many it was done, and how many run and were asked to stop."""
         if act != "cancel":
-            swept = await getattr(self._log.dead, f"{act}_many")(jobs)
-            return int(swept.count)
-        # Side by side, so that a few fsyncs serve them all.
-        done: list[bool] = []
-
-        async def cancel(job: str) -> None:
-            done.append(await self._log.cancel(job))
-
-        async with anyio.create_task_group() as tasks:
-            for job in jobs:
-                tasks.start_soon(cancel, job)
-        return sum(done)
+            ids = [job.job_id for job in jobs]
+            return (await getattr(self._log.dead, f"{act}_many")(ids)).count, 0
+        # One that began to run since it was listed is left, or what is told would not be true.
+        waiting = [job.lsn for job in jobs if job.state is not State.RUNNING]
+        withdrawn = await (await self.app.connection.port()).withdraw(waiting)
+        running = [job.job_id for job in jobs if job.state is State.RUNNING]
+        return len(withdrawn), sum([await self._log.cancel(job) for job in running])
 
     async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
         """Let a schedule tick no more."""
@@ -241,18 +241,18 @@ class Acts:
         return {"id": delivery.job_id, "settled": True}
 
 
-def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[str], int]:
-    """Return the ids of the next jobs that fit, and where those that follow begin, 0 at the end."""
+def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[JobView], int]:
+    """Return the next jobs that fit, and where those that follow begin, 0 at the end."""
     page = find_jobs(reader, search, _MANY, before)
-    return [job.job_id for job in page.jobs], page.following
+    return page.jobs, page.following
 
 
 def _in_states(
     reader: LogReader, ids: list[str], states: frozenset[State] | set[State]
-) -> list[str]:
+) -> list[JobView]:
     """Return those of these jobs that are in one of the states."""
     jobs = (reader.job(reader.parse_id(job), body_bytes_max=0) for job in ids)
-    return [job.job_id for job in jobs if job is not None and job.state in states]
+    return [job for job in jobs if job is not None and job.state in states]
 
 
 def _token(delivery: Delivery) -> str:

@@ -67,6 +67,7 @@ class JobsPage(Jobs):
     looked: int = Field(0, ge=0, lt=2**63, description="Jobs that the pages before looked at.")
     act: str = Field("", max_length=20, description="What was done just now.")
     done: int = Field(0, ge=0, lt=2**63, description="To so many jobs.")
+    stopping: int = Field(0, ge=0, lt=2**63, description="So many run, and were asked to stop.")
     changed: int = Field(0, ge=0, lt=2**63, description="So many had changed meanwhile.")
 
 

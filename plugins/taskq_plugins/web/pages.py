@@ -120,6 +120,8 @@ _OF_JOBS: Final[dict[str, Callable[[JobView], Any]]] = {
     "attempt": lambda job: job.attempt,
     "took": lambda job: _took_ns(job) or 0,
 }
+#: What a list says of an act that came to it.
+_TOLD: Final = ("act", "done", "stopping")
 #: Ids that are shown of each kind of jobs that a flow ties to one.
 _IDS_MAX: Final = 20
 
@@ -401,8 +403,8 @@ class Pages:
             if act.name == "purge":  # its page is gone
                 back = f"{root}/jobs?act=purge&done=1"
             elif act.name == "many":
-                query = {"q": form.get("q", ""), "act": answer["act"], "done": answer["done"]}
-                query["changed"] = answer["count"] - answer["done"]
+                query = {"q": form.get("q", ""), **{key: answer[key] for key in _TOLD}}
+                query["changed"] = answer["count"] - answer["done"] - answer["stopping"]
                 back = f"{root}/jobs?{urlencode(query)}"
         elif self._app is not None:
             call = call_of(self._app.tasks.get(form.pop("taskq.task", "")), form)
