@@ -105,7 +105,7 @@ async def test_a_queue_is_paused_and_resumed(app: TaskQ, visit: Visit) -> None:
     await api.expect(page.locator(".paused")).to_be_visible()
     waits = await enqueue(app, "pages.fetch", url="b")
     await visit.open(f"/jobs/{waits.id}")
-    await api.expect(page.locator("main")).to_contain_text("queue 'pages' is paused")
+    await api.expect(page.locator("main")).to_contain_text("Queue 'pages' is paused")
     await visit.open("/")
     await page.get_by_role("button", name="Resume").click()
     assert await waits.result(timeout=30) == "b"
