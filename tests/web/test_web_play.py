@@ -156,7 +156,7 @@ async def the_server_is_gone(visit: Visit) -> None:
 async def the_server_is_back(visit: Visit) -> None:
     """The page goes on by itself, and the server knows the browser."""
     fresh, expect = visit.page.locator("#fresh"), api.expect
-    await expect(fresh).to_have_text(re.compile(r"^\s*updated \d s ago$"), timeout=SOON)
+    await expect(fresh).to_have_text(re.compile(r"^\s*updated \d+ s ago$"), timeout=SOON)
     await expect(visit.page.locator(".standing p").first).to_contain_text("No worker runs: ")
 
 
