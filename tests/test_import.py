@@ -258,8 +258,6 @@ async def send(to: str, count: int = 0) -> int: ...
 
 async def main() -> None:
     async with app:
-        # The storage thread loads these by itself, a moment after it has opened the log.
-        import taskq.log.inbox.adopter, taskq.log.upkeep.upkeep
         before = set(sys.modules)
         await send.enqueue("x")
         print(json.dumps(sorted(set(sys.modules) - before)))

@@ -21,6 +21,7 @@ from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
@@ -30,14 +31,13 @@ from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import run_chore
 from taskq.log.store.patience import PATIENT, is_behind, may_wait, seconds_until_due
+from taskq.log.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.log.config import LogConfig
-    from taskq.log.inbox.adopter import Adopter
     from taskq.log.store.mailbox import Mailbox
-    from taskq.log.upkeep.upkeep import Upkeep
 
 
 _log: Final = logging.getLogger("taskq")
@@ -100,7 +100,6 @@ class StorageThread:
             Durability.OS: float("inf"),
         }[config.durability]
         self._kept: list[Request] = []
-        #: made when they are looked at first: nobody needs them in the log's first moment
         self.upkeep: Upkeep | None = None
         self.adopter: Adopter | None = None
         #: when they are looked at again, unless another segment begins before
@@ -123,8 +122,7 @@ class StorageThread:
             self._mailbox.poke = self.peers.poke
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
-            self._upkeep_at = time.monotonic() + _RESTING_SECONDS
-            self._kept_segment = self.journal.segment
+            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
             self.here = self._mailbox.here = Here(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
@@ -199,9 +197,9 @@ class StorageThread:
 
     def _keep_up(self, now: float) -> bool:
         """Do a step of upkeep; whether there are more."""
-        if self.journal.gone or (self.upkeep is None and now < self._upkeep_at):
+        upkeep, adopter = self.upkeep, self.adopter
+        if upkeep is None or adopter is None or self.journal.gone:
             return False
-        upkeep, adopter = self._chores()
         self._kept_segment = self.journal.segment
         for request in (*upkeep.step(), *adopter.step()):
             self._mailbox.requests.appendleft(request)
@@ -211,27 +209,14 @@ class StorageThread:
         self._upkeep_at = now + (_UPKEEP_SECONDS if self._is_busy else _RESTING_SECONDS)
         return self._is_busy
 
-    def _chores(self) -> tuple[Upkeep, Adopter]:
-        if self.upkeep is None or self.adopter is None:
-            # A process that starts has its first job, or has enqueued one, before it loads them.
-            from taskq.log.inbox.adopter import Adopter  # noqa: PLC0415
-            from taskq.log.upkeep.upkeep import Upkeep  # noqa: PLC0415
-
-            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
-        return self.upkeep, self.adopter
-
-    def _close_chores(self) -> None:
-        for chore in self._chores():
-            run_chore(chore.close)
-
     def _order(self, order: Order | AdoptOrder) -> None:
         """Compact, or adopt, when there is time, and answer the order."""
         self._upkeep_at = 0.0
-        upkeep, adopter = self._chores()
-        if isinstance(order, AdoptOrder):
-            adopter.order(order)
-        else:
-            upkeep.order(order)
+        if self.upkeep is not None and self.adopter is not None:
+            if isinstance(order, AdoptOrder):
+                self.adopter.order(order)
+            else:
+                self.upkeep.order(order)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -453,10 +438,7 @@ class StorageThread:
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        if self.upkeep is None:
-            limits.append(self._upkeep_at - time.monotonic())
-        else:
-            limits += [chore.seconds_until_look() for chore in self._chores()]
+        limits += [chore.seconds_until_look() for chore in (self.upkeep, self.adopter) if chore]
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -487,7 +469,9 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
-        run_chore(self._close_chores)
+        for chore in (self.upkeep, self.adopter):
+            if chore is not None:
+                run_chore(chore.close)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters

@@ -46,7 +46,6 @@ class Logs:
         self.waiter, self.writer = Store(str(path), config), Store(str(path), config)
         self.waiter.wait_open()
         self.writer.wait_open()
-        self.waiter.between_batches(self.waiter._open._chores)
         self.waits, self.writes = self.waiter.thread_port, self.writer.thread_port
         self.job = put(self.writer, b"first")
 
