@@ -52,7 +52,8 @@ def undocumented() -> Iterator[str]:
                     yield f"{module}.{name}"
                 members = thing.members.values() if thing.is_class else ()
                 for member in members:
-                    if member.is_function and member.name[0] != "_" and not member.has_docstring:
+                    called = member.is_function or "property" in member.labels
+                    if called and member.name[0] != "_" and not member.has_docstring:
                         yield f"{module}.{name}.{member.name}"
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, Final
+import tempfile
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.processes.warm import Program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: What a machine with everything else to do may take; a program that hangs fails its test.
 SECONDS: Final = 120
@@ -17,6 +23,18 @@ def run_python(*words: object, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, **options)  # noqa: PLW1510
 
 
-def run_taskq(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``taskq`` in a process of its own."""
-    return run_python("-m", "taskq", *words, **options)
+def run_taskq(
+    *words: object, cwd: Path | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run ``taskq`` in a process of its own, which has its imports."""
+    with tempfile.TemporaryFile("w+") as errors:
+        program = Program(["-m", "taskq", *map(str, words)], cwd, errors.fileno())
+        program.stdin.close()
+        with program.stdout:
+            shown = program.stdout.read()
+        code = program.wait(SECONDS)
+        errors.seek(0)
+        done = subprocess.CompletedProcess(program.args, code, shown, errors.read())
+    if check:
+        done.check_returncode()
+    return done

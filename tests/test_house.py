@@ -7,13 +7,10 @@ import fnmatch
 import functools
 import gc
 import graphlib
-import inspect
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-import pytest
 
 import taskq
 from taskq.cli.main import BUILT_IN
@@ -201,19 +198,6 @@ def test_the_core_knows_nothing_of_what_stands_on_it() -> None:
         if name.startswith("taskq") and not name.startswith("taskq.core")
     ]
     assert not seen
-
-
-@pytest.mark.parametrize("name", sorted(taskq.__all__))
-def test_every_public_name_says_what_it_is(name: str) -> None:
-    """A docstring of its own, also on each public method that it defines."""
-    thing = getattr(taskq, name)
-    assert inspect.getdoc(thing), f"taskq.{name} has no docstring"
-    if not inspect.isclass(thing):
-        return
-    for member, value in vars(thing).items():
-        called = inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
-        if not member.startswith("_") and (called or isinstance(value, property)):
-            assert inspect.getdoc(value), f"taskq.{name}.{member} has no docstring"
 
 
 def test_every_public_name_is_there_and_listed_in_order() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from typing import TYPE_CHECKING
 
@@ -49,19 +48,12 @@ def make_tree(root: Path) -> Path:
 
 
 def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_worker(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command, as a user has it."""
     tree, queue = make_tree(tmp_path / "tree"), tmp_path / "queue"
-    done = run_taskq(
-        "demo",
-        "--directory",
-        tree,
-        "-d",
-        queue,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run_taskq("demo", "--directory", tree, "-d", queue, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert f"already queued: {FILES}\n" in done.stdout

@@ -45,9 +45,10 @@ class Program:
     Args:
         words: a script, ``-m`` and a module, or ``-c`` and a program, and what they are given.
         cwd: where it runs.
+        stderr: the file that takes its complaints.
     """
 
-    def __init__(self, words: Sequence[str], cwd: Path | None = None) -> None:
+    def __init__(self, words: Sequence[str], cwd: Path | None = None, stderr: int = 2) -> None:
         self.args = words
         self.returncode: int | None = None
         self._line, theirs = socket.socketpair()
@@ -55,7 +56,7 @@ class Program:
         hear, stdout = os.pipe()
         order = json.dumps([words, str(cwd or Path.cwd()), dict(os.environ)]).encode()
         with theirs, os.fdopen(stdin), os.fdopen(stdout, "w"):
-            socket.send_fds(_forker(), [order], [stdin, stdout, 2, theirs.fileno()])
+            socket.send_fds(_forker(), [order], [stdin, stdout, stderr, theirs.fileno()])
         self.stdin, self.stdout = os.fdopen(say, "w"), os.fdopen(hear)
         (self.pid,) = _NUMBER.unpack(self._line.recv(_NUMBER.size))
 

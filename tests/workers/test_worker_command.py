@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from taskq import State, TaskQ
 from taskq.cli.main import main
 from taskq.log.read.reader import LogReader
+from tests.processes.warm import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,10 +79,17 @@ class Process:
     """A running worker whose lines are read as they come."""
 
     def __init__(self, *arguments: str, **options: Any) -> None:
-        command = [sys.executable, "-m", "taskq", "worker", *arguments]
-        self.popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-        )
+        words = ["-m", "taskq", "worker", *arguments]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
+        self.popen: Program | subprocess.Popen[str]
+        if options:
+            self.popen = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+                **options,
+            )  # fmt: skip
+        else:
+            self.popen = Program(words, stderr=self._errors.fileno())
         self.lines: list[str] = []
 
     def until(self, words: str) -> str:
@@ -91,13 +100,24 @@ class Process:
                 return line
         raise AssertionError(f"ended without {words!r}: {self.lines}")
 
-    def signal(self, number: int) -> None:
+    def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
     def end(self) -> int:
-        out, self.errors = self.popen.communicate(timeout=SECONDS)
-        self.lines += out.splitlines()
-        return self.popen.returncode
+        assert self.popen.stdout is not None
+        self.lines += self.popen.stdout.read().splitlines()
+        code = self.popen.wait(SECONDS)
+        self._errors.seek(0)
+        self.errors = self._errors.read()
+        return code
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait(SECONDS)
+        for file in (self.popen.stdin, self.popen.stdout, self._errors):
+            assert file is not None
+            file.close()
 
     def _new_lines(self, stream: IO[str]) -> Iterator[str]:
         for line in stream:
@@ -117,9 +137,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
     yield start_one
     for process in processes:
-        if process.popen.poll() is None:
-            process.popen.kill()
-        process.popen.communicate()
+        process.close()
 
 
 @pytest.fixture

@@ -192,10 +192,12 @@ def test_the_directory_comes_from_the_environment_too(
     assert len(taskq_json("ls")) == len(sample.ids)
 
 
-def test_a_piped_listing_has_no_colours_and_whole_ids(sample: Sample) -> None:
-    done = run_taskq(
-        "ls", "-d", sample.path, check=True, env={**os.environ, "COLUMNS": "20", "FORCE_COLOR": "1"}
-    )
+def test_a_piped_listing_has_no_colours_and_whole_ids(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = run_taskq("ls", "-d", sample.path, check=True)
     assert "\x1b" not in done.stdout
     assert all(job_id in done.stdout for job_id in sample.ids.values())
 
