@@ -67,10 +67,22 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return None
 
 
+def is_of_module(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    known = item._fixtureinfo.name2fixturedefs if names else {}  # type: ignore[attr-defined]
+    shares = any(made[-1].scope == "module" for made in known.values())
+    return shares and "spark" not in names and item.get_closest_marker("xdist_group") is None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take those that grow among the slow tests; give each the same time, whatever it has."""
+    """Take those that grow among the slow tests; give each the same time, whatever it has.
+
+    Tests that share what a fixture of their module makes run in one process, which makes it once.
+    """
     cases = Counter[str]()
     for item in items:
+        if is_of_module(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
         if (spread := item.get_closest_marker("spread")) is not None:
             test = item.nodeid.partition("[")[0]
             if cases[test] % spread.args[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import threading
 import zlib
@@ -224,7 +225,7 @@ async def test_no_request_is_answered_with_an_error_of_the_hubs(
     before = place.copies()
     statuses = await _Fuzz(place, 7).run(some(400, 20_000))
     assert statuses >= {200, 400, 404, 409}
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert before.items() <= place.copies().items()
     # All that it wrote is counted.
     account = place.server._account("edge-7")
