@@ -34,7 +34,9 @@ from taskq import TaskQ, current_job, retry
 app = TaskQ("data")
 
 def here(*words):
-    print("HERE", *words, flush=True)
+    # In one piece: the banner is written meanwhile.
+    sys.stdout.write(" ".join(["HERE", *map(str, words)]) + "\\n")
+    sys.stdout.flush()
 
 @app.task
 async def add(a: int, b: int) -> int:
