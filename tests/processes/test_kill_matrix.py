@@ -98,8 +98,8 @@ def run_again_by_another(path: Path, task: str, moment: str) -> int:
         job = enqueue(path, task, moment)
         killed, pid = kill(first, moment)
         second.send(signal.SIGCONT)
-        # It has had no job yet, so that a child of it is only started now.
-        grace = start_seconds if task.endswith("process") else 0.0
+        # It has had no job yet, so that a child of it is only started now, with all imports.
+        grace = 4 * start_seconds if task.endswith("process") else 0.0
         check_second_attempt(path, job, second, killed, grace)
     return pid
 
