@@ -16,7 +16,7 @@ from taskq.errors import UsageError
 from taskq_workers.runs.guards import importing
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.tasksearch import modules_with_tasks
-from tests.programs import run_python
+from tests.programs import run_python, run_taskq
 
 if TYPE_CHECKING:
     import subprocess
@@ -111,7 +111,7 @@ def test_modules_named_on_the_command_line_come_on_top_also_in_children(
         for processes in ((), ("--processes", "1")):
             again = app.enqueue_by_name_sync("proj.tasks.send")
             include = ("-I", "proj.tasks", "--include", "proj.more")
-            done = run("-m", "taskq", "worker", "proj.app", *include, "--burst", *processes)
+            done = run_taskq("worker", "proj.app", *include, "--burst", *processes)
             assert (done.returncode, done.stderr) == (0, "")
             assert again.result_sync(0) == 7
         assert jobs[0].result_sync(0) == 8
