@@ -52,8 +52,8 @@ def when(moment_ns: int, now_ns: int) -> str:
 
 
 def due(due_ns: int, now_ns: int) -> str:
-    """Return what a job waits for: ``due in 2h``, or other jobs where no moment was given."""
-    return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for inputs"
+    """Return what a job waits for: ``due in 2h``, or others where no moment was given."""
+    return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for jobs or a signal"
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

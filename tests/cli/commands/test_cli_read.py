@@ -344,7 +344,7 @@ def held(tmp_path: Path) -> str:
 
 def test_a_held_job_is_due_at_no_time(held: str, tmp_path: Path) -> None:
     enqueued = taskq("timeline", held, "-d", tmp_path).stdout.splitlines()[-1]
-    assert enqueued.endswith("waits for inputs")
+    assert enqueued.endswith("waits for jobs or a signal")
     assert taskq_json("timeline", held, "-d", tmp_path)[0]["due_at"] is None
 
 
@@ -373,7 +373,7 @@ def test_a_job_is_cancelled_for_the_input_that_failed(tmp_path: Path) -> None:
 def test_its_records_tell_no_time_either(held: str, tmp_path: Path) -> None:
     lines = taskq("tail", "-d", tmp_path).stdout.splitlines()
     assert [line.partition("increment")[2].strip() for line in lines if held in line] == [
-        "waits for inputs"
+        "waits for jobs or a signal"
     ]
     exported = taskq("export", "--records", "-d", tmp_path).stdout
     assert "2116-" not in exported
