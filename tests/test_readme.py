@@ -371,6 +371,8 @@ def anchors_of(text: str) -> set[str]:
 def test_every_link_leads_somewhere(document: str) -> None:
     text = _FENCE.sub("", TEXTS[document])
     for target in _LINK.findall(text):
+        if target.startswith("https://"):
+            continue  # what others' sites hold is theirs
         place, _, anchor = target.partition("#")
         path = ((ROOT / document).parent / place).resolve() if place else ROOT / document
         assert path.exists(), f"{document} links to {target}"
