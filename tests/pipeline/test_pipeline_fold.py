@@ -16,7 +16,7 @@ import pyarrow as pa
 from taskq.core.views import AttemptView
 from taskq.log.format.history import encode_history
 from taskq_plugins.spark.tables.batches import rows_of
-from taskq_plugins.spark.tables.logs import Log
+from taskq_plugins.spark.tables.logs import Log, log_rows, logs_of
 from tests.pipeline.rowmaking import COLUMNS
 
 if TYPE_CHECKING:
@@ -70,3 +70,17 @@ def test_what_was_told_before_is_not_told_again() -> None:
     assert not made(over, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
     assert not made(CARRIED).jobs.num_rows
     assert made(CARRIED, read=(15, 999)).jobs["state"].to_pylist() == ["running"]
+
+
+def test_what_was_read_is_one_stretch_in_whatever_order_its_segments_come() -> None:
+    """Two logs have segments of the same numbers; one of them lacks a record."""
+    ends = [("b", 5, 9), ("a", 5, 9), ("b", 1, 4), ("a", 1, 3), ("a", 1, 2), ("b", 5, 6)]
+    rows = [
+        {"log_id": log_id, "branch": 0, "segment": segment, "lsn": lsn, "ts_ns": lsn, "kind": ""}
+        for log_id, segment, lsn in ends
+    ]
+    logs = logs_of(log_rows(pa.Table.from_pylist(rows, COLUMNS)))
+    assert {key: (log.stretches, log.now_ns) for key, log in logs.items()} == {
+        ("a", 0): ([(1, 3), (5, 9)], 9),
+        ("b", 0): ([(1, 9)], 9),
+    }
