@@ -216,7 +216,10 @@ class _Plan:
         if plain.num_rows < named.num_rows:
             new.append(_read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS))
         rows = log_rows(pa.concat_tables([old, *new]))
-        logs, before_logs = logs_of(rows), logs_of(old)
+        logs, moved = logs_of(rows), pc.unique(named["log_id"])
+        names = frozenset(moved.to_pylist())
+        others = {key: log for key, log in logs.items() if key[0] not in names}
+        before_logs = others | logs_of(old.filter(pc.is_in(old["log_id"], moved)))
         self._forks = _forks(logs, before_logs)
         full = {field.name: _column(rows, field) for field in records.schema}
         self.log_rows = in_part(pa.table(full, records.schema), LOG_PART)
@@ -249,7 +252,9 @@ class _Plan:
         directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
         directory.mkdir(parents=True)
         logs, touched = directory / "logs.parquet", directory / "touched.parquet"
-        parquet.write_table(self.log_rows, logs)
+        names = {*self._touched["log_id"].unique().to_pylist(), *(log[0] for log in self._forks)}
+        concerned = pc.is_in(self.log_rows["log_id"], pa.array(sorted(names), pa.string()))
+        parquet.write_table(self.log_rows.filter(concerned), logs)
         parquet.write_table(self._touched, touched)
         heirs = []
         for number, (log_id, branch) in enumerate(self._forks):
