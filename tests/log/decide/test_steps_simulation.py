@@ -400,6 +400,7 @@ class Play:
             if known.result is not None:
                 assert view.result == known.result
             self.counts[view.state.name] += 1
+        self.appear()
         process = self.processes[0][0]
         now_ns = self.world.clock.wall_ns()
         seen, folded = process.catch_up(), self.world.fold()
