@@ -46,8 +46,8 @@ class Recorder:
     def enqueue(self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None) -> Any:
         return self._answered(self._add(spec, body, extras))
 
-    def ask(self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None) -> Any:
-        return self._answered(self._add(spec, body, extras))
+    def enqueued(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
+        return self._add(spec, body, extras)
 
     def enqueue_many(self, items: list[tuple[EnqueueSpec, bytes, Extras | None]] | Plain) -> Any:
         if isinstance(items, Plain):
