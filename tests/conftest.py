@@ -132,7 +132,8 @@ def anyio_backend() -> str:
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test reads the settings of whoever runs it."""
     for name in [name for name in os.environ if name.upper().startswith("TASKQ_")]:
-        monkeypatch.delenv(name)
+        if name != "TASKQ_NATIVE":  # which of the two runs is for whoever runs the tests to say
+            monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 

@@ -16,6 +16,7 @@ import pytest
 import taskq
 import taskq.errors
 import taskq.views
+from taskq import _native as native
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def test_an_import_brings_no_slow_library_along(report: dict[str, Any]) -> None:
 #: taskq is made of waits for the thread that opens the log.
 APP = {
     "taskq": "_lazy telemetry",
+    "taskq._native": "_loop" if native.is_on else "",
     "taskq.app": "app around decorate hooks schedules shared tasks workers",
     "taskq.calls": "arguments call habits loose naming origins serialization signature",
     "taskq.conditions": "breakers failures",

@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
+from taskq import _native as native
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.call import (
     Call,
@@ -25,8 +26,9 @@ from taskq.connection.handle import JobHandle, make_handle
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.parsing import check_name
-from taskq.core.records import Flag
+from taskq.core.records import PACKED_MIN, Flag
 from taskq.flows.steps import StepArguments, StepMaker
+from taskq.log.config import MAILBOX_MAX
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
 from taskq.log.requests import Plain
 
@@ -75,7 +77,10 @@ class Enqueuer(Generic[P, R]):
         self.spec = chosen.spec(task.name, flags)
         #: what each enqueue needs: a look at an attribute of this class costs as much as a call,
         #: because of ``__getattr__``
-        self._hot = task, task.app, self._connection, self._is_plain, self.spec, self._extras
+        self._hot = (
+            task, task.app, self._connection, self._is_plain, self.spec, self._extras,
+            self._submit(),
+        )  # fmt: skip
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
@@ -168,10 +173,17 @@ class Enqueuer(Generic[P, R]):
             InvalidCall: the arguments do not fit; nothing was written.
             LogError: the log could not be opened or written.
         """
-        task, app, connection, is_plain, spec, extras = self._hot
+        task, app, connection, is_plain, spec, extras, submit = self._hot
         if tracing.is_on:
             return await app.enqueue(self.call(*args, **kwargs))
-        if is_plain:
+        if submit is not None:
+            body = submit(connection, task, spec, MAILBOX_MAX, args, kwargs)
+            if type(body) is tuple:  # it is in the line already
+                future, store = body
+                lsn = await future
+                job: JobHandle[R] = native.loop.new_handle(JobHandle, app, task, store.tag, lsn)
+                return job
+        elif is_plain:
             body = task.encode(args, kwargs)
         else:
             spec, body, extras = await self._packed(args, kwargs)
@@ -187,6 +199,11 @@ class Enqueuer(Generic[P, R]):
         if type(answer) is int:
             return JobHandle(app, task, store.tag, answer)
         return make_handle(app, task, store.tag, answer)
+
+    def _submit(self) -> Callable[..., Any] | None:
+        """Return what may put jobs of this kind into the line; None where Python is to look."""
+        goes_plain = self._is_plain and self._extras is None and self.spec.flags < PACKED_MIN
+        return native.loop.submit if native.is_on and goes_plain else None
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""

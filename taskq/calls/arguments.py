@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
+from taskq import _native as native
 from taskq.calls.loose import KEPT, Changed, Look, explain, is_flat
 from taskq.calls.serialization import (
     FLAT_BYTES_MAX,
@@ -127,6 +128,13 @@ class ArgumentCodec:
         dump = self._dump_read_back if self._reads_back else self._serializer.to_json
         slow, named = self._encode, _naming(names)
 
+        def large(args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> bytes:
+            fits = len(body) <= PAYLOAD_BYTES_MAX and not is_deep(body)
+            return body if fits else slow(args, kwargs)
+
+        if native.is_on:
+            return native.loop.Encoder(names, validate, dump, slow, large, FLAT_BYTES_MAX)
+
         def encode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             if len(args) == count and not kwargs:
                 values = named(*args)
@@ -145,10 +153,7 @@ class ArgumentCodec:
             except ValueError:
                 # Both of pydantic's errors are ValueErrors; the slow road finds the words.
                 return slow(args, kwargs)
-            if len(body) <= FLAT_BYTES_MAX:
-                return body
-            fits = len(body) <= PAYLOAD_BYTES_MAX and not is_deep(body)
-            return body if fits else slow(args, kwargs)
+            return body if len(body) <= FLAT_BYTES_MAX else large(args, kwargs, body)
 
         return encode
 
@@ -173,6 +178,8 @@ class ArgumentCodec:
 
     def _plain_decoder(self) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
         validate, slow = self._validator.validate_json, self._decode
+        if native.is_on:
+            return native.loop.Decoder(validate, slow)
 
         def decode(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
             try:

@@ -15,6 +15,8 @@ from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
 PREFIX: Final = "TASKQ_"
+#: What begins so and is read elsewhere: ``taskq._native``, before there is an app.
+NO_SETTINGS: Final = frozenset({"TASKQ_NATIVE"})
 #: In the log's directory, in the working directory and in the user's configuration.
 TOML: Final = "taskq.toml"
 #: In the working directory: other programs' too.
@@ -114,7 +116,7 @@ def _is_ours(path: Path) -> bool:
 
 def are_silent(data_dir: str | os.PathLike[str] | None) -> bool:
     """Return whether no place says anything of taskq; those of other users are told later."""
-    if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ):
+    if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ.keys() - NO_SETTINGS):
         return False
     return not any(_speaks(place.path) for place in places_of(data_dir))
 

@@ -44,6 +44,7 @@ from taskq.connection.places import (
     DOTENV,
     LOG_FORMAT_DEFAULT,
     LOG_LEVEL_DEFAULT,
+    NO_SETTINGS,
     PREFIX,
     PYPROJECT,
     Place,
@@ -111,7 +112,7 @@ def _check_environment() -> None:
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
     for given, text in os.environ.items():
         name = given.lower().removeprefix(PREFIX.lower())
-        if name == given.lower():
+        if name == given.lower() or given in NO_SETTINGS:
             continue
         if name in known:
             if name != "data_dir" and not _is_text(text):

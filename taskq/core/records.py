@@ -174,6 +174,8 @@ class Cause(enum.IntEnum):
 
 #: Flags of a payload or result that is not stored as it was given.
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+#: Flags below it are of what is stored as it was given, and is no part of a flow.
+PACKED_MIN: Final = int(Flag.ZLIB)
 #: Types from this one on may be passed over by who does not know them.
 SKIPPABLE: Final = 128
 

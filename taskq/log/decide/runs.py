@@ -11,6 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import _native as native
 from taskq.core.records import PACKED
 from taskq.log.requests import Plain
 
@@ -84,6 +85,8 @@ class Run:
 
     def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
         try:
+            if native.is_on:
+                native.loop.answer_all(left)
             for future, value in left:
                 if future.done():
                     continue

@@ -27,7 +27,7 @@ from typing import (
 )  # fmt: skip
 
 from taskq.core.kinds import RELEASE
-from taskq.core.records import Cause, Flag
+from taskq.core.records import PACKED_MIN, Cause
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer, together
 from taskq.log.read.gauges import age_ns
@@ -74,8 +74,6 @@ T_co = TypeVar("T_co", covariant=True)
 _log: Final = logging.getLogger("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
-#: The least of the flags of bodies that are stored otherwise than they were given.
-_PACKED_MIN: Final = int(Flag.ZLIB)
 #: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
 #: (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
@@ -380,7 +378,7 @@ class LoopPort(_Port[_Future[Any]]):
         if not mailbox.usable:
             raise mailbox.closed()
         future: _Future[int | Duplicate] = _Future(loop=self.loop)
-        if extras is None and spec.flags < _PACKED_MIN:
+        if extras is None and spec.flags < PACKED_MIN:
             line = self._line
             is_alone = mailbox.asleep and mailbox.serves_loops and not line
             if is_alone and self._alone.commits((spec, body, None), future):

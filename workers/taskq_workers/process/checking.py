@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import taskq
+from taskq import _native as native
 from taskq.engine import LogReader, strays_of
 from taskq.errors import LogError, TaskqError, UsageError
 from taskq.views import Check, Serving
@@ -45,7 +46,10 @@ def check_app(
 
 def check_versions() -> Check:
     """Return what runs here."""
-    detail = f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}"
+    detail = (
+        f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}, "
+        f"loop in {native.language()}"
+    )
     return Check(name="versions", ok=True, detail=detail)
 
 

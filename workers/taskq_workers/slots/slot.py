@@ -18,6 +18,8 @@ from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import JobContext
+from taskq import _native as native
 from taskq.engine import Flag, Settlement, kinds
 from taskq.hooks import running_job
 from taskq_workers.events import tell
@@ -33,11 +35,13 @@ from taskq_workers.slots.shipping import Ended, error_of
 from taskq_workers.slots.storing import settle_success
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import deque
+    from collections.abc import Awaitable, Callable
     from contextvars import Context, Token
 
-    from taskq import Delivery, JobContext, Task
-    from taskq_workers.slots.slots import Slots
+    from taskq import Delivery, Task
+    from taskq_workers.runs.executors import Plan
+    from taskq_workers.slots.slots import HotParts, Slots
 
 #: A member of an enum costs as much to look up as a call.
 _SUCCESS: Final = kinds.SUCCESS
@@ -68,7 +72,8 @@ class Slot:
         self.abandoned = False
         self.context = context
         self._stopped_as: Callable[[Delivery], Settlement] | None = None
-        self.task = slots.loop.create_task(self._run(), name=name, context=context)
+        run = self._run_natively() if slots.is_native else self._run()
+        self.task = slots.loop.create_task(run, name=name, context=context)
 
     def stop(self, settle: Callable[[Delivery], Settlement]) -> None:
         """Cancel what runs here; unless it succeeds all the same, it ends as ``settle`` says.
@@ -139,6 +144,80 @@ class Slot:
                 await slots.turn(self)
                 turn = now = monotonic()
             self.since = now
+
+    async def _run_natively(self) -> None:
+        """Do as ``_run``: in C, but for the jobs that are not plain, or not over at once."""
+        slots = self._slots
+        parts = slots.begin(self)
+        # Jobs of those flags are left to Python.
+        limits = TURN_SECONDS, OUTCOMES_MAX, _OPENED | _TIED
+        hot = (*parts, running_job, JobContext, monotonic, slots, *limits)
+        buffer: deque[Delivery] = parts[3]
+        run_jobs = native.loop.run_jobs
+        no_job: Token[JobContext] | None = None
+        turn = self.since = monotonic()
+        while True:
+            if not buffer:
+                begun = None
+                if not await self._rest(no_job):
+                    return
+                no_job, turn = None, self.since
+                continue
+            no_job, begun = run_jobs(self, turn, no_job, hot)
+            if begun == native.SPOILT:
+                return
+            if type(begun) is tuple:
+                if not await self._end(parts, *begun):
+                    return
+                begun = native.EMPTY
+                self.since = monotonic()
+            if begun == native.TURN or self.since - turn > TURN_SECONDS:
+                await slots.turn(self)
+                turn = self.since = monotonic()
+
+    async def _end(
+        self,
+        parts: HotParts,
+        delivery: Delivery,
+        plan: Plan,
+        job: JobContext,
+        before: Context,
+        args: Any,
+        rest: Awaitable[Any] | None,
+    ) -> bool:
+        """End a job that ``run_jobs`` has begun, as ``_run`` does; False at the slot's end."""
+        slots, opened, settler = self._slots, parts[2], parts[6]
+        outcome: Settlement | Delivery
+        try:
+            flags = delivery.record[_FLAGS_AT]
+            if rest is None:
+                packed = flags & _OPENED
+                payload = await opened(delivery) if packed else delivery.stored_payload
+                args, kwargs = plan.decode(payload)
+                rest = plan.call(*args, **kwargs)
+            value = await rest
+        except BaseException as error:  # noqa: BLE001 - no job may stop its worker
+            settlement = self._failed(plan.task, delivery, error, called=args is not None)
+            outcome = await slots.judged(plan.task, error, settlement)
+        else:
+            if value is None and plan.none_is_kept and job.children is None:
+                outcome = Settlement(_SUCCESS, delivery) if flags & _TIED else delivery
+            elif plan.packs or job.packs:
+                outcome = await self._packed(plan.task, delivery, job, value)
+            else:
+                outcome = self._succeeded(plan.task, delivery, job, value)
+        if self.abandoned:
+            return False
+        self.delivery = None
+        settler.outcomes.append(outcome)
+        if not settler.scheduled:
+            settler.flush_soon()
+        elif len(settler.outcomes) >= OUTCOMES_MAX:
+            settler.flush()
+        if _changed(before) or self.task.cancelling():
+            slots.replace(self)
+            return False
+        return True
 
     async def _rest(self, no_job: Token[JobContext] | None) -> bool:
         """Wait for work, as nobody's job; False when the slot is to end."""

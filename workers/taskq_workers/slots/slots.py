@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from taskq import JobContext
+from taskq import _native as native
 from taskq.hooks import Inputs, running_job
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
@@ -64,6 +65,7 @@ class Slots:
         concurrency: how many there are at most.
         leaving: slots end when they find no more work.
         gone: set once all have left.
+        is_native: whether their jobs run in C; nobody is told of each end then.
         hosts: whoever stands for the slots before the feed and the gates of each log.
 
     Args:
@@ -92,14 +94,14 @@ class Slots:
         self.leaving = False
         self.gone = asyncio.Event()
         self.concurrency = concurrency
+        self.is_native = native.is_on and hook is None
         self._hook = hook
         self._stop = stop
         # What a job changed in its context ends with its slot; every new one starts from this.
         self._context = copy_context()
-        self._interrupted = False
+        self._interrupted = self._warned = False
         #: what jobs did that ended the worker, by their tokens
         self._blamed: dict[int, BaseException] = {}
-        self._warned = False
         self._is_cancelled = is_cancelled
         self._slots: set[Slot] = set()
         self._resting: dict[Slot, asyncio.Future[None]] = {}

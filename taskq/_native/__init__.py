@@ -1,0 +1,49 @@
+"""The loop's side of plain jobs in C, where a compiler was when taskq was installed.
+
+Python is the truth. What the extension does its callers do without it, and but for the time nobody
+can tell. It keeps nothing between two calls, and leaves to Python all that is not plain.
+``TASKQ_NATIVE=0`` turns it off; what was compiled from other sources than these is not used.
+
+- ``Encoder`` and ``Decoder`` are what ``ArgumentCodec`` is called by
+- ``submit`` puts a job into the line of ``LoopPort``, ``answer_all`` answers those of a ``Run``
+- ``new_handle`` makes the ``JobHandle`` of an answer
+- ``run_jobs`` runs the jobs of a ``Slot`` up to the first that suspends, fails or returns a value
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: Of the sources in C beside this, which say the same; raised whenever they change.
+VERSION: Final = 1
+#: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
+EMPTY, TURN, SPOILT = 0, 1, 2
+
+
+def _load() -> ModuleType | None:
+    """Return the extension; None where there is none, or it is not to be used."""
+    if os.environ.get("TASKQ_NATIVE") == "0":
+        return None
+    try:
+        from taskq._native import _loop as extension  # noqa: PLC0415 - it may be missing
+    except ImportError:
+        return None
+    return extension if getattr(extension, "VERSION", None) == VERSION else None
+
+
+if TYPE_CHECKING:
+    from taskq._native import _loop as loop
+else:
+    loop = _load()
+
+#: Whether it is used; else ``loop`` is None.
+is_on: bool = loop is not None
+
+
+def language() -> str:
+    """Return what runs the loop's side, in a word for people."""
+    return "C" if is_on else "Python"

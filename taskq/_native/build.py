@@ -1,0 +1,89 @@
+"""Compile the extension when taskq is built or installed: a hook of hatchling.
+
+Without a C compiler, on a Python that the extension is not for, and where it does not compile,
+taskq is installed without it: nothing is missing but speed. ``TASKQ_NATIVE=0`` leaves it out, too.
+``python -m taskq._native.build FLAGS`` compiles it beside the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parent
+SOURCES: Final = ("module.c", "slots.c", "calls.c", "codecs.c")
+#: Of CPython; for others the API is another.
+PYTHONS: Final = ((3, 11), (3, 14))
+COMPILE_SECONDS_MAX: Final = 120
+
+
+def is_for(version: tuple[int, int], implementation: str, *, has_gil: bool) -> bool:
+    """Return whether the extension is for such a Python."""
+    return implementation == "cpython" and has_gil and PYTHONS[0] <= version <= PYTHONS[1]
+
+
+def compiled(folder: Path, *flags: str) -> Path | None:
+    """Compile the extension for this Python into a folder; None where that cannot be."""
+    has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    if os.environ.get("TASKQ_NATIVE") == "0" or not is_for(
+        sys.version_info[:2], sys.implementation.name, has_gil=has_gil
+    ):
+        return None
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    if not isinstance(suffix, str):
+        return None
+    is_mac = sys.platform == "darwin"
+    linked = ("-bundle", "-undefined", "dynamic_lookup") if is_mac else ("-shared",)
+    target = folder / f"_loop{suffix}"
+    # It is put in place as a whole: a program may run what stands there.
+    draft = folder / f".{os.getpid()}{suffix}"
+    command = (
+        *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden",
+        *shlex.split(os.environ.get("ARCHFLAGS", "")), *flags, *linked,
+        "-I", sysconfig.get_path("include"), *(str(FOLDER / name) for name in SOURCES),
+        "-o", str(draft),
+    )  # fmt: skip
+    try:
+        done = subprocess.run(  # noqa: S603 - the compiler that Python names
+            command, check=False, capture_output=True, timeout=COMPILE_SECONDS_MAX
+        )
+        if done.returncode != 0:
+            return None
+        draft.replace(target)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def get_build_hook() -> type[Any]:
+    """Return the hook, as hatchling asks for it; nobody else has hatchling."""
+    from hatchling.builders.hooks.plugin.interface import (  # noqa: PLC0415 - see above
+        BuildHookInterface,
+    )
+
+    class Compiling(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
+        """Puts the extension beside the sources, and into the wheel: then it is of a platform."""
+
+        PLUGIN_NAME = "custom"
+
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+            """Compile before files are collected."""
+            library = compiled(FOLDER)
+            if library is not None and version != "editable":
+                build_data["force_include"][str(library)] = f"taskq/_native/{library.name}"
+                build_data["pure_python"] = False
+                build_data["infer_tag"] = True
+
+    return Compiling
+
+
+if __name__ == "__main__" and compiled(FOLDER, *sys.argv[1:]) is None:
+    sys.exit("the extension does not compile here")

@@ -1,0 +1,105 @@
+/* The module: its functions, its types, and its state. */
+
+#include "native.h"
+
+static PyMethodDef functions[] = {
+    {"run_jobs", (PyCFunction)(void (*)(void))taskq_run_jobs, METH_FASTCALL,
+     "Run a slot's jobs until one is left to Python, or none."},
+    {"submit", (PyCFunction)(void (*)(void))taskq_submit, METH_FASTCALL,
+     "Encode a plain call, and put it into its port's line if there is one."},
+    {"new_handle", (PyCFunction)(void (*)(void))taskq_new_handle, METH_FASTCALL,
+     "Make a JobHandle."},
+    {"answer_all", (PyCFunction)taskq_answer_all, METH_O,
+     "Answer each (future, lsn or error) that an iterator gives."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type == NULL ? -1 : PyModule_AddType(module, *type);
+}
+
+static int
+execute(PyObject *module)
+{
+    State *state = state_of(module);
+
+#define X(name)                                                                                    \
+    state->name = PyUnicode_InternFromString(#name);                                               \
+    if (state->name == NULL) {                                                                     \
+        return -1;                                                                                 \
+    }
+    TASKQ_NAMES(X)
+#undef X
+    state->zero = PyLong_FromLong(0);
+    state->loop_keyword = PyTuple_Pack(1, state->loop);
+    if (state->zero == NULL || state->loop_keyword == NULL) return -1;
+    if (add_type(module, &taskq_rest_spec, &state->rest_type) < 0
+        || add_type(module, &taskq_encoder_spec, &state->encoder_type) < 0
+        || add_type(module, &taskq_decoder_spec, &state->decoder_type) < 0) {
+        return -1;
+    }
+    return PyModule_AddIntConstant(module, "VERSION", TASKQ_NATIVE_VERSION);
+}
+
+static int
+traverse(PyObject *module, visitproc visit, void *arg)
+{
+    State *state = state_of(module);
+
+    Py_VISIT(state->future_type);
+    Py_VISIT(state->rest_type);
+    Py_VISIT(state->encoder_type);
+    Py_VISIT(state->decoder_type);
+    return 0;
+}
+
+static int
+clear(PyObject *module)
+{
+    State *state = state_of(module);
+
+    Py_CLEAR(state->zero);
+    Py_CLEAR(state->loop_keyword);
+    Py_CLEAR(state->future_type);
+    Py_CLEAR(state->rest_type);
+    Py_CLEAR(state->encoder_type);
+    Py_CLEAR(state->decoder_type);
+#define X(name) Py_CLEAR(state->name);
+    TASKQ_NAMES(X)
+#undef X
+    return 0;
+}
+
+static void
+release(void *module)
+{
+    (void)clear((PyObject *)module);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_loop",
+    .m_doc = "What a plain job costs on the event loop, in C; see taskq/_native/__init__.py.",
+    .m_size = sizeof(State),
+    .m_methods = functions,
+    .m_slots = slots,
+    .m_traverse = traverse,
+    .m_clear = clear,
+    .m_free = release,
+};
+
+PyMODINIT_FUNC PyInit__loop(void);
+
+PyMODINIT_FUNC
+PyInit__loop(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,92 @@
+/* What the files of the extension share: the module's state, and how errors are carried about.
+
+   Nothing here is static and mutable: each interpreter that imports the module has a state of its
+   own, and that state holds types and interned names alone. All else is the caller's. */
+
+#ifndef TASKQ_NATIVE_H
+#define TASKQ_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
+#error "CPython 3.11 to 3.14"
+#endif
+#ifdef Py_GIL_DISABLED
+#error "these functions rely on the GIL"
+#endif
+
+/* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
+   number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
+#define TASKQ_NATIVE_VERSION 1
+
+/* Attributes and methods that are looked up by name, once for each job. */
+#define TASKQ_NAMES(X)                                                                             \
+    X(_app) X(_callbacks) X(_children_size) X(_latest) X(_line) X(_requests) X(_tag) X(_task)      \
+    X(_thread_id) X(abandoned) X(app) X(asleep) X(body_at) X(cancelling) X(children) X(current)    \
+    X(delivery) X(done) X(duplicate) X(encode) X(flush) X(flush_soon) X(loop) X(low) X(lsn)        \
+    X(mailbox) X(outcomes) X(packs) X(popleft) X(refill) X(remove_done_callback) X(replace)        \
+    X(scheduled) X(set_exception) X(set_result) X(since) X(stored_payload) X(task) X(usable)
+
+typedef struct {
+    PyObject *zero, *loop_keyword;
+    PyObject *future_type; /* once it was needed */
+    PyTypeObject *rest_type, *encoder_type, *decoder_type;
+#define X(name) PyObject *name;
+    TASKQ_NAMES(X)
+#undef X
+} State;
+
+static inline State *
+state_of(PyObject *module)
+{
+    return (State *)PyModule_GetState(module);
+}
+
+/* Take the error that is set; a new reference to the exception, with its traceback. */
+static inline PyObject *
+take_error(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (error != NULL && trace != NULL) {
+        (void)PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return error;
+#endif
+}
+
+/* Raise an exception as it was; steals the reference. */
+static inline void
+raise_error(PyObject *error)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
+}
+
+/* slots.c */
+extern PyType_Spec taskq_rest_spec;
+PyObject *taskq_run_jobs(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+/* codecs.c */
+extern PyType_Spec taskq_decoder_spec, taskq_encoder_spec;
+PyObject *taskq_encode(PyObject *encoder, PyObject *args, PyObject *kwargs);
+/* Return the values of a payload by name. NULL: ``slowly`` is (args, kwargs), found by the slow
+   road, or NULL, too, with an error set. */
+PyObject *taskq_decode(PyObject *decoder, PyObject *payload, PyObject **slowly);
+
+/* calls.c */
+PyObject *taskq_submit(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_new_handle(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_answer_all(PyObject *module, PyObject *pairs);
+
+#endif

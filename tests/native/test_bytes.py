@@ -1,0 +1,62 @@
+"""Where ids and clocks are fixed the logs of C and of Python are the same, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskq import TaskQ
+from taskq.testing.clock import FakeClock, use_clock
+from tests.native.twins import held
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.native.conftest import Choose
+
+
+async def written(path: Path) -> dict[str, bytes]:
+    """Write jobs of several kinds, alone and as a crowd; returns the segments."""
+    app = TaskQ(path, durability="os")
+    use_clock(app, FakeClock())
+
+    @app.task(name="send")
+    async def send(to: str, count: int = 1) -> None:
+        """Not run here."""
+
+    @app.task(name="keyed", key=lambda number: f"{number}", priority=8)
+    async def keyed(number: int) -> None:
+        """Likewise."""
+
+    async with app:
+        await send.enqueue("alone")
+        for crowd in range(4):
+            with held(app):
+                calls = [send.enqueue(f"{crowd} {n}", count=n) for n in range(30)]
+                calls += [keyed.enqueue(n // 2) for n in range(4)]
+                calls += [send.enqueue("ü", count=crowd), send.enqueue(to="by name")]
+                tasks = [asyncio.create_task(call) for call in calls]
+                await asyncio.sleep(0)
+                tasks[3].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return {file.name: file.read_bytes() for file in sorted((path / "log").glob("*.log"))}
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_logs_are_equal(choose: Choose, tmp_path: Path) -> None:
+    logs = []
+    for in_c in (False, True):
+        numbers = count(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+            patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)  # noqa: B023
+            choose(in_c)
+            logs.append(asyncio.run(written(tmp_path / str(in_c))))
+    assert logs[0]
+    assert min(map(len, logs[0].values())) > 120 * 60
+    assert logs[1] == logs[0]
