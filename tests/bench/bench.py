@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,8 @@ JOBS: Final = {
 #: A sample takes a few seconds; one that takes so long hangs.
 SAMPLE_SECONDS_MAX: Final = 120
 CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned")
+#: taskq without its extension, beside the one that has it.
+PYTHON: Final = "taskq-python"
 Sample = dict[str, float]
 
 
@@ -133,9 +136,11 @@ SCENARIOS: Final[dict[str, Callable[[Contender, int], Awaitable[Sample]]]] = {
 
 async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -> Sample:
     """Take one sample in an empty directory; fails loudly if the end state is wrong."""
+    if name == PYTHON:
+        os.environ["TASKQ_NATIVE"] = "0"  # before anything of taskq is imported
     contender: Contender = (
         TaskqContender(directory, mode)
-        if name == "taskq"
+        if name in {"taskq", PYTHON}
         else SqliteContender(directory, full=mode == "fsync", tuned=name == "sqlite-tuned")
     )
     await contender.open()
@@ -214,6 +219,7 @@ def summary(samples: dict[str, list[Sample]]) -> dict[str, dict[str, str]]:
             "CPU µs/job": microseconds(cpu),
             "/ sqlite": beside(taken_, samples.get("sqlite")),
             "/ tuned": beside(taken_, samples.get("sqlite-tuned")),
+            "/ Python": beside(taken_, samples.get(PYTHON)),
         }
     return rows
 
@@ -225,7 +231,7 @@ def main() -> None:
         return
     given = options(
         __doc__, quick=False, jobs=int, scale=1.0, rounds=5, mode=("fsync", "os"),
-        only=tuple(JOBS), contender=CONTENDERS, json=False,
+        only=tuple(JOBS), contender=(*CONTENDERS, PYTHON), json=False,
     )  # fmt: skip
     rounds, scale = (1, 0.1) if given.quick else (given.rounds, given.scale)
     names = list(given.contender or CONTENDERS)
