@@ -1,8 +1,8 @@
-"""The loop's side of plain jobs in C, where a compiler was when taskq was installed.
+"""The loop's side of plain jobs in C, for who asks for it when taskq is installed and when it runs.
 
 Python is the truth. What the extension does its callers do without it, and but for the time nobody
 can tell. It keeps nothing between two calls, and leaves to Python all that is not plain.
-``TASKQ_NATIVE=0`` turns it off; what was compiled from other sources than these is not used.
+``TASKQ_NATIVE=1`` turns it on; what was compiled from other sources than these is not used.
 
 - ``Encoder`` and ``Decoder`` are what ``ArgumentCodec`` is called by
 - ``submit`` puts a job into the line of ``LoopPort``, ``answer_all`` answers those of a ``Run``
@@ -25,8 +25,8 @@ EMPTY, TURN, SPOILT = 0, 1, 2
 
 
 def _load() -> ModuleType | None:
-    """Return the extension; None where there is none, or it is not to be used."""
-    if os.environ.get("TASKQ_NATIVE") == "0":
+    """Return the extension; None where there is none, or nobody asks for it."""
+    if os.environ.get("TASKQ_NATIVE") != "1":
         return None
     try:
         from taskq._native import _loop as extension  # noqa: PLC0415 - it may be missing

@@ -1,7 +1,7 @@
-"""Compile the extension when taskq is built or installed: a hook of hatchling.
+"""Compile the extension when taskq is built or installed with ``TASKQ_NATIVE=1``: a hatchling hook.
 
 Without a C compiler, on a Python that the extension is not for, and where it does not compile,
-taskq is installed without it: nothing is missing but speed. ``TASKQ_NATIVE=0`` leaves it out, too.
+taskq is installed without it: nothing is missing but speed.
 ``python -m taskq._native.build FLAGS`` compiles it beside the sources.
 """
 
@@ -30,9 +30,7 @@ def is_for(version: tuple[int, int], implementation: str, *, has_gil: bool) -> b
 def compiled(folder: Path, *flags: str) -> Path | None:
     """Compile the extension for this Python into a folder; None where that cannot be."""
     has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
-    if os.environ.get("TASKQ_NATIVE") == "0" or not is_for(
-        sys.version_info[:2], sys.implementation.name, has_gil=has_gil
-    ):
+    if not is_for(sys.version_info[:2], sys.implementation.name, has_gil=has_gil):
         return None
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
@@ -76,7 +74,7 @@ def get_build_hook() -> type[Any]:
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Compile before files are collected."""
-            library = compiled(FOLDER)
+            library = compiled(FOLDER) if os.environ.get("TASKQ_NATIVE") == "1" else None
             if library is not None and version != "editable":
                 build_data["force_include"][str(library)] = f"taskq/_native/{library.name}"
                 build_data["pure_python"] = False

@@ -32,10 +32,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = str(sysconfig.get_config_var("CC")).split()[0]
     if shutil.which(os.environ.get("CC", compiler)) is None:
         pytest.skip("there is no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TASKQ_NATIVE", raising=False)
-        flags = os.environ.get("NATIVE_FLAGS", "").split()
-        path = build.compiled(tmp_path_factory.mktemp("native"), *STRICT, *flags)
+    flags = os.environ.get("NATIVE_FLAGS", "").split()
+    path = build.compiled(tmp_path_factory.mktemp("native"), *STRICT, *flags)
     assert path is not None, "the extension does not compile without a warning"
     return path
 

@@ -41,7 +41,7 @@ def test_all_sources_are_compiled(extension: Any) -> None:
 def test_what_was_built_of_other_sources_is_not_used(
     extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TASKQ_NATIVE", raising=False)
+    monkeypatch.setenv("TASKQ_NATIVE", "1")
     monkeypatch.setitem(sys.modules, "taskq._native._loop", extension)
     monkeypatch.setattr(native, "_loop", extension, raising=False)
     assert native._load() is extension
@@ -49,11 +49,14 @@ def test_what_was_built_of_other_sources_is_not_used(
     assert native._load() is None
 
 
-def test_an_environment_variable_turns_it_off(
+def test_it_is_used_only_where_an_environment_variable_asks_for_it(
     extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "taskq._native._loop", extension)
-    monkeypatch.setenv("TASKQ_NATIVE", "0")
+    for text in ("0", ""):
+        monkeypatch.setenv("TASKQ_NATIVE", text)
+        assert native._load() is None
+    monkeypatch.delenv("TASKQ_NATIVE")
     assert native._load() is None
     assert run_python("-c", TELL, check=True).stdout == "Python\n"
 
@@ -61,7 +64,6 @@ def test_an_environment_variable_turns_it_off(
 def test_without_a_compiler_there_is_none_and_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("TASKQ_NATIVE", raising=False)
     for compiler in (str(tmp_path / "missing"), "false", f"{sys.executable} -c pass"):
         monkeypatch.setenv("CC", compiler)
         assert build.compiled(tmp_path) is None
@@ -87,17 +89,19 @@ def test_it_is_for_the_pythons_that_it_was_made_for(
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
 @pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize("is_asked", [True, False])
 def test_a_wheel_is_of_a_platform_only_with_it(
-    version: str, is_built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, is_built: bool, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     library = tmp_path / "_loop.so"
+    monkeypatch.setenv("TASKQ_NATIVE", "1" if is_asked else "0")
     monkeypatch.setattr(build, "compiled", lambda *_: library if is_built else None)
     data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     build.get_build_hook()().initialize(version, data)
-    if is_built and version == "standard":
+    if is_built and is_asked and version == "standard":
         assert data.pop("infer_tag")
         assert data["force_include"] == {str(library): "taskq/_native/_loop.so"}
         assert not data["pure_python"]
