@@ -188,6 +188,18 @@ def test_the_log_of_a_table_is_kept_short(lake: Lake) -> None:
     assert Lake.open(lake.path).batch() == Batch("s", 44, "offsets 44")
 
 
+def test_a_table_of_an_earlier_version_is_named_with_what_it_lacks(lake: Lake) -> None:
+    with lake.writer() as writer:
+        append(writer, [1], 1)
+        schema = lake.schema("jobs")
+        lake.check_columns("jobs", schema)
+        lake.check_columns("records", schema)  # there is none yet
+        with pytest.raises(
+            LakeError, match=r"jobs: an earlier version .* without place, step: fill"
+        ):
+            lake.check_columns("jobs", pa.schema([*schema, ("step", "int64"), ("place", "string")]))
+
+
 def test_an_empty_table_is_an_empty_table(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [], 0)

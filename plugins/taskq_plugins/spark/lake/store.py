@@ -184,6 +184,15 @@ class Lake:
             return table in self._versions
         return (self.path / table / DELTA_LOG).is_dir()
 
+    def check_columns(self, table: str, schema: pa.Schema) -> None:
+        """Raise LakeError for a table that an earlier version of taskq made, with fewer columns."""
+        lacking = set(schema.names) - set(self.schema(table).names) if self.has(table) else set()
+        if lacking:
+            raise LakeError(
+                f"{self.path / table}: an earlier version of taskq made it, without "
+                f"{', '.join(sorted(lacking))}: fill a new lake from the same logs"
+            )
+
     def delta(self, table: str) -> DeltaTable:
         """Return the table as delta-rs has it.
 

@@ -118,6 +118,7 @@ def commit_batch(
     columns = schemas(records.schema)
     if drops:
         records = _without_bodies(writer, records)
+    lake.check_columns(RECORDS, records.schema)
     changes = {RECORDS: Change(records.files, (), records.schema)}
     over = 0
     # What jobs has, all have: it is last.
