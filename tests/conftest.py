@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -32,6 +33,9 @@ settings.register_profile("explore", _COMMON, max_examples=2_000)
 # each run the tests themselves: their asserts are rewritten, which takes longer than some folders.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+#: A worker's command raises it for its process, which is not ours here.
+COLLECTS_AT: Final = gc.get_threshold()
 
 #: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
 SLOW_SECONDS: Final = 1_800
@@ -113,6 +117,9 @@ def stays_open() -> Callable[[], None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """No test leaves a log open: it would go on working beside the tests that come after it."""
     yield
+    # What a worker froze is collected here, and the files and sockets in it are closed.
+    gc.unfreeze()
+    gc.set_threshold(*COLLECTS_AT)
     seen = logs_at_work()
     for thread in seen:
         if thread not in _LEFT:

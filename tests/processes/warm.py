@@ -67,7 +67,10 @@ class Program:
             subprocess.TimeoutExpired: it goes on.
         """
         if self.returncode is None:
-            if not select.select([self._line], [], [], timeout)[0]:
+            # Not select(), which takes no descriptor over 1 023.
+            poll = select.poll()
+            poll.register(self._line, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1_000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             with self._line:
                 (self.returncode,) = _NUMBER.unpack(self._line.recv(_NUMBER.size))
@@ -83,7 +86,8 @@ class Program:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill -9."""

@@ -50,7 +50,7 @@ def test_a_dry_run_shows_the_same_and_leaves_no_trace(sample: Sample) -> None:
 def test_without_a_choice_nothing_is_replayed(sample: Sample, options: list[str]) -> None:
     result = taskq("replay", "-d", sample.path, *options)
     assert result.exit_code == 2
-    assert "choose jobs with --since, --before, --task, --queue or --state" in result.stderr
+    assert "or jobs with --since, --before, --task, --queue or --state" in result.stderr
 
 
 @pytest.mark.parametrize(
