@@ -91,7 +91,7 @@ def hints(tree: ast.Module) -> set[int]:
 
 
 class Source(NamedTuple):
-    """What a source file tells of itself; each is parsed once for all tests that ask."""
+    """Keep what a source file tells of itself; each is parsed once for all tests that ask."""
 
     #: place, number of lines, and first line of the docstring of each
     functions: list[tuple[str, int, str]]

@@ -15,7 +15,7 @@ app = TaskQ("./data")
 
 @dataclass
 class Address:
-    """Where it goes to; the customer tells it in their own time."""
+    """Name the place it goes to; the customer tells it in their own time."""
 
     street: str
     city: str

@@ -22,7 +22,7 @@ class Bank:
 
 
 class World:
-    """What stands outside of the log."""
+    """Keep what stands outside of the log."""
 
     def __init__(self) -> None:
         self.clear()

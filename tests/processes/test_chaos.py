@@ -93,7 +93,7 @@ class Chaos:
         self.start()
 
     def finish(self) -> None:
-        """One ends in good order and the others, perhaps inside the lock, by a kill."""
+        """End one in good order and the others, perhaps inside the lock, by a kill."""
         (_, last), *others = self.children
         last.say("stop")
         for owner, child in others:
@@ -149,7 +149,7 @@ def check_acknowledged(chaos: Chaos, records: list[LogRecord]) -> None:
 
 
 def check_snapshots(path: Path) -> None:
-    """Those that have their name are true, and save work."""
+    """Check that those that have their name are true, and save work."""
     now_ns = time.time_ns()
     with LogReader.open(str(path)) as reader:
         some, every = (fold_of(reader.journal, trusts_snapshots=trusts) for trusts in (True, False))

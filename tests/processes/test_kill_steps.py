@@ -162,7 +162,7 @@ def check(path: Path, jobs: list[Any], kills: int) -> None:
 
 
 def check_chords(path: Path) -> None:
-    """One success a job; one release a callback, with all results and behind all its inputs."""
+    """Check one success a job, one release a callback, with all results and behind its inputs."""
     inputs: dict[int, tuple[int, ...]] = {}
     succeeded: dict[int, int] = {}
     released: dict[int, int] = {}

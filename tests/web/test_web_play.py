@@ -185,7 +185,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 async def all_that_fit_is_all(visit: Visit, shop: Path) -> None:
-    """What was done to how many is true, though a worker takes of them meanwhile."""
+    """Check that what was done to how many is true, though a worker takes of them meanwhile."""
     thread, expect, page = anyio.to_thread.run_sync, api.expect, visit.page
     before = counts(shop, "stock.check")
     (shop / "data.stock-is-up").touch()

@@ -189,7 +189,7 @@ async def test_a_purge_asks_once_and_leads_to_the_list(tmp_path: Path) -> None:
 async def test_a_cancel_of_all_tells_which_were_cancelled_and_which_are_asked_to_stop(
     tmp_path: Path,
 ) -> None:
-    """One that began to run since it was listed is neither: what was asked for was of others."""
+    """A job that began to run since it was listed is neither: what was asked for was of others."""
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
     runs, done = anyio.Event(), anyio.Event()
 

@@ -270,7 +270,7 @@ class Handed(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What is there.
+    """Tell what is there.
 
     Attributes:
         tag: of the outbox.

@@ -104,7 +104,7 @@ class Attempt:
 
     @property
     def is_held(self) -> bool:
-        """Whether the claim holds, as the process knows it when it has seen all."""
+        """Return whether the claim holds, as the process knows it when it has seen all."""
         running = self.process.catch_up().need_agenda().running
         return running.get(self.delivery.job, (0,))[0] == self.delivery.token
 
@@ -377,7 +377,7 @@ class Play:
     # -- what must be true ------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Nothing fails any more: every job comes to its end, and to the right one."""
+        """Let nothing fail any more: every job comes to its end, and to the right one."""
         self.world.machine.stop_at(None)
         self.cut()
         for job in self.jobs:

@@ -86,7 +86,7 @@ class Body:
 
 
 class Intake:
-    """What the pieces of one body ask for, on a thread."""
+    """Do what the pieces of one body ask for, on a thread."""
 
     def __init__(self, request: Request, way: Way) -> None:
         self._request, self._left = request, way.bytes_max
