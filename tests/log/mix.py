@@ -30,7 +30,7 @@ from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Withdrawal
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.editing import some_edit
-from tests.log.tending import FILLER, keeping, meaning
+from tests.log.tending import FILLER, keeping, meaning, tend_a_while
 from tests.log.world import Process, World
 
 if TYPE_CHECKING:
@@ -103,14 +103,7 @@ class Mix:
 
     def tend(self, count: int) -> None:
         process, care = self.random.choice(self.tended)
-        for _ in range(count):
-            requests = care.step()
-            if requests:
-                process.commit(requests)
-                process.sync()
-            elif not care.busy:
-                care._look_at_ns = 0
-                return
+        tend_a_while(process, care, count)
 
     def die(self) -> None:
         process, care = self.tended.pop(self.random.randrange(len(self.tended)))

@@ -42,6 +42,18 @@ def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
     raise AssertionError("upkeep does not come to an end")
 
 
+def tend_a_while(process: Process, upkeep: Upkeep, steps: int) -> None:
+    """Take so many steps of upkeep, or fewer: what has none to do looks again the next time."""
+    for _ in range(steps):
+        requests = upkeep.step()
+        if requests:
+            process.commit(requests)
+            process.sync()
+        elif not upkeep.busy:
+            upkeep._look_at_ns = 0
+            return
+
+
 def finish(steps: Generator[None, None, T]) -> T:
     """Take every step of a chore; returns what it does."""
     while True:

@@ -83,7 +83,7 @@ async def marks_late(text: str) -> None:
 
 async def times_out() -> None:
     async with asyncio.timeout(0):
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
 
 async def catches() -> str:
@@ -103,7 +103,7 @@ async def cancels_itself() -> None:
 
 async def cancelled_late() -> None:
     await cancels_itself()
-    await asyncio.sleep(5)
+    await asyncio.Event().wait()
 
 
 async def retries() -> str:
@@ -247,7 +247,7 @@ async def a_worker_that_is_stopped_gives_back_what_runs(app: TaskQ, see: See) ->
     @app.task(name="long")
     async def long() -> None:
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     job = await long.enqueue()
     async with app.worker(drain_timeout=0):
@@ -264,7 +264,7 @@ async def a_running_job_is_cancelled(app: TaskQ, see: See) -> None:
     async def long() -> None:
         started.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError as error:
             see(str(error))
             await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import grows, some
-from tests.log.tending import FILLER, keeping, meaning
+from tests.log.tending import FILLER, keeping, meaning, tend_a_while
 from tests.log.told import write
 from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
@@ -291,14 +291,7 @@ class Play:
 
     def tend(self) -> None:
         process, care = self.chance.choice(self.processes)
-        for _ in range(self.chance.choice((1, 5, 50))):
-            requests = care.step()
-            if requests:
-                process.commit(requests)
-                process.sync()
-            elif not care.busy:
-                care._look_at_ns = 0
-                return
+        tend_a_while(process, care, self.chance.choice((1, 5, 50)))
 
     def signal(self) -> None:
         if self.jobs:
