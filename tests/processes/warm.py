@@ -4,7 +4,8 @@ To import ``taskq`` and a worker takes a quarter of a second of CPU, and the pro
 do little else. What an import comes to in a new process is the matter of ``tests/test_import.py``.
 
 Two processes stand between a test and its program: the one that has the imports, which starts no
-thread and so may fork, and a keeper for each program, which waits for its end and tells of it.
+thread and so may fork, and a keeper for each program, which waits for its end and tells of it. The
+keeper kills a program that nobody can ask for its end any more: no test leaves one at work.
 """
 
 from __future__ import annotations
@@ -122,14 +123,11 @@ def _serve(line: socket.socket) -> list[str]:
             for file in files:
                 os.close(file)
             continue
-        line.close()
-        with socket.socket(fileno=files.pop()) as line_back:
+        with line, socket.socket(fileno=files.pop()) as line_back:
             if program := os.fork():
                 for file in (0, 1, *files):
                     os.close(file)
-                line_back.send(_NUMBER.pack(program))
-                code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-                line_back.send(_NUMBER.pack(code))
+                _keep(program, line_back, line)
                 os._exit(0)
         words, cwd, environment = json.loads(order)
         for number, file in enumerate(files):
@@ -139,6 +137,21 @@ def _serve(line: socket.socket) -> list[str]:
         os.environ.clear()
         os.environ.update(environment)
         return words  # type: ignore[no-any-return]
+
+
+def _keep(program: int, line_back: socket.socket, line: socket.socket) -> None:
+    """Tell of a program's start and end; kill it when the other end of one of the lines is gone."""
+    ended, poll = os.pidfd_open(program), select.poll()
+    poll.register(ended, select.POLLIN)
+    for at in (line_back, line):
+        poll.register(at, 0)  # no event but that it hangs up
+    with contextlib.suppress(BrokenPipeError):
+        line_back.send(_NUMBER.pack(program))
+        poll.poll()
+    signal.pidfd_send_signal(ended, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        line_back.send(_NUMBER.pack(code))
 
 
 def _main() -> None:
