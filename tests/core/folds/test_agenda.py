@@ -8,12 +8,14 @@ import pytest
 
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.carried import apply_requeued, forget_dead
-from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.folds.jobtable import META_EXPIRES, RUN_MIN
+from taskq.core.folds.resuming import apply_step
 from taskq.core.kinds import TRANSITIONS, after
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
+from tests.core.frozen import picture
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Lane
@@ -182,6 +184,37 @@ def bring_to(agenda: Agenda, state: State) -> None:
 def test_the_location_of_an_unknown_job_is_an_error() -> None:
     with pytest.raises(KeyError):
         Agenda().location(5)
+
+
+@pytest.mark.parametrize("count", [RUN_MIN - 1, RUN_MIN, RUN_MIN + 1, 3 * RUN_MIN])
+@pytest.mark.parametrize("has_others_first", [False, True])
+@pytest.mark.parametrize("of", ["plain jobs", "jobs that expire", "jobs with steps", "a limit"])
+def test_successes_side_by_side_are_those_of_one_after_another(
+    of: str, has_others_first: bool, count: int
+) -> None:
+    """Whatever else the agenda knows of such jobs, before or behind as many that are plain."""
+    together, in_turn = Agenda(), Agenda()
+    for agenda in (together, in_turn):
+        stepping = []
+        if of == "a limit":
+            agenda.groups.tell({"other": Limit(concurrency=100)}, NOW)
+        for job in range(1, 2 * count + 1):
+            is_other = (job <= count) is has_others_first
+            expires = is_other and of == "jobs that expire"
+            lane = lane_of(agenda, task="other" if is_other else "t")
+            enqueue(agenda, lane, job, meta=META_EXPIRES if expires else 0)
+            if expires:
+                agenda.apply_expiry(job, NOW + job * SECOND, is_wall=False)
+            if is_other and of == "jobs with steps":
+                stepping.append(job)
+        jobs = claim(agenda)
+        assert jobs == list(range(1, 2 * count + 1))
+        for job in stepping:
+            apply_step(agenda, job, 1, (7 << 32) + job * 64, 0, b"")
+    together.apply_succeeded(jobs)
+    for job in jobs:
+        assert in_turn.apply_ended(Kind.SUCCEEDED, job)
+    assert picture(together) == picture(in_turn)
 
 
 # -- nothing grows without bound ------------------------------------------------------------------
