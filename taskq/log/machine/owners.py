@@ -90,11 +90,10 @@ def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
 
 
 def _serving(document: dict[str, Any]) -> Serving:
-    slots = document.get("slots")
     return Serving(
         queues=_names(document.get("queues")),
         tasks=_names(document.get("tasks")),
-        slots=slots if isinstance(slots, int) else 0,
+        slots=_number(document.get("slots")),
         holds=_holds(document.get("holds")),
         limits=limits_read(document.get("limits")),
     )
@@ -117,13 +116,12 @@ def _holds(rows: object) -> tuple[Hold, ...]:
 
 
 def _hold(document: dict[str, Any]) -> Hold:
-    since_ns = document.get("since_ns")
     return Hold(
         queues=_names(document.get("queues")),
         tasks=_names(document.get("tasks")),
         is_breaker=document.get("is_breaker") is True,
         text=str(document.get("text", "")),
-        since_ns=since_ns if isinstance(since_ns, int) else 0,
+        since_ns=_number(document.get("since_ns")),
     )
 
 
