@@ -116,6 +116,18 @@ def test_what_ended_long_ago_is_not_counted_after_a_pause() -> None:
     assert _rate(first) == 1
 
 
+@pytest.mark.parametrize(("pause", "counted"), [(60.5, 30), (61, 0)])
+def test_what_ended_within_a_second_of_a_sample_is_counted_until_a_second_behind_it(
+    pause: float, counted: int
+) -> None:
+    world = World()
+    first = world.process()
+    first.claim()
+    _end(first, 30)
+    world.clock.advance(pause)
+    assert _rate(first) == pytest.approx(counted / 60)
+
+
 # -- the engine ------------------------------------------------------------------------------------
 
 

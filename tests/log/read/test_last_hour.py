@@ -79,6 +79,12 @@ def test_an_hour_is_sixty_minutes_that_move_on(tmp_path: Path) -> None:
             [MINUTE_NS] * (gauges.MINUTES - 1)
         )
         assert minutes[-1].counts == {"enqueued": 1, "succeeded": 1}
+        clock.advance((gauges.MINUTES - 1) * 60)
+        reader.refresh()
+        assert [*reader.last_hour().paces()] == [("default", "work")]
+        clock.advance(60)
+        reader.refresh()
+        assert not reader.last_hour().paces()
 
 
 def test_of_a_busy_log_the_first_minutes_are_left_out(
