@@ -53,6 +53,20 @@ async def stored(log: TaskLog, job_id: str) -> JobView:
     return view
 
 
+@pytest.mark.parametrize(
+    ("policy", "is_plain"),
+    [
+        ({}, True), ({"compress": "none"}, True), ({"compress": "zlib"}, False),
+        ({"spill": True}, False), ({"spill": True, "compress": "zlib"}, False),
+    ],
+)  # fmt: skip
+def test_bodies_are_packed_where_the_log_or_a_queue_says_so(
+    policy: dict[str, Any], is_plain: bool
+) -> None:
+    assert LogConfig(**policy).is_plain is is_plain
+    assert LogConfig(queues={"raw": QueuePolicy(**policy)}).is_plain is is_plain
+
+
 # -- compression -----------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import open_store
 from taskq.log.upkeep.health import check_health
 from tests.log.world import SMALL, World
+from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,31 @@ def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() ->
     world.machine.files = None
     world.process()
     assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
+
+
+def test_the_next_segment_is_tried_for_once_a_second_and_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(config=_CONFIG)
+    process = world.process()
+    for _ in range(60):
+        process.enqueue(b"x" * 500)
+    world.machine.files = (0, _PLENTY)
+    tried: list[str] = []
+    make = CrashableDisk.open
+
+    def watched(disk: CrashableDisk, path: str, *, create: bool = False, write: bool = True) -> int:
+        tried.extend([path] * create)
+        return make(disk, path, create=create, write=write)
+
+    monkeypatch.setattr(CrashableDisk, "open", watched)
+    for _ in range(3):
+        world.clock.advance(1)
+        for _ in range(20):
+            (delivery,) = process.claim()
+            process.settle(delivery, body=b"y" * 2_000)
+    assert len(tried) == 3
+    assert caplog.text.count("no next one") == 1
 
 
 def test_a_segment_does_not_grow_beyond_what_readers_accept(

@@ -47,6 +47,21 @@ def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
     return opened
 
 
+def test_at_most_so_many_segments_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the last one, which is written to, always is."""
+    monkeypatch.setattr("taskq.log.segments.segments._DESCRIPTORS_MAX", 3)
+    world = World()
+    process = world.process()
+    backlog(process, 8)
+    files = process.journal.files
+    files.close_others()
+    last, before = files.descriptor(files.lsns[-1]), process.disk.open_files
+    for lsn in files.lsns * 2:
+        files.descriptor(lsn)
+        assert process.disk.open_files <= before + 2
+    assert files.descriptor(files.lsns[-1]) == last
+
+
 def test_a_writers_opening_looks_once_into_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """However it finds its place in the log, it asks no file twice but the last, which it keeps."""
     world = World()
