@@ -1,4 +1,4 @@
-"""The loop's side of plain jobs in C, for who asks for it when taskq is installed and when it runs.
+"""What plain jobs cost, in C, for who asks for it when taskq is installed and when it runs.
 
 Python is the truth. What the extension does its callers do without it, and but for the time nobody
 can tell. It keeps nothing between two calls, and leaves to Python all that is not plain.
@@ -8,6 +8,8 @@ can tell. It keeps nothing between two calls, and leaves to Python all that is n
 - ``submit`` puts a job into the line of ``LoopPort``, ``answer_all`` answers those of a ``Run``
 - ``new_handle`` makes the ``JobHandle`` of an answer
 - ``run_jobs`` runs the jobs of a ``Slot`` up to the first that suspends, fails or returns a value
+- ``take``, ``born_records``, ``plain_records``, ``whole_records``, ``claimed`` and ``unclaimed`` do
+  for runs of jobs what the functions of these names do: on the storage thread, a column at a time
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 #: Of the sources in C beside this, which say the same; raised whenever they change.
-VERSION: Final = 1
+VERSION: Final = 2
 #: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
 EMPTY, TURN, SPOILT = 0, 1, 2
 

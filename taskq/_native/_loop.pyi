@@ -1,4 +1,4 @@
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Token
 from typing import Any, final
 
@@ -47,3 +47,39 @@ def answer_all(pairs: Iterator[tuple[Any, Any]], /) -> None: ...
 def run_jobs(
     slot: Any, turn: float, token: Token[Any] | None, hot: tuple[Any, ...], /
 ) -> tuple[Token[Any] | None, Any]: ...
+def take(
+    line: list[Any], room: int, record_bytes: int, /
+) -> tuple[list[Any], list[bytes], list[Any]] | None: ...
+def born_records(
+    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int, /
+) -> tuple[list[bytes], bytes, int] | None: ...
+def plain_records(
+    head: bytes, attempts: Sequence[int], jobs: Sequence[int], last: Sequence[int] | int, /
+) -> bytes | None: ...
+def whole_records(
+    data: bytes,
+    first: int,
+    kind: int,
+    size_min: int,
+    whole: int,
+    locations: Sequence[int],
+    jobs: Sequence[int],
+    number: int,
+    /,
+) -> list[bytes] | None: ...
+def claimed(
+    kind: type[Any],
+    tag: str,
+    epoch: int,
+    owner: int,
+    token: int,
+    jobs: list[int],
+    attempts: list[int],
+    lanes: list[Any],
+    records: list[bytes],
+    running: dict[int, tuple[int, int, int]],
+    /,
+) -> list[Any] | None: ...
+def unclaimed(
+    deliveries: list[Any], owner: int, running: dict[int, tuple[int, int, int]], /
+) -> tuple[list[int], list[int], list[int]] | None: ...

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("module.c", "slots.c", "calls.c", "codecs.c")
+SOURCES: Final = ("module.c", "slots.c", "calls.c", "codecs.c", "columns.c")
 #: Of CPython; for others the API is another.
 PYTHONS: Final = ((3, 11), (3, 14))
 COMPILE_SECONDS_MAX: Final = 120

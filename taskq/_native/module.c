@@ -2,15 +2,20 @@
 
 #include "native.h"
 
+#define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))taskq_##name, METH_FASTCALL, doc}
+
 static PyMethodDef functions[] = {
-    {"run_jobs", (PyCFunction)(void (*)(void))taskq_run_jobs, METH_FASTCALL,
-     "Run a slot's jobs until one is left to Python, or none."},
-    {"submit", (PyCFunction)(void (*)(void))taskq_submit, METH_FASTCALL,
-     "Encode a plain call, and put it into its port's line if there is one."},
-    {"new_handle", (PyCFunction)(void (*)(void))taskq_new_handle, METH_FASTCALL,
-     "Make a JobHandle."},
+    FAST(run_jobs, "Run a slot's jobs until one is left to Python, or none."),
+    FAST(submit, "Encode a plain call, and put it into its port's line if there is one."),
+    FAST(new_handle, "Make a JobHandle."),
     {"answer_all", (PyCFunction)taskq_answer_all, METH_O,
      "Answer each (future, lsn or error) that an iterator gives."},
+    FAST(take, "Take the jobs at the head of a line."),
+    FAST(born_records, "Make the enqueue records of plain jobs."),
+    FAST(plain_records, "Make records of four words."),
+    FAST(whole_records, "Read records that stand in a window."),
+    FAST(claimed, "Make deliveries, and note their claims."),
+    FAST(unclaimed, "Take the claims of deliveries out."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -33,6 +38,7 @@ execute(PyObject *module)
     }
     TASKQ_NAMES(X)
 #undef X
+    taskq_fill_crc_table(state);
     state->zero = PyLong_FromLong(0);
     state->loop_keyword = PyTuple_Pack(1, state->loop);
     if (state->zero == NULL || state->loop_keyword == NULL) return -1;

@@ -18,7 +18,7 @@
 
 /* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
    number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 1
+#define TASKQ_NATIVE_VERSION 2
 
 /* Attributes and methods that are looked up by name, once for each job. */
 #define TASKQ_NAMES(X)                                                                             \
@@ -28,7 +28,11 @@
     X(mailbox) X(outcomes) X(packs) X(popleft) X(refill) X(remove_done_callback) X(replace)        \
     X(scheduled) X(set_exception) X(set_result) X(since) X(stored_payload) X(task) X(usable)
 
+/* Bytes that the CRC takes at a time. */
+enum { CRC_STEP = 8 };
+
 typedef struct {
+    uint32_t crc[CRC_STEP][256]; /* filled once, then only read */
     PyObject *zero, *loop_keyword;
     PyObject *future_type; /* once it was needed */
     PyTypeObject *rest_type, *encoder_type, *decoder_type;
@@ -88,5 +92,14 @@ PyObject *taskq_decode(PyObject *decoder, PyObject *payload, PyObject **slowly);
 PyObject *taskq_submit(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *taskq_new_handle(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *taskq_answer_all(PyObject *module, PyObject *pairs);
+
+/* columns.c */
+void taskq_fill_crc_table(State *state);
+PyObject *taskq_born_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_claimed(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_plain_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_take(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_unclaimed(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -34,6 +34,8 @@ from taskq.core.kinds import BY_TIME, DEATHS, ENDS, READY, RUNNING, SCHEDULED, S
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskq.core.folds.lanes import Group, Lane
     from taskq.core.schedules import ScheduleState
 
@@ -108,7 +110,9 @@ class Agenda:
         if lane.ready == 1 and not lane.blocked:
             self.queues.open(lane)
 
-    def apply_enqueued_run(self, first: int, locations: list[int], lane: Lane, meta: int) -> None:
+    def apply_enqueued_run(
+        self, first: int, locations: Sequence[int], lane: Lane, meta: int
+    ) -> None:
         """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
         self.table.extend(first, locations, lane.number, meta | READY)
         lane.push_run(first, len(locations))

@@ -89,7 +89,7 @@ class JobTable:
         chunk.live += 1
         self.live += 1
 
-    def extend(self, first: int, locations: list[int], lane: int, meta: int) -> None:
+    def extend(self, first: int, locations: Sequence[int], lane: int, meta: int) -> None:
         """Append jobs with ids from ``first`` on, one for each location, in one go."""
         done = 0
         while done < len(locations):

@@ -8,9 +8,10 @@ extend. The token decides, never the clock alone.
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final
 
+from taskq import _native as native
 from taskq.core.errors import JobCancelled, LogDamaged
 from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
 from taskq.core.kinds import CANCEL, CLAIM, DEATH, EXTENSION, RELEASE
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.lanes import Lane
     from taskq.core.folds.taking import Taken
     from taskq.core.rates import Limit
     from taskq.log.decide.context import Batch, Context
@@ -138,9 +140,10 @@ class Claims:
             return near
         try:
             if not any(near):
-                return self._files.records(zip(taken.locations, jobs, strict=True))
-            places = zip(near, taken.locations, jobs, strict=True)
-            far = iter(self._files.records(place[1:] for place in places if not place[0]))
+                return self._files.records(taken.locations, jobs)
+            far_away = [not record for record in near]
+            places = (list(compress(column, far_away)) for column in (taken.locations, jobs))
+            far = iter(self._files.records(*places))
         except LogDamaged:
             recent.update((job, record) for job, record in zip(jobs, near, strict=False) if record)
             return None
@@ -150,16 +153,13 @@ class Claims:
         self, batch: Batch, taken: Taken, records: list[bytes]
     ) -> tuple[list[Delivery], bool]:
         """Claim jobs column by column: no step of ours for any of them."""
-        jobs, attempts = taken.jobs, taken.attempts
-        count, owner, epoch = len(jobs), self._owner, batch.epoch
-        tokens = range(batch.lsn, batch.lsn + count)
-        batch.parts.append(plain_records(CLAIM, attempts, jobs, repeat(owner, count)))
-        batch.lsn += count
-        batch.size += _PLAIN_JOB * count
-        claims = zip(tokens, repeat(epoch), repeat(owner))
-        self._context.agenda.running.update(zip(jobs, claims, strict=True))
-        rows = zip(repeat(self._tag), jobs, tokens, repeat(epoch), attempts, taken.lanes, records)
-        deliveries = list(map(tuple.__new__, repeat(Delivery), rows))
+        jobs, attempts, owner = taken.jobs, taken.attempts, self._owner
+        place = self._tag, batch.epoch, owner, batch.lsn
+        batch.parts.append(plain_records(CLAIM, attempts, jobs, owner))
+        batch.lsn += len(jobs)
+        batch.size += _PLAIN_JOB * len(jobs)
+        columns = jobs, attempts, taken.lanes, records
+        deliveries = claimed(*place, *columns, self._context.agenda.running)
         return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(taken.metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
@@ -236,6 +236,31 @@ class Claims:
             return False
         allowed = codec.BORN.unpack_from(record)[5]
         return bool(allowed) and attempt >= allowed
+
+
+def claimed(
+    tag: str,
+    epoch: int,
+    owner: int,
+    token: int,
+    jobs: list[int],
+    attempts: list[int],
+    lanes: list[Lane],
+    records: list[bytes],
+    running: dict[int, tuple[int, int, int]],
+) -> list[Delivery]:
+    """Make the deliveries of jobs, the first of them with this token, and note that they run."""
+    if native.is_on:
+        made: list[Delivery] | None = native.loop.claimed(
+            Delivery, tag, epoch, owner, token, jobs, attempts, lanes, records, running
+        )
+        if made is not None:
+            return made
+    tokens = range(token, token + len(jobs))
+    claims = zip(tokens, repeat(epoch), repeat(owner))
+    running.update(zip(jobs, claims, strict=True))
+    rows = zip(repeat(tag), jobs, tokens, repeat(epoch), attempts, lanes, records)
+    return list(map(tuple.__new__, repeat(Delivery), rows))
 
 
 def _take(agenda: Agenda, request: ClaimRequest) -> Taken:

@@ -12,6 +12,7 @@ from taskq.core.kinds import CANCEL
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
 from taskq.core.records import PACKED, Cause, Flag
 from taskq.log.format import codec
+from taskq.log.format.columns import born_records
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
@@ -308,30 +309,18 @@ class Enqueues:
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
         tenth of what single jobs cost.
         """
-        first = lsn = batch.lsn
-        tail, extra = spec.tail, len(spec.tail) + 8
-        pack, crc32 = codec.pack_length, codec.crc32
-        location = batch.where + batch.size
-        records: list[bytes] = []
-        locations: list[int] = []
-        for body in bodies:
-            record = pack(extra + len(body)) + tail + body
-            record += pack(crc32(record, lsn & 0xFFFFFFFF))
-            records.append(record)
-            locations.append(location)
-            location += len(record)
-            lsn += 1
-        size = location - batch.where - batch.size
+        first, start = batch.lsn, batch.where + batch.size
+        records, locations, end = born_records(spec.tail, bodies, first, start)
+        batch.lsn += len(bodies)
         agenda = self._facets.agenda
         if agenda is not None:
             lane = agenda.queues.lane(spec.priority, spec.lane_key)
             agenda.apply_enqueued_run(first, locations, lane, enqueued_meta(spec.flags))
-            self._recent.records.update(zip(range(first, lsn), records, strict=True))
-            self._recent.size += size
+            self._recent.records.update(zip(range(first, batch.lsn), records, strict=True))
+            self._recent.size += end - start
         batch.parts += records
-        batch.size += size
-        batch.payload_size += size - extra * len(bodies)
-        batch.lsn = lsn
+        batch.size += end - start
+        batch.payload_size += end - start - (len(spec.tail) + 8) * len(bodies)
         batch.interest |= INTEREST_READY
         return first
 

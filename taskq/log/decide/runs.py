@@ -131,12 +131,16 @@ def answer(future: Any, lsn: int) -> None:
 
 
 def take(line: list[Any], room: int) -> Run:
-    """Take the jobs at the head of a line, so many bytes of them and at least one if there are any.
+    """Take the jobs at the head of a line, up to the first with which they are over ``room`` bytes.
 
     A line is a list that its port's thread appends to, and whoever finds himself the first in it
     sends a request for all. Another thread takes, and then looks at the line again: if there are
     more, nobody else asks for them.
     """
+    if native.is_on:
+        taken = native.loop.take(line, room, _RECORD_BYTES)
+        if taken is not None:
+            return Run(*taken)
     part = line[:]
     sizes = list(accumulate(len(body) + _RECORD_BYTES for body in part[1::LINE_WIDTH]))
     if sizes and sizes[-1] > room:

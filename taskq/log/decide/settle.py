@@ -6,6 +6,7 @@ from itertools import repeat
 from operator import eq
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq import _native as native
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
 from taskq.core.kinds import CANCEL, DEATH, ENDING, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
@@ -74,21 +75,17 @@ class Settles:
 
         None if the claim of any is over, or it comes twice. Returns those that are still to settle.
         """
-        running = self._context.agenda.running
-        _, jobs, tokens, epochs, attempts, _, _ = zip(*deliveries, strict=True)
-        claims = list(map(running.pop, jobs, repeat(None)))
-        if not all(map(eq, claims, zip(tokens, epochs, repeat(self._context.owner)))):
-            claimed = zip(jobs, claims, strict=True)
-            running.update((job, claim) for job, claim in claimed if claim is not None)
+        claims = unclaimed(deliveries, self._context.owner, self._context.agenda.running)
+        if claims is None:
             return deliveries
+        jobs, attempts, tokens = claims
         location = batch.where + batch.size
         batch.parts.append(plain_records(SUCCESS, attempts, jobs, tokens))
         batch.size += _PLAIN_JOB * len(jobs)
         batch.lsn += len(jobs)
         batch.interest |= INTEREST_OUTCOME
-        ended = list(jobs)
-        self._context.agenda.apply_succeeded(ended)
-        self._facets.note_ends(ended, location, _PLAIN_JOB)
+        self._context.agenda.apply_succeeded(jobs)
+        self._facets.note_ends(jobs, location, _PLAIN_JOB)
         return []
 
     def settle_each(self, batch: Batch, items: list[Settlement]) -> list[Any]:
@@ -146,6 +143,27 @@ class Settles:
             token = delivery.token
             self._back(batch, kind, cause, job, token, counted, delay_ns, body, options)
         return self._enqueues.add(batch, children, prepared)
+
+
+def unclaimed(
+    deliveries: list[Delivery], owner: int, running: dict[int, tuple[int, int, int]]
+) -> tuple[list[int], list[int], list[int]] | None:
+    """Take the claims of deliveries out of ``running``: (jobs, attempts, tokens).
+
+    None, and no claim is taken out, if one of them is over or comes twice.
+    """
+    if native.is_on:
+        taken: tuple[list[int], list[int], list[int]] | None = native.loop.unclaimed(
+            deliveries, owner, running
+        )
+        if taken is not None:
+            return taken
+    _, jobs, tokens, epochs, attempts, _, _ = zip(*deliveries, strict=True)
+    claims = list(map(running.pop, jobs, repeat(None)))
+    if all(map(eq, claims, zip(tokens, epochs, repeat(owner)))):
+        return list(jobs), list(attempts), list(tokens)
+    running.update((job, claim) for job, claim in zip(jobs, claims, strict=True) if claim)
+    return None
 
 
 def joined(options: bytes, lines: bytes) -> bytes:

@@ -6,16 +6,19 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from taskq import _native as native
+from taskq.core.kinds import BIRTH
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Buffer
 
 _IS_BIG: Final = sys.byteorder == "big"
 #: Which half of a u64 in memory is the lower one.
 _LOW: Final = 1 if _IS_BIG else 0
+_BIRTH: Final = int(BIRTH)
 
 
 def column(code: str, data: Buffer) -> array[int]:
@@ -61,20 +64,76 @@ def joined(lower: array[int], upper: array[int]) -> array[int]:
 
 
 def plain_records(
-    kind: int, attempts: Sequence[int], jobs: Sequence[int], last: Iterable[int]
+    kind: int, attempts: Sequence[int], jobs: Sequence[int], last: Sequence[int] | int
 ) -> bytes:
-    """Return the plain records of many jobs, one after the other; ``last`` are tokens or owners.
+    """Return the plain records of many jobs, one after the other; ``last``: tokens, or the owner.
 
     For each what ``codec.JOB`` packs, with no byte, options or flags: four words of 8 bytes.
     """
+    head = codec.PREFIX.pack(codec.JOB.size, kind, 0, 0, 0)[:8]
+    if native.is_on:
+        records: bytes | None = native.loop.plain_records(head, attempts, jobs, last)
+        if records is not None:
+            return records
     count, first = len(jobs), attempts[0]
-    head = codec.PREFIX.pack(codec.JOB.size, kind, 0, 0, 0)
     words = array("Q", bytes(codec.JOB.size * count))
-    words[0::4] = array("Q", (int.from_bytes(head[:8], "little"),)) * count
+    words[0::4] = array("Q", (int.from_bytes(head, "little"),)) * count
     if attempts.count(first) == count:
         words[1::4] = array("Q", (first << 32,)) * count
     else:
         words[1::4] = array("Q", [attempt << 32 for attempt in attempts])
     words[2::4] = array("Q", jobs)
-    words[3::4] = array("Q", last)
+    words[3::4] = array("Q", (last,)) * count if isinstance(last, int) else array("Q", last)
     return packed(words)
+
+
+def born_records(
+    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int
+) -> tuple[list[bytes], array[int], int]:
+    """Return the enqueue records of plain jobs from ``lsn`` on, where each stands, and their end.
+
+    ``tail`` is what they have between their length and their body.
+    """
+    if native.is_on:
+        made = native.loop.born_records(tail, bodies, lsn, location)
+        if made is not None:
+            return made[0], array("Q", made[1]), made[2]
+    extra, pack, crc32 = len(tail) + 8, codec.pack_length, codec.crc32
+    records: list[bytes] = []
+    locations: list[int] = []
+    for body in bodies:
+        record = pack(extra + len(body)) + tail + body
+        record += pack(crc32(record, lsn & 0xFFFFFFFF))
+        records.append(record)
+        locations.append(location)
+        location += len(record)
+        lsn += 1
+    return records, array("Q", locations), location
+
+
+def whole_records(
+    data: bytes, first: int, locations: Sequence[int], jobs: Sequence[int], number: int
+) -> list[bytes]:
+    """Return enqueue records from ``number`` on, up to the first that ``data`` does not hold whole.
+
+    ``first`` is the location of its first byte.
+    """
+    least, whole = codec.BORN.size, codec.CRC_OF_WHOLE
+    if native.is_on:
+        read: list[bytes] | None = native.loop.whole_records(
+            data, first, _BIRTH, least, whole, locations, jobs, number
+        )
+        if read is not None:
+            return read
+    unpack, crc32, kind_at, last = codec.LENGTH.unpack_from, codec.crc32, codec.KIND_AT, len(data)
+    records: list[bytes] = []
+    for at in range(number, len(jobs)):
+        start = locations[at] - first
+        if not 0 <= start <= last - least or data[start + kind_at] != _BIRTH:
+            break
+        size = unpack(data, start)[0]
+        record = data[start : start + size]
+        if crc32(record, jobs[at] & 0xFFFFFFFF) != whole or size < least or len(record) < size:
+            break
+        records.append(record)
+    return records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.records import Flag
 from taskq.core.values import NamedTuple
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     #: What a segment's index is asked for, be it in memory or in a file.
-    Index = IndexBuilder | SegmentIndex
+    Index: TypeAlias = IndexBuilder | SegmentIndex
 
 #: What is read of a frame to find one record.
 _WINDOW: Final = 16 * 1024

@@ -7,15 +7,15 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
-from taskq.core.kinds import BIRTH
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying
+from taskq.log.format.columns import whole_records
 from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
 from taskq.log.machine.ports import write_all, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from uuid import UUID
 
     from taskq.log.machine.ports import Disk
@@ -459,28 +459,19 @@ class SegmentFiles:
             raise LogDamaged(f"{path}: the record at offset {offset} does not read back")
         return record
 
-    def records(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Do as ``record`` for many (location, lsn), most of which stand side by side.
+    def records(self, locations: Sequence[int], lsns: Sequence[int]) -> list[bytes]:
+        """Do as ``record`` for many, most of which stand side by side.
 
         A backlog is read so: a step for each job costs as much as all else that a claim does.
         """
         records: list[bytes] = []
-        unpack, crc32, whole = codec.LENGTH.unpack_from, codec.crc32, codec.CRC_OF_WHOLE
-        kind_at, least = codec.KIND_AT, codec.BORN.size
-        ordinal, start, data = self._window
-        first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
-        for location, lsn in places:
-            at = location - first
-            if 0 <= at <= last and data[at + kind_at] == BIRTH:
-                size = unpack(data, at)[0]
-                record = data[at : at + size]
-                if crc32(record, lsn & 0xFFFFFFFF) == whole and size >= least:
-                    records.append(record)
-                    continue
-            # Of another window, or carried, or damaged.
-            records.append(self.record(location, lsn))
+        while len(records) < len(lsns):
             ordinal, start, data = self._window
-            first, last = (ordinal << OFFSET_BITS) + start, len(data) - least
+            first = (ordinal << OFFSET_BITS) + start
+            records += whole_records(data, first, locations, lsns, len(records))
+            if len(records) < len(lsns):
+                # Of another window, or carried, or damaged.
+                records.append(self.record(locations[len(records)], lsns[len(records)]))
         return records
 
     def unchecked_record(self, location: int) -> bytes:

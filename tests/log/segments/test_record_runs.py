@@ -26,16 +26,16 @@ def backlog() -> Process:
     return world.process()
 
 
-def places(process: Process) -> list[tuple[int, int]]:
-    agenda = process.catch_up().need_agenda()
-    return [(chunk.locations[at], chunk.ids[at]) for chunk, at in agenda.table]
+def places(process: Process) -> tuple[list[int], list[int]]:
+    table = list(process.catch_up().need_agenda().table)
+    return [chunk.locations[at] for chunk, at in table], [chunk.ids[at] for chunk, at in table]
 
 
 def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process) -> None:
-    wanted = places(backlog)
-    wanted[150] = wanted[150][0], wanted[151][1]  # another job's: its CRC is of its own place
+    locations, jobs = places(backlog)
+    jobs[150] = jobs[151]  # another job's: its CRC is of its own place
     with pytest.raises(LogDamaged):
-        backlog.journal.files.records(wanted)
+        backlog.journal.files.records(locations, jobs)
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -75,7 +75,7 @@ def test_a_backlog_is_read_in_pieces_that_grow(monkeypatch: pytest.MonkeyPatch) 
         return read(descriptor, size, offset)
 
     monkeypatch.setattr(files, "_read", note)
-    assert len(files.records(wanted)) == 3_000
+    assert len(files.records(*wanted)) == 3_000
     assert sizes[0] == 16 * 1024
     assert len(sizes) <= 7
     assert max(sizes) <= 256 * 1024
