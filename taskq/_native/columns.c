@@ -338,6 +338,11 @@ claim(PyObject *const *args, PyObject *token, Py_ssize_t number)
         PyTuple_SET_ITEM(delivery, field, Py_NewRef(fields[field]));
     }
     PyObject *held = PyTuple_Pack(3, token, args[2], args[3]);
+    /* Neither can be part of a circle; the collector of garbage need not walk through thousands. */
+    PyObject_GC_UnTrack(delivery);
+    if (held != NULL) {
+        PyObject_GC_UnTrack(held);
+    }
     if (held == NULL || PyDict_SetItem(args[9], job, held) < 0) {
         Py_CLEAR(delivery);
     }

@@ -250,8 +250,9 @@ class Enqueuer(Generic[P, R]):
     def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
         task, tag = self._task, self._connection.tag
         app = task.app
+        make = functools.partial(native.loop.new_handle, JobHandle) if native.is_on else JobHandle
         return [
-            JobHandle(app, task, tag, answer)
+            make(app, task, tag, answer)
             if type(answer) is int
             else make_handle(app, task, tag, answer)
             for answer in answers

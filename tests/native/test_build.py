@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (2, "a2676d03b94a5f38")
+SOURCES: Final = (2, "cebdbd83991fa1c8")
 TELL: Final = "from taskq import _native; print(_native.language())"
 
 

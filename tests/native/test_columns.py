@@ -63,7 +63,8 @@ def test_records_of_claims_and_successes(choose: Choose) -> None:
     def check(kind: int, data: st.DataObject, count: int, has_owner: bool) -> None:
         row = st.lists(st.integers(0, U64), min_size=count, max_size=count)
         attempts = data.draw(st.lists(numbers, min_size=count, max_size=count))
-        jobs, last = data.draw(row), data.draw(st.integers(0, U64) if has_owner else row)
+        jobs = data.draw(row)
+        last: Any = data.draw(st.integers(0, U64) if has_owner else row)
         python, in_c = both(choose, lambda: plain_records(kind, tuple(attempts), jobs, last))
         assert in_c == python
         assert len(in_c) == 32 * count
@@ -140,7 +141,8 @@ def test_ends_of_claims_are_all_taken_or_none(choose: Choose) -> None:
             for number, job in enumerate(jobs):
                 delivery = Delivery("tag", job, job + 1_000, 7, job % 3, lane, b"record")
                 if number == at and wrong in {"token", "epoch"}:
-                    delivery = delivery._replace(**{wrong: 3})
+                    changed: Any = {wrong: 3}
+                    delivery = delivery._replace(**changed)
                 deliveries.append(delivery)
             if wrong == "job":
                 running.pop(jobs[at], None)
@@ -224,7 +226,7 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
 
 def test_a_claim_of_what_cannot_be_noted_raises(extension: Any) -> None:
     lane = Lane(0, SPEC.lane_key, 5)
-    claim = (Delivery, "tag", 7, 9, 5, [[]], [1], [lane], [b""], {})
+    claim: Any = (Delivery, "tag", 7, 9, 5, [[]], [1], [lane], [b""], {})
     with pytest.raises(TypeError):
         extension.claimed(*claim)
 
