@@ -1,6 +1,7 @@
 """Jobs of several steps, and chords, whose workers are killed: what is recorded is not done again.
 
-``python -m tests.processes.test_kill_steps DIRECTORY [COUNT]`` is one of the workers; it kills
+``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills so many times, in parts of one
+log each, and prints a line for each part. ``… DIRECTORY [COUNT]`` is one of the workers; it kills
 itself at its so many-th turn of a step.
 """
 
@@ -12,9 +13,9 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,11 +23,10 @@ from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.records import Cause, Kind
 from taskq.durable.attempt import Run
-from taskq.log.decide.steps import NewSignal
 from taskq.log.format.flows import takes_of
 from taskq.log.read.reader import LogReader
 from tests.effort import every, grows, some
-from tests.processes.harness import Child, eventually, log_records
+from tests.processes.harness import STEP_SECONDS, Child, eventually, log_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 pytestmark = grows
 JOBS: Final = 12
-CHORDS: Final = some(10, 200)
+CHORDS: Final = 10
 MEMBERS: Final = 5
 WORKERS: Final = 3
+#: So many bytes that all of them write bring the next kill: some ten records at most.
+_BYTES_MAX: Final = 1_000
 #: A job that is claimed ahead by a worker that is killed has had an attempt, too.
 _FOR_EVER: Final = retry.fixed(10_000, delay=0)
 _LINES: Final = "lines"
@@ -196,51 +198,70 @@ def _key(record: LogRecord, jobs: list[Any]) -> str:
     return f"{jobs[0].id.partition('-')[0]}-{record.job}:{record.step.title}"
 
 
-async def run_with_kills(path: Path, kills: int) -> list[Any]:
-    """Enqueue, kill whoever works as soon as something has moved, until all is done."""
-    draw, chords = random.Random(kills), list[Any]()
+async def run_with_kills(path: Path, seed: int, most: int) -> int:
+    """Enqueue, kill whoever works as soon as something has moved, until all is done, and check.
+
+    Returns how many were killed, ``most`` at most.
+    """
+    draw, chords, kills = random.Random(seed), list[Any](), 0
     app, long = make_app(path)
     async with app:
         jobs = await app.enqueue_many([long.call(number) for number in range(JOBS)])
         for job in jobs:
-            port = await app.connection.port()
-            assert await port.signal(NewSignal(job.lsn, "go", b"7", "once"))
+            assert await app.signal(job, "go", 7, once="once")
         member, callback = app.tasks["member"], app.tasks["callback"]
         for first in range(0, CHORDS * MEMBERS, MEMBERS):
             calls = [member.call(first + place) for place in range(MEMBERS)]
             chords.append(await app.enqueue_flow(chord(calls, callback.step(first))))
+        results = asyncio.gather(*(ran.result() for ran in (*jobs, *chords)))
         workers = [start_worker(path) for _ in range(WORKERS)]
         try:
-            for _ in range(kills):
-                seen = len(log_records(path / "log"))
-                wanted = seen + draw.randrange(1, 12)
-                await asyncio.to_thread(eventually, partial(_is_over, path, wanted))
+            while kills < most and not results.done():
+                wanted = _size(path) + draw.randrange(1, _BYTES_MAX)
+
+                def has_moved(wanted: int = wanted) -> bool:
+                    return results.done() or _size(path) >= wanted
+
+                await asyncio.to_thread(eventually, has_moved)
                 victim = draw.randrange(WORKERS)
                 workers[victim].__exit__()
                 workers[victim] = start_worker(path)
-            for job in jobs:
-                assert await job.result("40s") == _SUM
-            for flow in chords:
-                assert len(await flow.result("40s")) == MEMBERS + 1
+                kills += 1
+            ends = await asyncio.wait_for(results, STEP_SECONDS)
         finally:
             for worker in workers:
                 worker.__exit__()
-    return jobs
+    assert ends[:JOBS] == [_SUM] * JOBS
+    assert {len(end) for end in ends[JOBS:]} == {MEMBERS + 1}
+    check(path, jobs, kills)
+    check_chords(path)
+    return kills
 
 
-def _is_over(path: Path, wanted: int) -> bool:
-    records = log_records(path / "log")
-    ended = sum(record.kind == kinds.SUCCESS and record.body is not None for record in records)
-    return len(records) >= wanted or ended >= 3 * JOBS + CHORDS * (MEMBERS + 1)
+def _size(path: Path) -> int:
+    """Return how many bytes the log has."""
+    return sum(segment.stat().st_size for segment in (path / "log" / "log").glob("*.log"))
+
+
+def kill(path: Path, most: int, seed: int = 0) -> None:
+    """Kill so many times, and tell of each part."""
+    while most > 0:
+        began, part = time.monotonic(), path / str(seed)
+        part.mkdir()
+        kills = asyncio.run(run_with_kills(part, seed, most))
+        again = len(lines_of(part)) - JOBS * len(_TITLES)
+        most -= kills
+        spent = time.monotonic() - began
+        sys.stdout.write(f"seed {seed}: {kills} kills, {again} effects again, {spent:.1f} s\n")
+        sys.stdout.flush()
+        seed += 1
 
 
 def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
     tmp_path: Path,
 ) -> None:
     """And each callback of a chord runs once, with all results of its members."""
-    kills = some(4, 500)
-    check(tmp_path, asyncio.run(run_with_kills(tmp_path, kills)), kills)
-    check_chords(tmp_path)
+    kill(tmp_path, some(4, 500))
 
 
 def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
@@ -280,6 +301,10 @@ def _is_done(path: Path) -> bool:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "kill":
+        with tempfile.TemporaryDirectory() as path:
+            kill(Path(path), *map(int, sys.argv[2:]))
+        sys.exit()
     if len(sys.argv) > 2:
         die_at(int(sys.argv[2]))
     asyncio.run(work(Path(sys.argv[1])))

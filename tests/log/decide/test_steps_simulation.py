@@ -1,8 +1,9 @@
 """Jobs of many steps, as programs, on a machine that fails at random: what is recorded holds.
 
-``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays so many seeds. Each plays
-compaction, snapshots, signals that race timeouts, cancels, leases that end, failures, children, a
-new version of the code, kills and power cuts.
+``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays so many seeds, a fifth of a
+second each, and prints a line for each hundred. Each plays compaction, snapshots, signals that race
+timeouts, cancels, leases that end, failures, children, a new version of the code, kills and power
+cuts.
 """
 
 from __future__ import annotations
@@ -431,4 +432,7 @@ def test_recorded_steps_hold_through_all_that_happens_to_a_job_and_its_log() -> 
 
 if __name__ == "__main__":
     first, count = map(int, sys.argv[1:])
-    sys.stdout.write(f"{play(range(first, first + count))}\n")
+    for start in range(first, first + count, 100):
+        end = min(start + 100, first + count)
+        sys.stdout.write(f"seeds {start} to {end - 1}: {dict(play(range(start, end)))}\n")
+        sys.stdout.flush()
