@@ -32,6 +32,7 @@ from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import Op, Request, Trait, ops_that
+from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.uploads import UploadsSeen
 
@@ -214,10 +215,13 @@ class Committer:
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
         self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
 
-    def _look(self, request: Request) -> None:
+    def _look(self, request: Request, *, again: bool = False) -> None:
         """Answer a request that is no part of a frame; without the lock, but for a skip."""
         op, port, future, operand = request
         try:
+            if again:  # who compacted may have died before it could tell where the log ends now
+                self.journal.lock()
+                self.journal.unlock()
             if op == _SKIP:
                 self.answers.add_later([(port, future, self._skip(operand))], self.journal.next_lsn)
                 return
@@ -238,11 +242,13 @@ class Committer:
                 self._need_agenda().see(time_ns - step_ns)
             if keys:
                 self.facets.need_dedup()
-            sight = self.sight
-            value = look(sight, *self._numbers()) if op == _STATS else look(sight)
+            value = look(self.sight, *(self._numbers() if op == _STATS else ()))
             self.answers.add_later([(port, future, value)], self.journal.next_lsn)
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-            self.answers.now.append((port, future, failure(error)))
+            if isinstance(error, SegmentGone) and not again:
+                self._look(request, again=True)
+            else:
+                self.answers.now.append((port, future, failure(error)))
 
     def _skip(self, lsn: int) -> int:
         try:
@@ -251,8 +257,8 @@ class Committer:
             raise AppendFailed(self.journal.path, error) from error
 
     def _numbers(self) -> tuple[tuple[QueueStats, ...], EngineStats]:
-        agenda = self.facets.need_agenda()
-        return self.gauges.queues(agenda, self.journal.clock.wall_ns()), engine_stats(self)
+        now_ns = self.journal.clock.wall_ns()
+        return self.gauges.queues(self.facets.need_agenda(), now_ns), engine_stats(self)
 
     def _wants_agenda(self, needs: BatchNeeds) -> bool:
         if self.waiters.claims or needs.replaces:
@@ -262,8 +268,7 @@ class Committer:
     def _build_before_lock(self, needs: BatchNeeds) -> bool:
         """Read what others wrote before taking the lock: the first build reads the whole log.
 
-        Returns:
-            Whether what the batch needs is built in steps instead, and not there yet.
+        Returns whether what the batch needs is built in steps instead, and not there yet.
         """
         facets = self.facets
         wants_agenda = self._wants_agenda(needs)
@@ -515,9 +520,7 @@ class Committer:
         """Return the same without those that wait for an outcome already."""
         has = self.waiters.outcomes.has
         return [
-            request
-            for request in requests
-            if request[0] != Op.OUTCOME or not has(request[3], request[2])
+            asked for asked in requests if asked[0] != Op.OUTCOME or not has(asked[3], asked[2])
         ]
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
@@ -566,15 +569,13 @@ class Committer:
 
     def must_sync(self) -> bool:
         """Return whether answers wait for the disk."""
-        journal = self.journal
+        journal, durable_lsn = self.journal, self.journal.durable_lsn
         # A loss of more could reach the ids after a restart.
-        if journal.next_lsn - journal.durable_lsn > LSN_SKIP // 2:
-            return True
-        if self._claims_lsn > journal.durable_lsn:
+        if journal.next_lsn - durable_lsn > LSN_SKIP // 2 or self._claims_lsn > durable_lsn:
             return True
         if self.config.durability is not Durability.FSYNC:
             return False
-        return bool(self.answers.later) and self.answers.later_lsn > self.journal.durable_lsn
+        return bool(self.answers.later) and self.answers.later_lsn > durable_lsn
 
     def rest(self) -> None:
         """Have all of the log on disk, and let it say so; nothing if it says so already.

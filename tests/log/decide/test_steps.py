@@ -19,7 +19,7 @@ from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.flows import look_at_steps
 from taskq.log.read.selection import letters
 from taskq.log.read.timeline import steps_of
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments import identity
 from taskq.log.state.story import read_story
 from tests.log.tending import fill_segment, keeping, meaning, tend
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskq.log.format.steps import Stepped
     from taskq.log.read.timeline import StepView
     from taskq.log.requests import Delivery
+    from taskq.log.state.facets import Sight
     from tests.log.world import Process
 
 
@@ -339,6 +340,36 @@ def test_compaction_carries_the_steps_of_jobs_that_may_run_again() -> None:
     for job, (steps, signals, taken, _) in before["steps"].items():
         assert [step.title for step in folded["steps"][job][0]] == [step.title for step in steps]
         assert folded["steps"][job][1:3] == (signals, taken)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_run_finds_its_steps_where_another_process_compacts_the_log(*, is_told: bool) -> None:
+    """In the middle of its look, or before and killed as it was about to say where the log ends."""
+    world = World(config=keeping(keep_seconds=1))
+    here, other = world.process(), world.process()
+    here.enqueue()
+    delivery = claim(here)
+    do(here, delivery, "charge", body=b'"receipt"')
+    first = fill_segment(here)
+    here.catch_up().need_agenda()
+    here.journal.files.close_others()
+
+    def compact() -> None:
+        fill_segment(other)
+        world.clock.advance(10)
+        tend(other)
+        assert first not in world.reader().files.lsns
+
+    def look(sight: Sight) -> list[str]:
+        if is_told and first in world.reader().files.lsns:
+            compact()
+        return [step.title for step in look_at_steps(sight, delivery.job).steps]
+
+    if not is_told:
+        compact()
+        other.journal.writer.void_hint()
+        other.kill()
+    assert here.ask(Op.LOOK, (look, Trait.AGENDA)) == ["charge#1"]
 
 
 @pytest.mark.parametrize("requeued", [False, True])

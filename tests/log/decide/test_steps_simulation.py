@@ -26,7 +26,7 @@ from taskq.log.config import QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.flows import look_at_ends, look_at_steps
 from taskq.log.read.selection import letters
-from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement, Trait
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import grows, some
 from tests.log.tending import FILLER, keeping, meaning, tend_a_while
@@ -82,6 +82,10 @@ class Ask(NamedTuple):
     operand: Any
 
 
+def look(read: Callable[..., object], **about: object) -> Ask:
+    return Ask(Op.LOOK, (partial(read, **about), Trait.AGENDA))
+
+
 class Attempt:
     """A run of a job by a process: a program that asks, and goes on with the answer."""
 
@@ -118,7 +122,8 @@ class Attempt:
         yield self.settle(Kind.DEAD if fails else Kind.SUCCEEDED, self.delivery.payload)
 
     def long(self) -> Generator[Ask, Any, None]:
-        chance, done, counts = self.play.chance, self.load(), Counter[str]()
+        chance, counts = self.play.chance, Counter[str]()
+        done = yield from self.load()
         for line in self.lines:
             titles = []
             for name in line:
@@ -143,16 +148,16 @@ class Attempt:
             assert self.told.result is None, "it ended twice"
             self.told.result = body
 
-    def load(self) -> dict[Title, Stepped]:
+    def load(self) -> Generator[Ask, Any, dict[Title, Stepped]]:
         """Read the steps; whoever holds the job finds all that anybody was told."""
-        is_held = self.is_held
-        seen = look_at_steps(self.process.committer.sight, self.delivery.job)
+        is_held, known = self.is_held, dict(self.told.done)
+        seen = yield look(look_at_steps, job=self.delivery.job)
         done = {(step.name, step.number): step for step in seen.steps}
         self.begun = {(wait.name, wait.number): wait for wait in seen.waits}
         self.now_ns = seen.time_ns
         if is_held:
             assert len(done) == len(seen.steps), "a step is there twice"
-            for title, step in self.told.done.items():
+            for title, step in known.items():
                 assert title in done, f"{title} is lost"
                 assert done[title]._replace(ended_ns=0) == step, f"{title} is another"
         return done
@@ -165,7 +170,7 @@ class Attempt:
         begun = self.begun.get(title)
         now_ns = self.now_ns
         if form is Form.CALL and title in done:
-            self.await_children(done[title])
+            yield from self.await_children(done[title])
             return
         new = NewStep(self.delivery, form, *title, b'"%d.%d"' % (self.delivery.token, title[1]))
         if form is Form.STEP:
@@ -199,11 +204,10 @@ class Attempt:
         assert self.told.done.setdefault(title, step) == step, f"{title} was told twice"
         done[title] = step
         if name == "call":
-            self.await_children(step)
+            yield from self.await_children(step)
 
-    def await_children(self, step: Stepped) -> None:
-        jobs = [step.first, step.first + 1]
-        ends = look_at_ends(self.process.committer.sight, jobs)
+    def await_children(self, step: Stepped) -> Generator[Ask, Any, None]:
+        ends = yield look(look_at_ends, jobs=[step.first, step.first + 1])
         assert all(end.state is not State.ABSENT for end in ends), "a child's end is lost"
         if any(end.state in LIVE_STATES for end in ends):
             self.waits.append(Wait(Form.CALL, step.name, step.number, 0, step.first, step.jobs))
