@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -44,6 +45,8 @@ SLOW_SECONDS: Final = 1_800
 LONG_ID: Final = 1_000
 
 TESTS: Final = Path(__file__).parent
+#: Where tests of the disk write when all others write into memory.
+DISK: Final = os.environ.get("TASKQ_TESTS_DISK")
 #: Folders whose tests use the library as a program does: settings and a directory of their own.
 PROGRAMS: Final = {
     "app",
@@ -149,6 +152,16 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def settings_of_programs(request: pytest.FixtureRequest) -> None:
     if request.path.relative_to(TESTS).parts[0] in PROGRAMS:
         request.getfixturevalue("own_settings")
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield a directory: in memory where TMPDIR is, but for tests of the disk itself."""
+    if DISK is None or request.node.get_closest_marker("disk") is None:
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir=DISK) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

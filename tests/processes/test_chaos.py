@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from taskq.log.format.record import LogRecord
 
+pytestmark = pytest.mark.disk
 PROCESSES = 3
 ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
 

@@ -12,6 +12,7 @@ from taskq.log.machine.disk import LocalDisk
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.disk
 BOOT, GENERATION = 7, 3
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Disk
 
+pytestmark = pytest.mark.disk
 _SEEDS: Final = range(60)
 
 
