@@ -222,8 +222,9 @@ def test_sixty_columns_and_a_copy_for_reading_only_are_enough(path: Path, tmp_pa
 # -- what it shows --------------------------------------------------------------------------------
 
 
-def test_once_prints_what_is_and_ends(path: Path) -> None:
+def test_once_prints_what_is_and_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path)
+    monkeypatch.setenv("COLUMNS", "120")
     result = taskq("top", path, "--once")
     assert result.exit_code == 0
     for text in (str(path), "0 workers", "2 dead", "LAST ENDS", "FAILURES", "2 of send"):
