@@ -173,17 +173,24 @@ class Clients:
         #: time that a device waits for a line of this program is none of the hub's
         self._lines = asyncio.Semaphore(_LINES)
         self.seconds: list[float] = []
-        self.busy = 0
+        self.busy, self.broken = 0, 0
 
     async def ask(self, token: str, asked: object) -> object:
-        """Ask until the hub has time; what it is answered."""
+        """Ask until the hub has time, over another line where it broke; what it is answered."""
         method, path, headers, body = carried(asked)  # type: ignore[arg-type]
         headers["Authorization"] = f"Bearer {token}"
         while True:
             async with self._lines:
                 start = time.perf_counter()
-                answer = await self._client.request(method, path, headers=headers, content=body)
+                try:
+                    answer = await self._client.request(method, path, headers=headers, content=body)
+                except httpx.TransportError:
+                    answer = None
                 seconds = time.perf_counter() - start
+            if answer is None:
+                self.broken += 1
+                await asyncio.sleep(random.uniform(1.0, 2.0))
+                continue
             if answer.status_code not in _BUSY:
                 self.seconds.append(seconds)
                 return understood(asked, answer.status_code, answer.content)  # type: ignore[arg-type]
@@ -247,11 +254,19 @@ async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
     spent = cpu_seconds(pid) - cpu
     table = Table(
         f"{count} devices with {len(data) // 1024} KiB each within {seconds:.0f} s",
-        *("all stored after", "p99 of a request", "told to wait", "hub CPU s", "hub RSS MiB"),
+        *(
+            "all stored after",
+            "p99 of a request",
+            "told to wait",
+            "lines broken",
+            "hub CPU s",
+            "hub RSS MiB",
+        ),
     )
     p99 = percentile(clients.seconds, 99)
     rss = rss_bytes(pid) / MIB
-    table.row(f"{took:.0f} s", f"{p99:.2f} s", f"{clients.busy}", f"{spent:.0f}", f"{rss:.0f}")
+    waits = f"{clients.busy}", f"{clients.broken}"
+    table.row(f"{took:.0f} s", f"{p99:.2f} s", *waits, f"{spent:.0f}", f"{rss:.0f}")
     table.print()
     await clients.close()
     log.close()
