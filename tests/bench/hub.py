@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LINES: Final = 60
-_BUSY: Final = (429, 503)
+_BUSY: Final = (408, 429, 503)
 _PIECE: Final = MIB
 
 

@@ -26,7 +26,7 @@ from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
 from taskq_plugins.hub.outbox.reading import Identified
 from taskq_plugins.hub.outbox.taking import Taking, look
 from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
-from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation
+from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
 from tests.log.tending import tend
 from tests.log.uploading import adopt
 from tests.log.world import PATH, Process, World
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import Sight
     from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.outbox.taking import Cancelled, Held
+    from taskq_plugins.hub.outbox.taking import Held
 
 _CONFIG: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0, keep_seconds=600.0
@@ -252,13 +252,11 @@ class OutboxSimulation(Simulation):
 
     # -- the line ---------------------------------------------------------------------------------
 
-    def _ask_hub(
-        self, asked: Request, received: int | None = None, *, more: bool = False
-    ) -> Answer:
+    def _ask_hub(self, asked: Request, *, more: bool = False) -> Answer:
         if isinstance(asked, Declare):
             self._at_hub(lambda: self._desk().arrived(DEVICE))
         try:
-            answer = super()._ask_hub(asked, received, more=more)
+            answer = super()._ask_hub(asked, more=more)
         except LineDropped:
             if self.hub is None:
                 self._drop_keeper()
@@ -355,20 +353,18 @@ class OutboxSimulation(Simulation):
             steps = machine.steps + self.random.randrange(1, 20)
             machine.stop_at(steps, power=self.random.random() < 0.5)
         taking = Taking(CrashableDisk(machine), self.world.clock, PATH, ["update"])
-        steps_of = taking.take(self._session, log.identity.log_id, log.end, held)
-        answer: Given | bool | None = None
-        try:
-            while True:
-                asked = steps_of.send(answer)
-                answer = down(asked) if isinstance(asked, Question) else self._cancelled(asked)
-        except StopIteration as end:
-            self.handed += end.value.jobs
 
-    def _cancelled(self, asked: Cancelled) -> bool:
-        view = self.world.view(asked.job)
-        if view is None or view.headers.get(JOB) != asked.id:
+        async def ask(asked: Question) -> Given | None:
+            return down(asked)
+
+        ids = self._session, log.identity.log_id, log.end
+        self.handed += at_once(taking.take(*ids, held, ask, self._cancelled)).jobs
+
+    async def _cancelled(self, job: int, of: str) -> bool:
+        view = self.world.view(job)
+        if view is None or view.headers.get(JOB) != of:
             return False
-        return self._on_device(lambda process: process.ask(Op.CANCEL, asked.job))
+        return self._on_device(lambda process: process.ask(Op.CANCEL, job))
 
     # -- what must hold ---------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from taskq_plugins.hub.device.compare import Verdict
+    from taskq_plugins.hub.device.push import Verdict
 
 DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"

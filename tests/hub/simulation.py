@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.errors import LogError, LogFailed
 from taskq.core.records import Kind as RecordKind
@@ -25,9 +25,8 @@ from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Skip, Stored, Sync
+from taskq_plugins.hub.device.push import Push, Verdict
+from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Stored, Sync
 from taskq_plugins.hub.registry import Registry
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
@@ -35,7 +34,7 @@ from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKi
 from tests.machine.machine import parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from uuid import UUID
 
     from taskq_plugins.hub.messages import Answer, Request
@@ -48,12 +47,23 @@ _CONFIG: Final = LogConfig(
 _SPEC: Final = EnqueueSpec(task="photos.send", attempts=3)
 _ENDS: Final = (RecordKind.SUCCEEDED, RecordKind.RETRIED, RecordKind.DEAD)
 Files = dict[str, bytes]
+T = TypeVar("T")
 #: (epoch, lsn) of a frame's first record, and how many it holds
 Records = set[tuple[int, int]]
 
 
 class LineDropped(Exception):
     """The device hears nothing any more of what it asked."""
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns in which nothing waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits")
 
 
 class Simulation:
@@ -255,15 +265,13 @@ class Simulation:
                 self.registry = Registry()
             self._checked.clear()
 
-    def _ask_hub(
-        self, asked: Request, received: int | None = None, *, more: bool = False
-    ) -> Answer:
+    def _ask_hub(self, asked: Request, *, more: bool = False) -> Answer:
         """Let a request arrive; the hub may die of it."""
         if isinstance(asked, Declare):
             self._answered = None
         before = self.hub_records() if isinstance(asked, Declare) else set()
         try:
-            answer = self._hub().answer(DEVICE, asked, received, more=more)
+            answer = self._hub().answer(DEVICE, asked, more=more)
         except (PowerLost, ProcessKilled):
             self.hub = None
             self._checked.clear()
@@ -308,7 +316,8 @@ class Simulation:
             self._ask_hub(asked)
             raise LineDropped
         if chance < 0.14 and isinstance(asked, Append):
-            self._ask_hub(asked, self.random.randrange(len(asked.data) + 1))
+            came = asked.data[: self.random.randrange(len(asked.data) + 1)]
+            self._ask_hub(replace(asked, data=came))
             raise LineDropped
         if chance < 0.18:
             steps = self.hub_machine.steps + self.random.randrange(1, 15)
@@ -383,17 +392,10 @@ class Simulation:
         return log
 
     def _drive(self, log: DurableLog, part: int, line: Callable[[Request], Answer]) -> None:
-        steps, answer = push(log, lambda: part), None
-        try:
-            while True:
-                asked = steps.send(answer)
-                if isinstance(asked, Skip):
-                    self._skip(asked.lsn)
-                    answer = None
-                else:
-                    answer = line(asked)
-        except StopIteration as end:
-            verdicts: list[Verdict] = end.value
+        async def ask(asked: Request) -> Answer:
+            return line(asked)
+
+        verdicts = at_once(Push(log, ask, self._skip, lambda: part).run())
         self.verdicts += verdicts
         # H3: nothing was sent that the device could still lose.
         assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts
@@ -409,7 +411,7 @@ class Simulation:
         new = self._device_records() - known - self._removed
         assert all(lsn >= high_lsn for _, lsn in new), high_lsn
 
-    def _skip(self, lsn: int) -> None:
+    async def _skip(self, lsn: int) -> None:
         def act(process: Process) -> None:
             # H12: from now on no lsn is given that the hub has seen.
             assert process.ask(Op.SKIP, lsn) >= lsn + LSN_SKIP

@@ -101,7 +101,7 @@ async def test_whoever_is_not_the_server_changes_nothing(
         _run(*words, "-d", copy)
     assert list(inventory(find_logs(place.hub / "devices")))
     reading = Copies(PatientDisk, str(place.hub))
-    for device, log_id in reading.logs():
-        reading.keep(device, log_id, time.time_ns(), dry_run=True)
+    for each in reading.all():
+        reading.keep(each, time.time_ns(), dry_run=True)
     reading.close()
     assert _all_below(place.hub) == before

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.engine import Border
-from taskq_plugins.hub.device.compare import Verdict, compare
+from taskq_plugins.hub.device.push import Verdict, compare
 from taskq_plugins.hub.messages import NOWHERE, Synced
 
 if TYPE_CHECKING:

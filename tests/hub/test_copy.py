@@ -12,8 +12,7 @@ from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq_plugins.hub.device.compare import Verdict
-from taskq_plugins.hub.device.push import push
+from taskq_plugins.hub.device.push import Push, Unsettled, Verdict
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -23,13 +22,12 @@ from taskq_plugins.hub.messages import (
     Known,
     Refused,
     Seal,
-    Skip,
     Stored,
     Sync,
     Synced,
     Trouble,
 )
-from tests.hub.simulation import DEVICE, Simulation, hub_files
+from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
 from tests.machine.crashable import PowerLost, ProcessKilled
@@ -243,21 +241,29 @@ def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def _pushed(above: int) -> list[object]:
+    """Return what a log asks of itself and its hub, which has seen numbers above what it has."""
+    line, asked = Line(), list[object]()
+    at = line.log.borders(line.log.segments[0])[0]
+    high_lsn = line.log.next_lsn + above
+    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=high_lsn, begins=1)
+
+    async def ask(what: object) -> Synced | None:
+        asked.append(type(what))
+        return synced if isinstance(what, Sync) else None
+
+    async def skip(lsn: int) -> None:
+        asked.append(lsn - line.log.next_lsn)
+
+    with pytest.raises(Unsettled):
+        at_once(Push(line.log, ask, skip, lambda: 10**6).run())
+    return asked[:3]
+
+
 def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict() -> None:
     """It was set back twice: what the hub has now it has too, but not what the hub set aside."""
-    line = Line()
-    steps = push(line.log, lambda: 10**6)
-    assert isinstance(next(steps), Sync)
-    at = line.log.borders(line.log.segments[0])[0]
-    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=10**9, begins=1)
-    assert steps.send(synced) == Skip(10**9)
-    assert isinstance(steps.send(None), Append)
+    assert _pushed(10**9) == [Sync, 10**9, Append]
 
 
 def test_a_log_that_is_above_what_the_hub_has_seen_is_left_as_it_is() -> None:
-    line = Line()
-    steps = push(line.log, lambda: 10**6)
-    next(steps)
-    at = line.log.borders(line.log.segments[0])[0]
-    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=line.log.next_lsn, begins=1)
-    assert isinstance(steps.send(synced), Append)
+    assert _pushed(0)[:2] == [Sync, Append]

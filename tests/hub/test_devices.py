@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,10 +18,10 @@ from taskq.core.model import State
 from taskq.engine import DurableLog
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
-from taskq_plugins.hub.checking import faults
-from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.gate.quota import used_bytes
+from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
@@ -35,6 +36,7 @@ from tests.hub.place import Direct
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
 
     from tests.hub.place import Place
 
@@ -242,18 +244,23 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place
         assert (await log.get(jobs[0])).state is State.READY
 
 
+async def _taken_in(place: Place) -> list[tuple[str, UUID, int]]:
+    taking = taken_in(place.hub, place.path / "stick")
+    return await asyncio.to_thread(list, taking)
+
+
 async def test_a_stick_carries_a_log_to_the_hub(place: Place) -> None:
     assert place.token
     await place.write(40, 5_000)
     stick = Stick(place.path / "stick", _DEVICE)
     await sync(str(place.path / _DEVICE), stick)  # type: ignore[arg-type]
-    ((device, _, _),) = taken_in(place.hub, place.path / "stick")
+    ((device, _, _),) = await _taken_in(place)
     assert device == _DEVICE
     segments = place.segments()
     assert all(segments[name].startswith(data) for name, data in place.copies().items())
     await place.write()
     assert await place.sync() == [Verdict.BEHIND]
-    assert len(list(taken_in(place.hub, place.path / "stick"))) == 1  # an older one changes nothing
+    assert len(await _taken_in(place)) == 1  # an older one changes nothing
     assert await place.sync() == [Verdict.BEHIND]
 
 

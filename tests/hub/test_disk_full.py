@@ -10,7 +10,7 @@ import pytest
 
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.gate import quota
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import is_copy

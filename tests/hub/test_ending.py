@@ -125,7 +125,7 @@ async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> Non
 
 
 def _sync(place: Place) -> tuple[bytes, bytes]:
-    body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE)).body
+    *_, body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE))
     head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
     return head.encode(), body
 

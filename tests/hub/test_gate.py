@@ -14,9 +14,9 @@ import pytest
 
 from taskq.engine import Border, PatientDisk
 from taskq_plugins.hub import wire
-from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.gate.quota import used_bytes
+from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -62,7 +62,7 @@ async def _sent(place: Place, asked: Request | Question) -> Response:
 
 
 async def test_a_content_type_lifts_no_limit(place: Place) -> None:
-    body = carried(_SYNC).body
+    *_, body = carried(_SYNC)
     packed = zlib.compress(body + b" " * 9_000_000, 9)
     headers = {"Content-Type": PACKED}
     answer = await place.ask("POST", "/v1/sync", content=packed, headers=headers)
@@ -146,7 +146,7 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
     assert str(_ID) in str(fault[0])
     assert "use a newer taskq" in fault[1]
     copies = Copies(PatientDisk, str(place.hub))
-    assert [copies.keep(*log, 2**62, dry_run=True) for log in copies.logs()] == [[], []]
+    assert [copies.keep(copy, 2**62, dry_run=True) for copy in copies.all()] == [[], []]
     await place.write()
     await place.sync()
 

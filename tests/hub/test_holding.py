@@ -24,6 +24,7 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
+from taskq_plugins.hub.outbox import serving
 from taskq_plugins.hub.outbox.holding import Holding
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubError, understood
@@ -54,7 +55,7 @@ async def _synced(line: Line, log_id: UUID) -> Synced:
 
 async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Answer | None]:
     """Return a question, once it waits at the hub."""
-    session, asking = (await _synced(line, log_id)).session, place.server._asking
+    session, asking = (await _synced(line, log_id)).session, place.server._outbox.asking
     key, question = (line.device, log_id), Question(session, log_id, NOWHERE, {}, False, (), 50.0)
     before = asking.get(key)
     held = asyncio.create_task(line.hold(question))
@@ -73,7 +74,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
-    monkeypatch.setattr(server, "_GATHER_SECONDS", 0.5)
+    monkeypatch.setattr(serving, "_GATHER_SECONDS", 0.5)
     lines = [Line(url, Registry(place.hub).enrol(f"edge-{number}")) for number in range(_COUNT)]
     async with Hub(place.hub) as hub:
         await hub.device("edge-0").enqueue(hub.call_by_name("update"))
@@ -119,7 +120,7 @@ async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(place: P
         answers.add((await place.ask("POST", "/v1/sync", token, json=asked | end)).status_code)
     copies = place.server._copies
     assert answers == {200, 507}
-    assert len(copies._sessions) == len(copies.logs())
+    assert len(copies._sessions) == len(copies.all())
 
 
 async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -15,13 +16,13 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.read.verify import verify
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.device.push import Verdict
+from taskq_plugins.hub.kept import kept
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from taskq_plugins.hub.copy import Copy
+    from taskq_plugins.hub.kept import Kept
     from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
@@ -113,22 +114,22 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(pla
     await _work(place, keep_segments=100)
     await place.sync()
     before = place.copies()
-    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
+    hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
     _arrived(place, 40 * _DAY)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
-    assert not hub.keep(_DEVICE, log_id, soon)  # nothing was compacted on the device
+    assert not hub.keep(copy, soon)  # nothing was compacted on the device
     await place.sync()
     await _work(place, keep_segments=1)
     await place.sync()
-    assert not hub.keep(_DEVICE, log_id, 0)  # nothing is old
+    assert not hub.keep(copy, 0)  # nothing is old
     _arrived(place, 40 * _DAY)
-    planned = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    planned = hub.keep(copy, soon, dry_run=True)
     assert place.copies().keys() >= before.keys()
-    assert hub.keep(_DEVICE, log_id, soon) == planned != []
+    assert hub.keep(copy, soon) == planned != []
     gone = before.keys() - place.copies().keys()
     assert gone
     assert max(gone) < _first(place)
-    with LogReader.open(str(place.hub / "devices" / _DEVICE / str(log_id))) as reader:
+    with LogReader.open(copy.path) as reader:
         assert verify(reader.journal).damage == ()
     place.restart()
     await _work(place, 3)
@@ -146,15 +147,15 @@ async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_oth
     await _work(place, keep_segments=1)
     await place.sync()
     _arrived(place, 40 * _DAY)
-    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
+    hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
-    assert hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    assert hub.keep(copy, soon, dry_run=True)
     place.remove()
     (place.path / "yesterday").rename(place.path / _DEVICE)
     await place.write()
     assert Verdict.FORKED in await place.sync()
     _arrived(place, 40 * _DAY)
-    gone = hub.keep(_DEVICE, log_id, soon, dry_run=True)
+    gone = hub.keep(copy, soon, dry_run=True)
     assert not [old.name for old in gone if old.name.startswith("log/")]
 
 
@@ -170,26 +171,26 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Pl
     yesterday.rename(place.path / _DEVICE)
     await place.write(4)
     assert Verdict.FORKED in await place.sync()
-    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
-    copy = place.hub / "devices" / _DEVICE / str(log_id)
-    with LogReader.open(str(copy / "old" / "1")) as reader:
+    hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
+    folder = Path(copy.path)
+    with LogReader.open(str(folder / "old" / "1")) as reader:
         report = verify(reader.journal)
     assert (report.damage, report.files, report.records) == ((), (), 4)
     soon = time.time_ns() - round(30 * _DAY) * 10**9
-    assert not hub.keep(_DEVICE, log_id, soon)
-    for path in [*(copy / "old" / "1" / "log").iterdir()][:1]:
+    assert not hub.keep(copy, soon)
+    for path in [*(folder / "old" / "1" / "log").iterdir()][:1]:
         os.utime(path, (time.time() - 40 * _DAY,) * 2)
-    assert not hub.keep(_DEVICE, log_id, soon)  # a part of it is young
-    for path in (copy / "old").rglob("?" * 24):
+    assert not hub.keep(copy, soon)  # a part of it is young
+    for path in (folder / "old").rglob("?" * 24):
         os.utime(path, (time.time() - 40 * _DAY,) * 2)
-    for path in (copy / "old").rglob("spill/*"):
+    for path in (folder / "old").rglob("spill/*"):
         os.utime(path, (time.time() - 40 * _DAY,) * 2)
-    planned = hub.keep(_DEVICE, log_id, soon, dry_run=True)
-    assert (copy / "old" / "1" / "taskq.json").exists()
-    assert hub.keep(_DEVICE, log_id, soon) == planned != []
-    assert not [path for path in (copy / "old").rglob("*") if path.is_file()]
-    assert not hub.keep(_DEVICE, log_id, soon)
-    with LogReader.open(str(copy)) as reader:
+    planned = hub.keep(copy, soon, dry_run=True)
+    assert (folder / "old" / "1" / "taskq.json").exists()
+    assert hub.keep(copy, soon) == planned != []
+    assert not [path for path in (folder / "old").rglob("*") if path.is_file()]
+    assert not hub.keep(copy, soon)
+    with LogReader.open(copy.path) as reader:
         report = verify(reader.journal)
     assert (report.damage, report.files) == ((), ())
     assert len(_copy(place).breaks.all) == 1
@@ -213,8 +214,8 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Plac
     (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
     for body in spill.iterdir():
         os.utime(body, (time.time() - 40 * _DAY,) * 2)
-    hub, log_id = Copies(PatientDisk, str(place.hub)), _log_id(place)
-    gone = hub.keep(_DEVICE, log_id, time.time_ns())
+    hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
+    gone = hub.keep(copy, time.time_ns())
     assert any(file.name.startswith("log/") for file in gone)
     assert [path.stat().st_size for path in spill.iterdir()] == [2 * _MIB]
     with LogReader.open(str(spill.parent)) as reader:
@@ -222,12 +223,12 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Plac
     assert (report.damage, report.files) == ((), ())
 
 
-def _log_id(place: Place) -> UUID:
-    ((_, log_id),) = Copies(PatientDisk, str(place.hub)).logs()
-    return log_id
+def _kept(place: Place) -> Kept:
+    (copy,) = kept(place.hub)
+    return copy
 
 
 def _copy(place: Place) -> Copy:
-    copy = Copies(PatientDisk, str(place.hub))._opened(_DEVICE, _log_id(place))
+    copy = Copies(PatientDisk, str(place.hub))._opened(_DEVICE, _kept(place).log_id)
     assert copy is not None
     return copy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq import TaskLog
-from taskq_plugins.hub.checking import faults
+from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.log.machine.disk import LocalDisk
-from taskq_plugins.hub.backup import hub_backed_up
-from taskq_plugins.hub.checking import faults
+from taskq_plugins.hub.care import hub_backed_up
+from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import is_copy

@@ -19,8 +19,8 @@ from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device import allowance
 from taskq_plugins.hub.device.allowance import Allowance, HubWaits, last_note
-from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from tests.processes.harness import eventually

@@ -31,9 +31,9 @@ from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Given
-from taskq_plugins.hub.outbox import taking
 from taskq_plugins.hub.outbox.handing import Handing
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
+from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Synced, sync
 from taskq_plugins.hub.wire import HubError, decode_given
@@ -126,14 +126,14 @@ class Place:
         self.servers.append(self.server)
 
 
-async def _leave(_path: str, _config: object) -> None:
+async def _leave(_own: object) -> None:
     """Adopt nothing."""
 
 
 @pytest.fixture
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     """Its devices adopt what they took when the test says so."""
-    monkeypatch.setattr(taking, "_adopt", _leave)
+    monkeypatch.setattr("taskq_plugins.hub.sync.Own.adopt", _leave)
     made = Place(tmp_path)
     made.enrol("edge-7")
     yield made
@@ -588,14 +588,14 @@ async def test_a_job_that_ends_while_its_device_asks_does_not_come_again(
     async with place.apps["edge-7"] as app:
         await app.adopt()
     shutil.rmtree(place.path / "edge-7" / "inbox")
-    take = taking.take
+    take = Taking.take
 
     async def works_before(*given: Any) -> Any:
         await place.work()
         return await take(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr("taskq_plugins.hub.sync.take", works_before)
+        patch.setattr(Taking, "take", works_before)
         assert (await place.sync()).taken.jobs == 0
     await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"

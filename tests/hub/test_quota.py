@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from taskq.engine import DurableLog, LocalDisk
-from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.gate.quota import Account, used_bytes
 from taskq_plugins.hub.messages import (
     NOWHERE,

@@ -18,8 +18,8 @@ from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
-from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import check_url
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
@@ -110,9 +110,9 @@ async def test_a_device_of_another_version_is_told_so_and_what_helps(
 ) -> None:
     await place.write()
     monkeypatch.setattr(wire, "PROTOCOL", 2)
-    asked = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
+    *_, body = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
     monkeypatch.undo()
-    answer = await place.ask("POST", "/v1/sync", content=asked.body)
+    answer = await place.ask("POST", "/v1/sync", content=body)
     assert (answer.status_code, answer.json()["title"]) == (426, "this hub speaks protocol 1")
     assert isinstance(wire.refusal(426), HubStops)
     assert "bring the older one up to date" in str(wire.refusal(426))

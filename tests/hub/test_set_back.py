@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq import TaskLog
-from taskq.log.machine.disk import PatientDisk
-from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub.aside import noted
-from taskq_plugins.hub.checking import faults
-from taskq_plugins.hub.device.compare import Verdict
+from taskq_plugins.hub.device.push import Verdict
+from taskq_plugins.hub.kept import faults, kept
 
 if TYPE_CHECKING:
     from tests.hub.place import Place
@@ -21,10 +18,8 @@ _DEVICE: Final = "edge-7"
 
 
 def _kinds(place: Place) -> list[str]:
-    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
-    return [
-        note["kind"] for note in noted(PatientDisk(), str(copy), BREAKS) if note["step"] == "begun"
-    ]
+    (copy,) = kept(place.hub)
+    return [note["kind"] for note in copy.breaks if note["step"] == "begun"]
 
 
 def _is_equal(place: Place) -> bool:

@@ -100,7 +100,7 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
         writer.write(data.encode())
         with fail_after(30):
             reply = await reader.read(100)
-        assert reply == b"" or reply.startswith(b"HTTP/1.1 400")
+        assert reply == b"" or reply.startswith(b"HTTP/1.1 408")
         writer.close()
     monkeypatch.undo()
     await place.write()

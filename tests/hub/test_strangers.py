@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from anyio import fail_after
 
-from taskq_plugins.hub.device.compare import Verdict
 from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync

@@ -44,11 +44,11 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.checking import faults
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.listening import Protocol
 from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import is_readable, log_records

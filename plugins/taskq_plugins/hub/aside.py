@@ -11,16 +11,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.engine import (
-    Border,
-    PatientDisk,
-    Replica,
-    replace_file,
-    segment_lsn,
-    segment_name,
-    write_all,
-)
+from taskq.engine import Border, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
+from taskq_plugins.hub.kept import IDENTITY, LOG, PART, SEALS, SPILL, opened, whole_lines
 from taskq_plugins.hub.messages import Kind
 
 if TYPE_CHECKING:
@@ -30,12 +23,6 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.messages import Declare
 
 _COPY_BYTES: Final = 1024 * 1024
-SEALS: Final = "seals.jsonl"
-IDENTITY: Final = Replica.IDENTITY
-LOG: Final = Replica.LOG
-SPILL: Final = Replica.SPILL
-#: Ends the name of a body that has not come as a whole.
-PART: Final = ".part"
 
 
 class Breaks:
@@ -75,7 +62,7 @@ class Breaks:
         old = f"{path}/old/{len(self.all)}"
         # The place that a gap leaves keeps nothing; of a fork what is before it stays.
         keep = latest.at if latest.is_fork else Border()
-        if segments(disk, path):
+        if _segments(disk, path):
             names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
             # What an earlier try had begun is no part of it: it is written over from now on.
             names = [name for name in names if not name.endswith((".tmp", PART))]
@@ -96,7 +83,7 @@ class Breaks:
         seals = Notes(disk, f"{self._path}/{SEALS}")
         seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
         # The latest goes first: at no time does anything stand behind a gap.
-        for segment in reversed(segments(disk, self._path)):
+        for segment in reversed(_segments(disk, self._path)):
             file = f"{log}/{segment_name(segment)}"
             if segment > keep.segment or (segment == keep.segment and not keep.offset):
                 disk.remove(file)
@@ -105,7 +92,7 @@ class Breaks:
         disk.sync_directory(log)
 
 
-def segments(disk: Disk, path: str) -> list[int]:
+def _segments(disk: Disk, path: str) -> list[int]:
     """Return the first lsns of the segments of a directory, rising."""
     names = disk.names(f"{path}/{LOG}")
     return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
@@ -120,17 +107,12 @@ def _link(disk: Disk, source: str, target: str) -> None:
 def _shorten(disk: Disk, path: str, size: int) -> None:
     """Put a copy of a file's beginning in its place: under another name the whole one stays."""
     temporary = f"{path}.tmp"
-    source = disk.open(path, write=False)
-    target = disk.open(temporary, create=True)
-    try:
+    with opened(disk, path) as source, opened(disk, temporary, create=True) as target:
         disk.truncate(target, 0)
         for at in range(0, size, _COPY_BYTES):
             data = disk.read(source, min(_COPY_BYTES, size - at), at)
             write_all(disk, target, data, at)
         disk.sync(target)
-    finally:
-        disk.close(source)
-        disk.close(target)
     disk.rename(temporary, path)
 
 
@@ -147,23 +129,20 @@ class Notes:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self.lines, size, whole = _whole_lines(disk, path)
-        if size < whole:
-            self._cut(size)
-        self._size = size
+        self.lines, self._size, whole = whole_lines(disk, path)
+        if self._size < whole:
+            with opened(disk, path, write=True) as file:
+                disk.truncate(file, self._size)
+                disk.sync(file)
 
     def add(self, **values: Any) -> None:
         """Note one more."""
-        line = json.dumps(values).encode() + b"\n"
-        is_new = not self._size
-        descriptor = self._disk.open(self._path, create=True)
-        try:
-            write_all(self._disk, descriptor, line, self._size)
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
-        if is_new:
-            self._disk.sync_directory(self._path.rpartition("/")[0])
+        disk, line = self._disk, json.dumps(values).encode() + b"\n"
+        with opened(disk, self._path, create=True) as file:
+            write_all(disk, file, line, self._size)
+            disk.sync(file)
+        if not self._size:  # it is new
+            disk.sync_directory(self._path.rpartition("/")[0])
         self._size += len(line)
         self.lines.append(values)
 
@@ -174,53 +153,3 @@ class Notes:
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         replace_file(self._disk, self._path, data)
         self.lines, self._size = lines, len(data)
-
-    def _cut(self, size: int) -> None:
-        descriptor = self._disk.open(self._path)
-        try:
-            self._disk.truncate(descriptor, size)
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
-
-
-def noted(disk: Disk, path: str, file: str) -> list[dict[str, Any]]:
-    """Return the lines of a copy's file, for who only reads: one may be added meanwhile."""
-    return _whole_lines(disk, f"{path}/{file}")[0]
-
-
-def high_lsn(path: str) -> int:
-    """Return an lsn that no record of a sealed segment, or of a branch left, reaches."""
-    disk = PatientDisk()
-    high = [line["next_lsn"] for line in noted(disk, path, SEALS)]
-    high += [line.get("high_lsn", 0) for line in noted(disk, path, BREAKS)]
-    return max(high, default=0)
-
-
-def _whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
-    """Return (the lines that were answered for, their bytes, the bytes of the file)."""
-    data, lines, size = content(disk, path), list[dict[str, Any]](), 0
-    for line in data.splitlines(keepends=True):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            break
-        if not (line.endswith(b"\n") and isinstance(values, dict)):
-            break  # it was cut short
-        lines.append(values)
-        size += len(line)
-    return lines, size, len(data)
-
-
-def content(disk: Disk, path: str) -> bytes:
-    """Return what is in a file; nothing if it is not there."""
-    try:
-        descriptor = disk.open(path, write=False)
-    except FileNotFoundError:
-        return b""
-    try:
-        size = disk.size(descriptor)
-        parts = [disk.read(descriptor, _COPY_BYTES, at) for at in range(0, size, _COPY_BYTES)]
-        return b"".join(parts)
-    finally:
-        disk.close(descriptor)

@@ -1,32 +1,37 @@
-"""What is done with copies by hand: to a stick and from it, back to a device, and checked."""
+"""What is done with copies by hand: to a stick and from it, back to a device, and to a backup."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import aiofiles
 
-from taskq.engine import (
-    DurableLog,
-    LocalDisk,
-    PatientDisk,
-    restore,
-    segment_name,
-)
+from taskq.engine import DurableLog, LogConfig, PatientDisk, back_up, restore, segment_name
 from taskq.errors import LogError
 from taskq.hooks import HubSettings
-from taskq_plugins.hub.aside import IDENTITY, high_lsn
-from taskq_plugins.hub.checking import file_digest
+from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
-from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.messages import Declare, Skip
-from taskq_plugins.hub.registry import Registry, checked
+from taskq_plugins.hub.device.push import Push
+from taskq_plugins.hub.kept import (
+    IDENTITY,
+    LOG,
+    SPILL,
+    Kept,
+    content,
+    file_digest,
+    kept,
+    newest,
+    opened,
+)
+from taskq_plugins.hub.messages import Declare
+from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)
+#: So often the backup of a log is begun anew, since a break or the hub's own keeping came between.
+_TRIES: Final = 8
 
 
 class Stick:
@@ -49,11 +56,10 @@ class Stick:
     """
 
     def __init__(self, path: Path, device: str) -> None:
-        checked(device)
         path.mkdir(parents=True, exist_ok=True)
-        self.device, self.hub, self.pins = device, HubSettings(), False
+        self.device, self.hub, self.pins = checked(device), HubSettings(), False
         self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), None
-        self.sent_bytes = 0
+        self.sent_bytes, self.config = 0, LogConfig()
         self._copies = Copies(PatientDisk, str(path.absolute()))
 
     @staticmethod
@@ -80,53 +86,41 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
     registry = Registry(hub)
     real = Copies(PatientDisk, str(hub), registry)
     try:
-        for device, log_id in Copies(PatientDisk, str(stick.absolute())).logs():
-            registry.known(device)
-            path = f"{stick.absolute()}/devices/{device}/{log_id}"
-            log = DurableLog(LocalDisk(), path)
-            try:
-                answer, steps = None, push(log, Stick.part_bytes)
-                while (asked := _next(steps, answer)) is not None:
-                    if isinstance(asked, Declare):
-                        raise LogError(
-                            f"{path} and the hub's copy are not one log any more ({asked.cause}): "
-                            f"nothing of it was taken, let the device itself sync"
-                        )
-                    answer = None if isinstance(asked, Skip) else real.answer(device, asked)
-                lsn = log.end.next_lsn
-                registry.note(device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
-                yield device, log_id, lsn
-            finally:
-                log.close()
+        for copy in kept(stick.absolute()):
+            lsn = asyncio.run(_taken_in(real, copy, registry.known(copy.device)))
+            registry.note(copy.device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
+            yield copy.device, copy.log_id, lsn
     finally:
         real.close()
 
 
-def _next(steps: Any, answer: Answer | None) -> Request | Skip | None:
+async def _taken_in(real: Copies, copy: Kept, device: str) -> int:
+    async def ask(asked: Request) -> Answer:
+        if isinstance(asked, Declare):
+            raise LogError(
+                f"{copy.path} and the hub's copy are not one log any more ({asked.cause}): "
+                f"nothing of it was taken, let the device itself sync"
+            )
+        return real.answer(device, asked)
+
+    async def skip(_lsn: int) -> None:
+        """Leave the stick as it is: the device gives numbers, and hears of it when it syncs."""
+
+    log = DurableLog(copy.disk, copy.path)
     try:
-        asked: Request | Skip = steps.send(answer)
-    except StopIteration:
-        return None
-    return asked
+        await Push(log, ask, skip, Stick.part_bytes).run()
+        return log.end.next_lsn
+    finally:
+        log.close()
 
 
-def newest_copy(hub: Path, device: str) -> Path:
-    """Return the copy of a device's log that arrived last.
-
-    Raises:
-        LogError: there is none.
-    """
-    Registry(hub).known(device)
-    copies = [file.parent for file in (hub / "devices" / device).glob(f"*-*/{IDENTITY}")]
-    if not copies:
-        raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
-    return max(copies, key=lambda copy: (copy / "log").stat().st_mtime_ns)
+# -- back to a device ------------------------------------------------------------------------------
 
 
 def given_back(hub: Path, device: str, target: Path) -> BackupReport:
     """Make a log of a device's newest copy, which goes on above all that the hub has seen of it."""
-    copy = newest_copy(hub, device)
-    return restore(str(copy), str(target), high_lsn(str(copy)))
+    copy = newest(hub, Registry(hub).known(device))
+    return restore(copy.path, str(target), copy.high_lsn)
 
 
 async def fetched(line: Line, target: Path) -> BackupReport:
@@ -142,45 +136,41 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     log_id = str(max(logs, key=lambda log: log["arrived_ns"])["log_id"])
     held = json.loads((await _get(line, f"/{log_id}/segments")).content)
     part = target.with_name(f"{target.name}.part") / log_id
-    for folder in ("log", "spill"):
+    for folder in (LOG, SPILL):
         (part / folder).mkdir(parents=True, exist_ok=True)
-    async with aiofiles.open(part / IDENTITY, "wb") as opened:
-        await opened.write((await _get(line, f"/{log_id}/identity")).content)
+    async with aiofiles.open(part / IDENTITY, "wb") as file:
+        await file.write((await _get(line, f"/{log_id}/identity")).content)
     wanted = [
-        (f"segments/{int(lsn):020d}", part / "log" / segment_name(int(lsn)), size, digest)
+        (f"segments/{int(lsn):020d}", part / LOG / segment_name(int(lsn)), size, digest)
         for lsn, size, digest in held["segments"]
     ]
     wanted += [
-        (f"spill/{name}", part / "spill" / Path(name).name, size, name)
+        (f"spill/{name}", part / SPILL / Path(name).name, size, name)
         for name, size in held["spill"]
     ]
     before, whole = 0, sum(size for _, _, size, _ in wanted)
-    for where, file, size, digest in wanted:
-        async for has in _file(line, f"/{log_id}/{where}", file, size):
+    for where, place, size, digest in wanted:
+        async for has in _file(line, f"/{log_id}/{where}", place, size):
             if line.tell is not None:
                 line.tell(before + has, whole)
-        _check(file, size, digest)
+        if digest is not None and file_digest(PatientDisk(), str(place), size) != digest:
+            os.replace(place, f"{place}.bad")  # noqa: PTH105 - a moment
+            raise HubError(f"{place.name} is not what the hub says it is: try again")
         before += size
     report = restore(str(part), str(target), int(held["high_lsn"]))
     shutil.rmtree(part.parent)
     return report
 
 
-async def _file(line: Line, where: str, file: Path, size: int) -> AsyncIterator[int]:
+async def _file(line: Line, where: str, place: Path, size: int) -> AsyncIterator[int]:
     """Bring a file to its size; gives how much of it is there."""
-    async with aiofiles.open(file, "ab") as opened:
-        while (start := await opened.tell()) < size:
+    async with aiofiles.open(place, "ab") as file:
+        while (start := await file.tell()) < size:
             end = min(start + _PART_BYTES, size) - 1
             answer = await _get(line, where, {"Range": f"bytes={start}-{end}"})
             if not answer.content:
                 break
-            yield start + await opened.write(answer.content[: size - start])
-
-
-def _check(file: Path, size: int, digest: str | None) -> None:
-    if digest is not None and file_digest(PatientDisk(), str(file), size) != digest:
-        os.replace(file, f"{file}.bad")  # noqa: PTH105 - a moment
-        raise HubError(f"{file.name} is not what the hub says it is: try again")
+            yield start + await file.write(answer.content[: size - start])
 
 
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:
@@ -188,3 +178,67 @@ async def _get(line: Line, where: str, headers: dict[str, str] | None = None) ->
     if answer.status not in _WELL:
         raise HubError(f"the hub answers {answer.status} to what it has of this device")
     return answer
+
+
+# -- a backup beside the server --------------------------------------------------------------------
+
+
+def hub_backed_up(hub: Path, target: Path) -> int:
+    """Make a hub of what another holds now, to be served or copied back; returns how many logs.
+
+    Raises:
+        LogError: something is in the target.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise LogError(f"{target} is not empty: back up to a new directory")
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    if (hub / OUTBOX / IDENTITY).exists():
+        # Before the copies: what ended meanwhile is read from them again.
+        back_up(str(hub / OUTBOX), f"{part}/{OUTBOX}.now")
+        restore(f"{part}/{OUTBOX}.now", str(part / OUTBOX))
+        shutil.rmtree(f"{part}/{OUTBOX}.now")
+    copies = kept(hub)
+    Registry(hub).back_up(part)
+    for copy in copies:
+        _back_up_copy(copy, part / Path(copy.path).relative_to(hub))
+    if target.exists():
+        target.rmdir()
+    part.rename(target)
+    PatientDisk().sync_directory(str(target.absolute().parent))
+    return len(copies)
+
+
+def _back_up_copy(copy: Kept, target: Path) -> None:
+    source, breaks = Path(copy.path), f"{copy.path}/{BREAKS}"
+    for _ in range(_TRIES):
+        shutil.rmtree(target, ignore_errors=True)
+        before = content(copy.disk, breaks)
+        try:
+            # What says something of segments before them, what they name behind them.
+            _copy_files(source, target)
+            for below in sorted((source / "old").glob("*/*")):
+                aside = target / below.relative_to(source)
+                _copy_files(below.parent, aside.parent)
+                if below.is_dir():
+                    _copy_files(below, aside)
+            for name in (LOG, SPILL):
+                _copy_files(source / name, target / name)
+        except FileNotFoundError:
+            continue  # what is kept long enough goes at any time
+        if content(copy.disk, breaks) == before:
+            return
+    raise LogError(f"{source} was set aside or shortened again and again: try again later")
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a directory, in the order of their names, with their times."""
+    disk = PatientDisk()
+    target.mkdir(parents=True, exist_ok=True)
+    for name in disk.names(str(source)):
+        if (source / name).is_file() and not name.endswith((".tmp", ".gone")):
+            shutil.copy2(source / name, target / name)
+            with opened(disk, str(target / name)) as file:
+                disk.sync(file)
+    disk.sync_directory(str(target))

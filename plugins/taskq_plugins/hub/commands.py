@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.exceptions import Exit
 
 from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span, yes_option
+from taskq.engine import LocalDisk, PatientDisk
 from taskq.extras import missing
 from taskq.text import flat
-from taskq.values import PRIORITY_MAX, parse_json
+from taskq.values import PRIORITY_MAX, nanoseconds, parse_json
 from taskq.views import WAITING_STATES
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from taskq.hooks import OptionChanges
     from taskq_plugins.hub.outbox.sending import Hub
 
+F = TypeVar("F", bound="Callable[..., Any]")
+
 _PORTS: Final = 1 << 16
 _PORT_DEFAULT: Final = 8470
 _KEEP_DEFAULT: Final = "30d"
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
 _DAY_SECONDS: Final = 86_400
+_device: Final = click.argument("device")
+_names: Final = click.argument("names", metavar="[NAME]...", nargs=-1)
 
 
 def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
@@ -40,13 +44,15 @@ def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) ->
     return path
 
 
-def _hub_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("directory", metavar="HUB", type=_FOLDER, callback=_is_hub)(command)
-
-
 @click.group()
 def hub() -> None:
     """Keep copies of other machines' logs, byte for byte, where every read command works."""
+
+
+def _at_hub(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
+    """Return what makes a command of a group, whose first argument is a hub."""
+    argument = click.argument("directory", metavar="HUB", type=_FOLDER, callback=_is_hub)
+    return lambda function: group.command(name)(argument(function))
 
 
 @hub.command()
@@ -56,9 +62,8 @@ def init(directory: Path) -> None:
     (directory / "devices").mkdir(parents=True, exist_ok=True)
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 @click.option("--code", is_flag=True, help="Print a code instead: it holds once, for a day.")
 def enrol(directory: Path, device: str, code: bool) -> None:
     """Give a device a token, and print it; of those it had the latest holds on.
@@ -70,9 +75,8 @@ def enrol(directory: Path, device: str, code: bool) -> None:
     render.echo(registry.invite(device) if code else registry.enrol(device))
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 def move(directory: Path, device: str) -> None:
     """Let the next machine that comes with a device's token be that device.
 
@@ -81,9 +85,8 @@ def move(directory: Path, device: str) -> None:
     Registry(directory).move(device)
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 @click.option("--jobs-to", "other", metavar="OTHER", help="A device that is to have its jobs.")
 def retire(directory: Path, device: str, other: str | None) -> None:
     """Let no token of a device hold any more; what it sent stays, jobs for it are cancelled.
@@ -99,57 +102,46 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     _cancel_open(directory, device)
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.option(
-    "--bind",
-    metavar="HOST:PORT",
-    default=f"127.0.0.1:{_PORT_DEFAULT}",
-    show_default=True,
+    "--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_PORT_DEFAULT}", show_default=True,
     help="Listen there. Tokens go in clear text without a certificate, or a proxy with TLS.",
-)
+)  # fmt: skip
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="As keep.")
 @click.option("--certfile", metavar="FILE", help="A certificate in PEM, for TLS by the hub itself.")
 @click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
 @click.option("--metrics-port", type=click.IntRange(0, _PORTS - 1), help="For Prometheus.")
 def serve(
-    directory: Path,
-    bind: str,
-    keep: str,
-    certfile: str | None,
-    keyfile: str | None,
-    metrics_port: int | None,
+    directory: Path, bind: str, keep: str, metrics_port: int | None, **tls: str | None
 ) -> None:
     """Answer the devices that were enrolled, until stopped.
 
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
     while it is written.
     """
-    listening = _package("taskq_plugins.hub.gate.listening")
+    listening = _package("gate.listening")
     host, _, port = bind.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     listening.keep_memory()
     with _alone(directory):
         Registry(directory).open()
-        render.echo(f"serving {directory} at http{'s' if certfile else ''}://{bind}", err=True)
+        scheme = "https" if tls["certfile"] else "http"
+        render.echo(f"serving {directory} at {scheme}://{bind}", err=True)
         # One process and one loop: each copy has one writer.
-        server = _package("taskq_plugins.hub.gate.server").Server(
-            directory.absolute(), _seconds(keep)
-        )
+        server = _package("gate.server").Server(directory.absolute(), _seconds(keep))
         place = {"host": host.strip("[]"), "port": int(port)}
         site, figures = server.app, contextlib.nullcontext()
         if metrics_port is not None:
-            metrics = _package("taskq_plugins.hub.gate.metrics", "metrics")
+            metrics = _package("gate.metrics", "metrics")
             site = metrics.Counting(site)
             figures = metrics.told(Registry(directory), site, place["host"], metrics_port)
         with figures:
-            listening.Listener(server, (certfile, keyfile), site, **place).run()
+            listening.Listener(server, (tls["certfile"], tls["keyfile"]), site, **place).run()
 
 
-@hub.command()
-@_hub_argument
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@_at_hub(hub)
+@_names
 @click.option("--late", metavar="SPAN", default="1h", show_default=True, help="Heard of before.")
 @json_option
 def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -> None:
@@ -162,52 +154,50 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         raise Failure(f"{directory} has no device yet: taskq hub enrol {directory} NAME")
     if missing := sorted(set(names) - known.keys()):
         raise WrongUsage(f"{directory} has no device {missing[0]!r}")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names or known:
         facts = known[name]
         seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
         is_late = facts["state"] == "active" and (seconds is None or seconds > _seconds(late))
-        behind = max(facts.get("end_lsn", 0) - facts.get("at_lsn", 0), 0)
-        heard_of = {"late": is_late, "seconds": seconds, "behind": behind}
-        rows.append({"device": name, **facts, **heard_of})
+        rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
     if as_json:
-        render.echo(json.dumps(rows))
+        render.print_json(rows)
     for row in [] if as_json else rows:
-        heard = "never" if row["seconds"] is None else f"{row['seconds']:.0f} s ago"
-        words = [f"heard of {heard}", f"{row['behind']} records behind" if row["behind"] else ""]
-        clock = row.get("clock_ns", 0) / 1e9
-        words += [f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""]
-        words += [f"{row[what]} {what}" if row.get(what) else "" for what in ("breaks", "forks")]
-        refused = (now_ns - row.get("refused_ns", 0)) / 1e9
-        clone = f"another machine with its token was refused {refused:.0f} s ago"
-        words += [clone if refused < _DAY_SECONDS else ""]
-        words += ["LATE" if row["late"] else "", "" if row["state"] == "active" else row["state"]]
-        render.echo(flat(f"{row['device']}: {', '.join(filter(None, words))}"))
+        render.echo(flat(f"{row['device']}: {', '.join(filter(None, _words(row, now_ns)))}"))
     if any(row["late"] for row in rows):
         raise Exit(1)
 
 
-@hub.command()
-@_hub_argument
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
+    """Yield what is to be said of a device; "" for nothing."""
+    yield "heard of never" if row["seconds"] is None else f"heard of {row['seconds']:.0f} s ago"
+    yield f"{row['behind']} records behind" if row["behind"] else ""
+    clock = row.get("clock_ns", 0) / 1e9
+    yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
+    yield from (f"{row[what]} {what}" for what in ("breaks", "forks") if row.get(what))
+    refused = (now_ns - row.get("refused_ns", 0)) / 1e9
+    clone = f"another machine with its token was refused {refused:.0f} s ago"
+    yield clone if refused < _DAY_SECONDS else ""
+    yield "LATE" if row["late"] else ""
+    yield "" if row["state"] == "active" else row["state"]
+
+
+@_at_hub(hub)
+@_names
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
-    from taskq.engine import PatientDisk  # noqa: PLC0415 - help must not import the log
-    from taskq_plugins.fleet.breaks import BREAKS  # noqa: PLC0415 - likewise
-    from taskq_plugins.hub.aside import IDENTITY, noted  # noqa: PLC0415 - likewise
-
+    kept = _package("kept")
     for name in names or Registry(directory).names():
-        for file in sorted((directory / "devices" / name).glob(f"*/{BREAKS}")):
-            for line in noted(PatientDisk(), str(file.parent), BREAKS):
-                if line["step"] == "begun":
-                    at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
-                    left = file.parent / "old" / str(line["n"])
-                    rest = f"; what was left: {left}" if (left / IDENTITY).exists() else ""
-                    render.echo(flat(f"{name}: {line['kind']} {at}: {line['cause']}{rest}"))
+        for copy in kept.kept(directory, device=name):
+            for line in [each for each in copy.breaks if each["step"] == "begun"]:
+                at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
+                left = f"old/{line['n']}"
+                is_there = copy.size(f"{left}/{kept.IDENTITY}") >= 0
+                rest = f"; what was left: {copy.path}/{left}" if is_there else ""
+                render.echo(flat(f"{name}: {line['kind']} {at}: {line['cause']}{rest}"))
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="So long.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def keep(directory: Path, keep: str, dry_run: bool) -> None:
@@ -216,22 +206,18 @@ def keep(directory: Path, keep: str, dry_run: bool) -> None:
     A hub that is served does so by itself each hour. What a log has not written again stays; large
     bodies stay while a record names them, and what a break left goes as a whole.
     """
-    from taskq.engine import PatientDisk  # noqa: PLC0415 - help must not import the log
-    from taskq_plugins.hub.copies import Copies  # noqa: PLC0415 - likewise
-
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
     with contextlib.nullcontext() if dry_run else _alone(directory):
-        copies = Copies(PatientDisk, str(directory), None if dry_run else Registry(directory))
-        for device, log_id in copies.logs():
-            gone = copies.keep(device, log_id, before_ns, dry_run=dry_run)
-            size = sum(old.size for old in gone)
+        registry = None if dry_run else Registry(directory)
+        copies = _package("copies").Copies(PatientDisk, str(directory), registry)
+        for copy in copies.all():
+            gone = copies.keep(copy, before_ns, dry_run=dry_run)
+            what = f"{sum(old.size for old in gone)} B {'would go' if dry_run else 'went'}"
             if gone:
-                what = "would go" if dry_run else "went"
-                render.echo(f"{device}/{log_id}: {len(gone)} files, {size} B {what}")
+                render.echo(f"{copy.device}/{copy.log_id}: {len(gone)} files, {what}")
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
 @click.option("--repair", is_flag=True, help="Have devices send again what is wrong; as --deep.")
 def check(directory: Path, deep: bool, repair: bool) -> None:
@@ -240,21 +226,20 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     With --repair, for which the hub must not be served, what is wrong comes again when its device
     syncs next, if that has it still. Until then it stays as it is.
     """
-    checking, is_wrong = _package("taskq_plugins.hub.checking"), False
+    kept, is_wrong = _package("kept"), False
     with _alone(directory) if repair else contextlib.nullcontext():
-        for fault in checking.faults(directory, deep=deep or repair):
+        for fault in kept.faults(directory, deep=deep or repair):
             is_wrong = True
             if repair:
-                checking.ask_again(Registry(directory), fault)
+                kept.ask_again(Registry(directory), fault)
             asked = ": asked for again" if repair else ""
-            render.echo(flat(f"{fault.path}: {fault.what}{asked}"))
+            render.echo(flat(f"{fault.copy.path}: {fault.what}{asked}"))
     if is_wrong:
         raise Exit(1)
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 @yes_option
 def erase(directory: Path, device: str, yes: bool) -> None:
     """Remove all that came of a device, and end its tokens; the hub must not be served.
@@ -270,37 +255,33 @@ def erase(directory: Path, device: str, yes: bool) -> None:
         _cancel_open(directory, device)
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 def resend(directory: Path, device: str) -> None:
     """Have a device send again all that it still has; the hub must not be served.
 
     What is here stays until what comes is whole: for copies that nobody believes any more.
     """
-    checking, count = _package("taskq_plugins.hub.checking"), 0
-    registry = Registry(directory)
+    kept, count, registry = _package("kept"), 0, Registry(directory)
     registry.known(device)
     with _alone(directory):
-        for identity in (directory / "devices" / device).glob("*-*/taskq.json"):
-            for part in checking.everything(identity.parent):
-                checking.ask_again(registry, part)
+        for copy in kept.kept(directory, device=device):
+            for part in kept.everything(copy):
+                kept.ask_again(registry, part)
                 count += 1
     render.echo(f"{device}: {count} files are asked for again")
 
 
-@hub.command()
-@_hub_argument
-@click.argument("device")
+@_at_hub(hub)
+@_device
 @click.argument("target", metavar="DIR", type=_FOLDER)
 def restore(directory: Path, device: str, target: Path) -> None:
     """Make a log of a device's newest copy, in DIR, which is empty or not there."""
-    report = _package("taskq_plugins.hub.care").given_back(directory, device, target)
+    report = _package("care").given_back(directory, device, target)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.argument("target", metavar="DEST", type=_FOLDER)
 def backup(directory: Path, target: Path) -> None:
     """Copy a hub to DEST, which is empty or not there, beside its server.
@@ -308,18 +289,15 @@ def backup(directory: Path, target: Path) -> None:
     DEST is a hub: serve it in place of one that was lost, or back it up to where that was. What
     came since the devices send again.
     """
-    count = _package("taskq_plugins.hub.backup").hub_backed_up(directory, target)
-    render.echo(f"{target}: {count} logs")
+    render.echo(f"{target}: {_package('care').hub_backed_up(directory, target)} logs")
 
 
-@hub.command("import")
-@_hub_argument
+@_at_hub(hub, "import")
 @click.argument("stick", metavar="DIR", type=_FOLDER, callback=_is_hub)
 def take_in(directory: Path, stick: Path) -> None:
     """Take in what devices wrote to DIR with taskq sync --to DIR; the hub must not be served."""
-    care = _package("taskq_plugins.hub.care")
     with _alone(directory):
-        for device, log_id, lsn in care.taken_in(directory.absolute(), stick):
+        for device, log_id, lsn in _package("care").taken_in(directory.absolute(), stick):
             render.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 
@@ -331,28 +309,29 @@ def group() -> None:
     """Put devices into groups, to enqueue one job for each."""
 
 
-@group.command("add")
-@_hub_argument
-@click.argument("name", metavar="GROUP")
-@click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
+_group: Final = click.argument("name", metavar="GROUP")
+_members: Final = click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
+
+
+@_at_hub(group)
+@_group
+@_members
 def add(directory: Path, name: str, members: tuple[str, ...]) -> None:
     """Put devices into a group; a group is there as long as one is in it."""
     for device in members:
         Registry(directory).set_member(name, device, is_in=True)
 
 
-@group.command("rm")
-@_hub_argument
-@click.argument("name", metavar="GROUP")
-@click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
+@_at_hub(group)
+@_group
+@_members
 def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
     """Take devices out of a group; what was enqueued for them stays."""
     for device in members:
         Registry(directory).set_member(name, device, is_in=False)
 
 
-@group.command("ls")
-@_hub_argument
+@_at_hub(group)
 @json_option
 def ls(directory: Path, as_json: bool) -> None:
     """Print each group and who is in it."""
@@ -364,8 +343,7 @@ def ls(directory: Path, as_json: bool) -> None:
         render.echo(flat(f"{name}: {' '.join(members)}"))
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.argument("to", metavar="DEVICE|GROUP")
 @click.argument("task")
 @click.argument("arguments", default="{}")
@@ -405,7 +383,7 @@ def put(
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[Hub]:
     """Have a hub's outbox open for the block."""
-    opened: Hub = _package("taskq_plugins.hub.outbox.sending").Hub(directory)
+    opened: Hub = _package("outbox.sending").Hub(directory)
     try:
         yield opened
     finally:
@@ -422,21 +400,20 @@ def _cancel_open(directory: Path, device: str) -> None:
         render.echo(f"{count} jobs for {device} cancelled")
 
 
-@hub.command()
-@_hub_argument
+@_at_hub(hub)
 @click.argument("job_id")
 @json_option
 def show(directory: Path, job_id: str, as_json: bool) -> None:
     """Show a job for a device as the hub has it, then as the device's own log tells it."""
-    from taskq.engine import LogReader  # noqa: PLC0415 - as above
-    from taskq_plugins.hub.outbox.sending import find_there, why  # noqa: PLC0415 - as above
+    from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
+    sending = _package("outbox.sending")
     hub, now_ns = directory.absolute(), time.time_ns()
     with LogReader.open(str(hub / OUTBOX)) as reader:
         view = reader.job(reader.find_job(job_id))
     assert view is not None
-    there = find_there(hub, view)
-    where = why(hub, view).text if view.state in WAITING_STATES else ""
+    there = sending.find_there(hub, view)
+    where = sending.why(hub, view).text if view.state in WAITING_STATES else ""
     if as_json:
         on_device = None if there is None else {"log": there[0], **there[1].as_dict()}
         render.print_json({**view.as_dict(), "why": where, "there": on_device})
@@ -450,14 +427,13 @@ def show(directory: Path, job_id: str, as_json: bool) -> None:
 
 
 def _seconds(text: str) -> float:
-    from taskq.values import nanoseconds  # noqa: PLC0415 - help must not import it
-
     return nanoseconds(text) / 1e9
 
 
 def _package(name: str, extra: str = "hub") -> Any:
+    """Return a module of the hub: help must import none of what it brings along."""
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(f"taskq_plugins.hub.{name}")
     except ImportError as error:
         raise Failure(missing("this command", error.name, extra)) from error
 
@@ -469,8 +445,6 @@ def _alone(directory: Path) -> Iterator[None]:
     Raises:
         Failure: one is there.
     """
-    from taskq.engine import LocalDisk  # noqa: PLC0415 - help must not import the log
-
     disk = LocalDisk()
     lock = disk.open(str(directory / "serve.lock"), create=True)
     try:

@@ -8,26 +8,18 @@ import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from taskq.engine import Identity
 from taskq.values import SECOND_NS
-from taskq_plugins.hub.aside import IDENTITY
+from taskq_plugins.hub import messages
 from taskq_plugins.hub.copy import MARK_BYTES, Copy
-from taskq_plugins.hub.keeping import Floor, due
+from taskq_plugins.hub.kept import Floor, Kept, due, kept
 from taskq_plugins.hub.messages import (
-    ASKED_MAX,
     NOWHERE,
-    SPILL_MAX,
     Append,
-    Ask,
     Declare,
-    Known,
     Refusal,
     Refused,
-    Seal,
-    SpillAsk,
-    SpillPart,
     Sync,
     Synced,
     Trouble,
@@ -36,12 +28,12 @@ from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from uuid import UUID
 
     from taskq.engine import Disk
-    from taskq_plugins.hub.keeping import Old
+    from taskq_plugins.hub.kept import Old
     from taskq_plugins.hub.messages import Answer, Question, Request
 
-_ID_CHARACTERS: Final = 36
 #: So many copies are remembered as they are; others are looked at anew when they are asked for.
 _COPIES_MAX: Final = 1_000
 #: Logs of one device: each reinstallation is one.
@@ -92,15 +84,12 @@ class Copies:
             copy.rest()
         self._copies.clear()
 
-    def answer(
-        self, device: str, asked: Request, received: int | None = None, *, more: bool = False
-    ) -> Answer:
+    def answer(self, device: str, asked: Request, *, more: bool = False) -> Answer:
         """Do what a device asks for.
 
         Args:
             device: who asks, as its token says.
             asked: the request.
-            received: so many bytes of an ``Append`` came before the line dropped; None: all.
             more: it is a piece of one, nobody is told of it, and the next one comes soon.
 
         Raises:
@@ -113,7 +102,7 @@ class Copies:
             with self._held(device, asked.log_id, begins, more=more) as copy:
                 if copy is None:
                     return Refused(Trouble.SUPERSEDED, NOWHERE)
-                return self._answered(device, copy, asked, received, more=more)
+                return self._answered(device, copy, asked, more=more)
         except Refusal as refusal:
             return refusal.answer
 
@@ -166,21 +155,19 @@ class Copies:
         if quiet is not None:
             quiet.rest()
 
-    def _answered(
-        self, device: str, copy: Copy, asked: Request, received: int | None, *, more: bool
-    ) -> Answer:
+    def _answered(self, device: str, copy: Copy, asked: Request, *, more: bool) -> Answer:
         if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
             return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, Append):
             try:
-                return copy.append(asked, received, more=more)
+                return copy.append(asked, more=more)
             finally:
                 if not more:
                     copy.settle()
         copy.settle()
         if isinstance(asked, Sync):
             return self._begin(device, copy, asked)
-        return _ACTS[type(asked)](copy, asked, received)
+        return _ACTS[type(asked)](copy, asked)
 
     def _begin(self, device: str, copy: Copy, asked: Sync) -> Synced:
         key = device, asked.log_id
@@ -193,13 +180,9 @@ class Copies:
             session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe, copy.lacks
         )
 
-    def logs(self) -> list[tuple[str, UUID]]:
-        """Return device and id of each log."""
-        disk, path = self._make_disk(), f"{self._path}/devices"
-        names = (
-            (device, name) for device in disk.names(path) for name in disk.names(f"{path}/{device}")
-        )
-        return [(device, UUID(name)) for device, name in names if len(name) == _ID_CHARACTERS]
+    def all(self) -> list[Kept]:
+        """Return all copies, to be read."""
+        return kept(self._path, self._make_disk())
 
     def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
         """Return (how many breaks of a log were declared, how many of them are forks)."""
@@ -207,22 +190,19 @@ class Copies:
         known = [] if copy is None else copy.breaks.all
         return len(known), sum(left.is_fork for left in known)
 
-    def keep(
-        self, device: str, log_id: UUID, before_ns: int, *, dry_run: bool = False
-    ) -> list[Old]:
-        """Let go what ``due`` says of the log; with ``dry_run`` nothing is touched.
+    def keep(self, copy: Kept, before_ns: int, *, dry_run: bool = False) -> list[Old]:
+        """Let go what ``due`` says of a copy; with ``dry_run`` nothing is touched.
 
         Raises:
             OSError, LogError: the disk refused.
         """
-        key, path = (device, log_id), self._path_of(device, log_id)
-        known = self._floors.get(key, Floor())
-        gone, self._floors[key] = due(self._make_disk(), path, log_id, before_ns, known)
+        key = copy.device, copy.log_id
+        gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, Floor()))
         if gone and not dry_run:
-            with self._held(device, log_id) as copy:
-                if copy is not None:
-                    copy.let_go(gone)
-            self.forget(device, log_id)
+            with self._held(*key) as held:
+                if held is not None:
+                    held.let_go(gone)
+            self.forget(*key)
             if key in self._sessions:  # who was told that a body is there asks again
                 self._sessions[key] += 1
         return gone
@@ -234,14 +214,15 @@ class Copies:
             copy.close()
 
     def _opened(self, device: str, log_id: UUID) -> Copy | None:
-        path, disk = self._path_of(device, log_id), self._disk_of(device)
-        if disk.status(f"{path}/{IDENTITY}") is None:
+        place = Kept(self._disk_of(device), self._path, device, log_id)
+        if not place.is_there:
             return None
         mark = self._registry.durable(device, log_id)
-        return Copy(disk, path, log_id, mark, self._mark_bytes)
+        return Copy(place.disk, place.path, log_id, mark, self._mark_bytes)
 
     def _make(self, device: str, asked: Sync) -> Copy:
-        path, disk = self._path_of(device, asked.log_id), self._disk_of(device)
+        disk = self._disk_of(device)
+        path = Kept(disk, self._path, device, asked.log_id).path
         if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
             raise OSError(errno.EDQUOT, "a device has only so many logs")
         disk.make_directory(f"{path}/log")
@@ -255,15 +236,12 @@ class Copies:
         assert copy is not None
         return copy
 
-    def _path_of(self, device: str, log_id: UUID) -> str:
-        return f"{self._path}/devices/{device}/{log_id}"
-
 
 #: What is done to a copy, by the kind of request.
-_ACTS: Final[dict[type, Callable[[Copy, Any, int | None], Answer]]] = {
-    Ask: lambda copy, asked, _: Known(tuple(map(copy.has, asked.places[:ASKED_MAX]))),
-    Seal: lambda copy, asked, _: copy.seal(asked),
-    Declare: lambda copy, asked, _: copy.declare(asked),
-    SpillAsk: lambda copy, asked, _: copy.bodies.missing(asked.names[:SPILL_MAX]),
-    SpillPart: lambda copy, asked, received: copy.take(asked, received),
+_ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
+    messages.Ask: lambda copy, asked: messages.Known(tuple(map(copy.has, asked.places))),
+    messages.Seal: lambda copy, asked: copy.seal(asked),
+    Declare: lambda copy, asked: copy.declare(asked),
+    messages.SpillAsk: lambda copy, asked: copy.missing(asked.names),
+    messages.SpillPart: lambda copy, asked: copy.take(asked),
 }

@@ -9,35 +9,34 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
-from taskq_plugins.hub.aside import IDENTITY, LOG, PART, SEALS, SPILL, Breaks, Notes, content
-from taskq_plugins.hub.keeping import first_young
-from taskq_plugins.hub.messages import (
-    FEATURES_MAX,
-    NOWHERE,
-    SPILL_MAX,
-    Declare,
-    Kind,
-    Missing,
-    Refusal,
-    Stored,
-    Trouble,
+from taskq_plugins.hub import messages
+from taskq_plugins.hub.aside import Breaks, Notes
+from taskq_plugins.hub.kept import (
+    BODY,
+    IDENTITY,
+    LOG,
+    PART,
+    SEALS,
+    SPILL,
+    content,
+    first_young,
+    opened,
 )
+from taskq_plugins.hub.messages import NOWHERE, Kind, Missing, Refusal, Stored, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.engine import Disk
-    from taskq_plugins.hub.keeping import Old
-    from taskq_plugins.hub.messages import Append, Seal, SpillPart
+    from taskq_plugins.hub.kept import Old
+    from taskq_plugins.hub.messages import Append, Declare, Seal, SpillPart
     from taskq_plugins.hub.registry import Hint
 
-NAME: Final = re.compile(r"[0-9a-f]{64}\Z")
 _START: Final = Replica.START
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
 #: once more, when it is opened after a crash.
@@ -55,7 +54,6 @@ class Copy:
         is_sealed: the segment ends there.
         high_lsn: no record that was ever in the copy, on any branch, reaches it.
         breaks: those that were declared.
-        bodies: the files beside it.
 
     Raises:
         OSError: the disk refused.
@@ -68,7 +66,6 @@ class Copy:
         self._mark, self._mark_bytes = mark, mark_bytes
         self._marked = NOWHERE
         self._incompat: frozenset[str] = frozenset()
-        self.bodies = Bodies(disk, path)
         self.breaks = Breaks(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = Replica(disk, path, log_id, writable=True)
@@ -132,24 +129,15 @@ class Copy:
                 yield name, segment
         for part in self._disk.names(f"{self._path}/{SPILL}"):
             name = part.removesuffix(PART)
-            if name != part and NAME.match(name):
+            if name != part and BODY.match(name):
                 yield name, known.get(name, 0)
 
     @property
     def lacks(self) -> tuple[tuple[int, int, str], ...]:
         """Return what is to come again, as ``Synced`` has it."""
         ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
-        some = islice(self._lacks.items(), SPILL_MAX)
+        some = islice(self._lacks.items(), messages.SPILL_MAX)
         return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
-
-    def take(self, asked: SpillPart, received: int | None) -> Missing:
-        """Add to a body, or to a segment that comes again, and say what is missing of it still."""
-        segment = self._lacks.get(asked.name, 0)
-        target = self._files.file_path(segment) if segment else ""
-        missing = self.bodies.take(asked, received, target)
-        if not missing.files and asked.name in self._lacks:
-            self._find_end()
-        return missing
 
     def _secured(self, segment: int) -> Border:
         """Return the end of a segment that is not sealed, once all else is cut off."""
@@ -173,7 +161,7 @@ class Copy:
             return
         values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
-        if len(known | incompat) > FEATURES_MAX:
+        if len(known | incompat) > messages.FEATURES_MAX:
             raise OSError(errno.EDQUOT, "a log has only so many features")
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
@@ -215,8 +203,8 @@ class Copy:
             self._owes_sync = False
             self._stored(self.at)
 
-    def append(self, asked: Append, received: int | None = None, *, more: bool = False) -> Stored:
-        """Add the whole frames among the bytes that came, the first so many of them; None: all.
+    def append(self, asked: Append, *, more: bool = False) -> Stored:
+        """Add the whole frames among the bytes that came.
 
         With ``more`` their sync may wait for what follows, or for ``settle``.
 
@@ -225,7 +213,7 @@ class Copy:
                 stand there, and what came before it counts.
         """
         behind, at, files = asked.behind, self.at, self._files
-        data, start, header = asked.data[:received], 0, behind.header
+        data, start, header = asked.data, 0, behind.header
         epoch = 0 if header is None else header.epoch
         if behind.offset:
             fits = behind == at and not self.is_sealed
@@ -339,58 +327,49 @@ class Copy:
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
 
-
-# -- files beside it ------------------------------------------------------------------------------
-
-
-class Bodies:
-    """Large bodies by their SHA-256, which come before the records that name them.
-
-    They come bit by bit, under a name of their own until they are whole and what they are called.
-    What a crash makes of a part is found out then, so nothing is synced before.
-    """
-
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
-        self._path = path
+    # -- files beside it --------------------------------------------------------------------------
 
     def missing(self, names: tuple[str, ...]) -> Missing:
-        """Say which of these are not there, and how much of each is."""
+        """Say which of these bodies are not there, and how much of each is."""
         disk, folder = self._disk, f"{self._path}/{SPILL}"
-        names_there = frozenset(disk.names(folder))
+        known = frozenset(disk.names(folder))
         # Of one that was asked for again there is a part beside it.
-        there = {name for name in names_there.intersection(names) if name + PART not in names_there}
+        there = {name for name in known.intersection(names) if name + PART not in known}
         for name in there:  # a record is about to name it
             disk.touch(f"{folder}/{name}")
-        lacking = [name for name in names if NAME.match(name) and name not in there]
+        lacking = [name for name in names if BODY.match(name) and name not in there]
         parts = (disk.status(f"{folder}/{name}{PART}") for name in lacking)
         sizes = (0 if part is None else part[2] for part in parts)
         return Missing(tuple(zip(lacking, sizes, strict=True)))
 
-    def take(self, asked: SpillPart, received: int | None, target: str = "") -> Missing:
-        """Add to a file, and say what is missing of it still; ``target``: it is to be that one."""
-        disk, name = self._disk, asked.name
-        folder, data = f"{self._path}/{SPILL}", asked.data[:received]
-        part, target = f"{folder}/{name}{PART}", target or f"{folder}/{name}"
+    def take(self, asked: SpillPart) -> Missing:
+        """Add to a body, or to a segment that comes again, and say what is missing of it still.
+
+        It has a name of its own until it is whole, and what it is called. What a crash makes of a
+        part is found out then, so nothing is synced before.
+        """
+        disk, name, data = self._disk, asked.name, asked.data
+        folder = f"{self._path}/{SPILL}"
+        segment, part = self._lacks.get(name, 0), f"{folder}/{name}{PART}"
+        target = self._files.file_path(segment) if segment else f"{folder}/{name}"
         if disk.status(f"{folder}/{name}") is not None and disk.status(part) is None:
             return Missing(())
         disk.make_directory(folder)
-        descriptor = disk.open(part, create=True)
-        try:
-            size = disk.size(descriptor)
+        with opened(disk, part, create=True) as file:
+            size = disk.size(file)
             if size != asked.offset:
                 return Missing(((name, size),))
-            write_all(disk, descriptor, data, size)
+            write_all(disk, file, data, size)
             size += len(data)
-            if not asked.is_last or len(data) < len(asked.data):
+            if not asked.is_last:
                 return Missing(((name, size),))
-            if Replica.sha256(disk, descriptor, size) != name:
+            if Replica.sha256(disk, file, size) != name:
                 disk.remove(part)
                 return Missing(((name, 0),))
-            disk.sync(descriptor)
-        finally:
-            disk.close(descriptor)
+            disk.sync(file)
         disk.rename(part, target)
         for directory in (target.rpartition("/")[0], folder, self._path):
             disk.sync_directory(directory)
+        if name in self._lacks:
+            self._find_end()
         return Missing(())

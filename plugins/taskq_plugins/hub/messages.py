@@ -114,40 +114,40 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask which of these the copy has, too."""
+class _OfSession:
+    """Ask something within a session of a log."""
 
     session: Number
     log_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(_OfSession):
+    """Ask which of these the copy has, too."""
+
     places: Annotated[tuple[Place, ...], Field(max_length=ASKED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class Append(_OfSession):
     """Whole frames behind a position; those of a new segment with its header, at offset 0."""
 
-    session: Number
-    log_id: UUID
     behind: Place
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(_OfSession):
     """The segment ends there, and this is the SHA-256 of it up to there."""
 
-    session: Number
-    log_id: UUID
     end: Place
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Declare:
+class Declare(_OfSession):
     """Nothing follows where the hub ends: it is to go on at another place."""
 
-    session: Number
-    log_id: UUID
     kind: Kind
     left: Place
     at: Place
@@ -156,20 +156,16 @@ class Declare:
 
 
 @dataclass(frozen=True, slots=True)
-class SpillAsk:
+class SpillAsk(_OfSession):
     """Ask which of these files beside the log the hub lacks."""
 
-    session: Number
-    log_id: UUID
     names: Annotated[tuple[Sha, ...], Field(max_length=SPILL_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class SpillPart:
+class SpillPart(_OfSession):
     """Bytes of a file beside the log, from an offset on; ``is_last``: with them it is whole."""
 
-    session: Number
-    log_id: UUID
     name: Sha
     offset: Size
     data: bytes
@@ -177,11 +173,9 @@ class SpillPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(_OfSession):
     """Ask what is there for a device."""
 
-    session: Number
-    log_id: UUID
     up: Place
     after: Annotated[dict[Tag, Lsn], Field(max_length=JOBS_MAX)]
     waiting: Truth
@@ -191,12 +185,6 @@ class Question:
 
 
 Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart | Question
-
-
-class Skip(NamedTuple):
-    """An order to the device's own log: write nothing any more below what a hub has seen."""
-
-    lsn: int
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -282,6 +270,11 @@ class Given(NamedTuple):
     end: int
     jobs: list[Handed]
     cancels: list[tuple[str, int]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it tells of nothing to be done."""
+        return not (self.jobs or self.cancels)
 
 
 class Trouble(enum.Enum):

@@ -213,15 +213,18 @@ class Registry:
         return (self.hinted(device, _HEARD) or {}) | {"state": state}
 
     def all_standing(self) -> dict[str, dict[str, Any]]:
-        """Return the standing of each device, by name."""
+        """Return the standing of each device, by name, with how many records are ``behind``."""
         rows = self.run(
             "SELECT d.name, d.facts, h.value FROM devices d LEFT JOIN hints h "
             "ON h.device = d.name AND h.name = ? ORDER BY d.name", _HEARD,
         )  # fmt: skip
-        return {
-            name: json.loads(heard or "{}") | {"state": json.loads(facts).get("state", "active")}
-            for name, facts, heard in rows
-        }
+        standing: dict[str, dict[str, Any]] = {}
+        for name, facts, heard in rows:
+            noted = json.loads(heard or "{}")
+            behind = max(noted.get("end_lsn", 0) - noted.get("at_lsn", 0), 0)
+            state = json.loads(facts).get("state", "active")
+            standing[name] = noted | {"state": state, "behind": behind}
+        return standing
 
     def note(self, device: str, **values: Any) -> None:
         """Note something of how a device stands, for people: a hint."""

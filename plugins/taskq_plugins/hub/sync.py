@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import random
 import time
 from functools import partial
 from pathlib import Path
@@ -16,36 +16,35 @@ from anyio import create_task_group, sleep_forever
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
-from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader
-from taskq.errors import LogError, ReaderBusy
+from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
+from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
 from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device.allowance import HubWaits, last_note, note
-from taskq_plugins.hub.device.compare import Verdict, compare
 from taskq_plugins.hub.device.line import Line, check_url, line_to
-from taskq_plugins.hub.device.push import push
-from taskq_plugins.hub.messages import Append, Skip, Stored
+from taskq_plugins.hub.device.push import Push, Verdict, compare, opening
+from taskq_plugins.hub.messages import JOB, WAIT_SECONDS_MAX, Append, Question, Stored
 from taskq_plugins.hub.messages import Synced as Told
-from taskq_plugins.hub.outbox.holding import Holding
-from taskq_plugins.hub.outbox.taking import Taken, look, take
+from taskq_plugins.hub.outbox.holding import Holding, backoff
+from taskq_plugins.hub.outbox.taking import UPLOADS_MAX, Held, Taken, Taking, look
 from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from concurrent.futures import Future
 
     from anyio.abc import TaskStatus
 
-    from taskq import TaskQ
+    from taskq import TaskLog, TaskQ
     from taskq.engine import Border, Disk, LogConfig, Store
-    from taskq_plugins.hub.messages import Question
+    from taskq.hooks import Connection
+    from taskq_plugins.hub.messages import Answer, Request
 
 _log: Final = logging.getLogger("taskq")
 #: With less room on the disk all that was sent may go at once.
 _PRESSED_BYTES: Final = 64 * 1024 * 1024
 #: After trouble the next try comes after up to so long, twice as long each time.
 _RETRY_SECONDS: Final = 2.0
-_RETRY_SECONDS_MAX: Final = 600.0
 _LOOK_SECONDS: Final = 0.5
-_CHANCE: Final = random.SystemRandom()
 #: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
 _METERED_EVERY_SECONDS: Final = 900.0
 _METERED_POLL_SECONDS: Final = 6 * 3_600.0
@@ -88,7 +87,14 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
     # Of two at a time each would end the other's session.
     hold = NamedReader.take(disk, path, identity.log_id, NamedReader.HUB)
     try:
-        return await _synced(disk, path, line, hold, is_dry=is_dry)
+        line.allowance.take_up(path)
+        await line.allowance.look()
+        # Before the log: what is adopted by then is sent before anything else is taken.
+        held = look(disk, path) if line.hub.accept else None
+        log = DurableLog(disk, path)
+        with contextlib.closing(log):
+            session = _Session(disk, path, line, log, hold)
+            return await (session.told() if is_dry else session.run(held))
     except LogError as error:
         note(path, error=str(error))
         raise
@@ -96,82 +102,121 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
         hold.release()
 
 
-async def _synced(disk: Disk, path: str, line: Line, hold: NamedReader, *, is_dry: bool) -> Synced:
-    allowance, counts = line.allowance, line.pins and not is_dry
-    allowance.take_up(path)
-    await allowance.look()
-    known = hold.load()
-    # Before the log: what is adopted by then is sent before anything else is taken.
-    held = look(disk, path) if line.hub.accept else None
-    log = DurableLog(disk, path)
-    try:
+class _Session:
+    """One session of a log, over a line to its hub."""
+
+    def __init__(
+        self, disk: Disk, path: str, line: Line, log: DurableLog, hold: NamedReader
+    ) -> None:
+        self._disk, self._path, self._line = disk, path, line
+        self._log, self._hold, self._own = log, hold, Own(path, line.config, log.identity.tag)
+        self._number = self._gone = self._whole = 0
+
+    async def told(self) -> Synced:
+        """Return how the log stands, and send nothing."""
+        log, answer = self._log, await self._line.ask(opening(self._log))
+        if not isinstance(answer, Told):
+            raise HubError(f"{self._line.url} does not say where its copy ends: try again")
+        return Synced([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
+
+    async def run(self, held: Held | None) -> Synced:
+        """Bring the hub's copy to where the log ends; ``held``: then take what is there for it."""
+        log, line, allowance = self._log, self._line, self._line.allowance
+        known, before = self._hold.load(), line.sent_bytes
         log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
         log.sends_bodies = line.hub.spill and not allowance.metered
-        if counts:
-            log.synced_lsn = last_note(path).get("lsn", 0)
+        if line.pins:
+            log.synced_lsn = last_note(self._path).get("lsn", 0)
             if not log.sends_bodies:  # before any record goes: the line may drop at any time
                 allowance.owe_bodies(True)
             if known is None and log.segments:
-                _pin(hold, log, log.segments[0])  # from now on nothing goes unsent
-        done, session = await _session(path, log, line, hold, is_dry=is_dry)
-        if not counts:
+                self._pin(log.segments[0])  # from now on nothing goes unsent
+        verdicts = await Push(log, self._ask, self._own.skip, line.part_bytes).run()
+        done = Synced(verdicts, line.sent_bytes - before, log.end)
+        if not line.pins:
             return done
         if held is not None:  # who takes nothing refuses nothing either
-            taken, question = await take(disk, path, log, line, session, held)
-            done = done._replace(taken=taken, question=question)
+            done = await self._take(done, held)
         if allowance.owes_bodies is log.sends_bodies:
             allowance.owe_bodies(not log.sends_bodies)
-        if disk.free_bytes(path) < _PRESSED_BYTES:
-            _pin(hold, log, log.end.next_lsn)
-        note(path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
+        if self._disk.free_bytes(self._path) < _PRESSED_BYTES:
+            self._pin(log.end.next_lsn)
+        note(self._path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
         return done
-    finally:
-        log.close()
 
-
-async def _session(
-    path: str, log: DurableLog, line: Line, hold: NamedReader, *, is_dry: bool
-) -> tuple[Synced, int]:
-    before, answer, session, gone, whole = line.sent_bytes, None, 0, 0, 0
-    steps = push(log, line.part_bytes)
-    while True:
-        try:
-            asked = steps.send(answer)
-        except StopIteration as end:
-            return Synced(end.value, line.sent_bytes - before, log.end), session
-        if isinstance(asked, Skip):
-            await _skip(path, asked.lsn, line.config)
-            answer = None
-            continue
-        answer = await line.ask(asked)
-        if isinstance(asked, Append) and isinstance(answer, Stored) and line.tell is not None:
-            gone += len(asked.data)
-            line.tell(gone, whole)
+    async def _ask(self, asked: Request) -> Answer | None:
+        """Ask the hub, and do what its answer means for the log here."""
+        log, line, answer = self._log, self._line, await self._line.ask(asked)
         if isinstance(answer, Told):
-            session, behind = answer.session, 0
-            if is_dry or line.tell is not None:
-                behind = log.bytes_behind(answer.at)
-                whole = gone + behind
-            if is_dry:
-                return Synced([compare(answer, log)], 0, log.end, behind), session
+            self._number = answer.session
+            if line.tell is not None:
+                self._whole = self._gone + log.bytes_behind(answer.at)
             if answer.at.segment and line.pins:
-                _pin(hold, log, min(answer.safe, log.end.next_lsn))
+                self._pin(min(answer.safe, log.end.next_lsn))
+        if isinstance(asked, Append) and isinstance(answer, Stored) and line.tell is not None:
+            self._gone += len(asked.data)
+            line.tell(self._gone, self._whole)
+        return answer
+
+    async def _take(self, done: Synced, held: Held) -> Synced:
+        """Take what is there; the question is None where another session comes before."""
+        log, line = self._log, self._line
+        taking = Taking(self._disk, SystemClock(), self._path, line.hub.accept, line.known)
+        ids = self._number, log.identity.log_id, log.end
+        taken = await taking.take(*ids, held, line.ask, self._own.cancel)
+        if taken.jobs:
+            await self._own.adopt()
+        is_more = taken.jobs or taken.refused or held.waiting >= UPLOADS_MAX
+        question = Question(*ids, held.after, held.waiting > 0, (), WAIT_SECONDS_MAX)
+        nothing = is_more or line.allowance.metered
+        return done._replace(taken=taken, question=None if nothing else question)
+
+    def _pin(self, lsn: int) -> None:
+        """Let all below that lsn go, and nothing else."""
+        older = (segment for segment in self._log.segments if segment <= lsn)
+        self._hold.keep_from(max(older, default=lsn), lsn)
 
 
-def _pin(hold: NamedReader, log: DurableLog, lsn: int) -> None:
-    """Let all below that lsn go, and nothing else."""
-    hold.keep_from(max((segment for segment in log.segments if segment <= lsn), default=lsn), lsn)
+class Own:
+    """What the hub has a device's own log do; it is opened for each, since most have none of it."""
+
+    def __init__(self, path: str, config: LogConfig, tag: str) -> None:
+        self._path, self._config, self._tag = path, config, tag
+
+    async def skip(self, lsn: int) -> None:
+        """Have it give no number any more below that lsn."""
+        async with self._opened() as (_, connection):
+            port = await connection.port()
+            await port.skip(lsn)
+
+    async def cancel(self, job: int, of: str) -> bool:
+        """Cancel a job, if it is that one of the hub; return whether it was."""
+        async with self._opened() as (log, _):
+            with contextlib.suppress(JobNotFound):
+                job_id = f"{self._tag}-{job}"
+                if (await log.get(job_id)).headers.get(JOB) == of:
+                    return await log.cancel(job_id)
+        return False
+
+    async def adopt(self) -> None:
+        """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
+        try:
+            async with self._opened() as (log, _):
+                await log.adopt()
+        except TaskqError as error:
+            _log.warning("%s: what the hub had waits in the inbox: %s", self._path, error)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[TaskLog, Connection]]:
+        from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
+        from taskq.hooks import Connection  # noqa: PLC0415 - likewise
+
+        connection = Connection(self._path, self._config)
+        async with TaskLog(connection) as log:
+            yield log, connection
 
 
-async def _skip(path: str, lsn: int, config: LogConfig) -> None:
-    from taskq.hooks import Connection  # noqa: PLC0415 - it is rarely set back
-
-    connection = Connection(path, config)
-    try:
-        port = await connection.port()
-        await port.skip(lsn)
-    finally:
-        await connection.aclose()
+# -- again and again -------------------------------------------------------------------------------
 
 
 async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> Synced:
@@ -187,11 +232,12 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         HubStops: with ``once``, since waiting does not help.
     """
     holding = Holding(line)
+    following = partial(_follow, path, line, holding, at_once=at_once, once=once)
     if once:
-        return await _follow(path, line, holding, at_once=at_once, once=True)
+        return await following()
     async with create_task_group() as tasks:
         tasks.start_soon(holding.run)
-        done = await _follow(path, line, holding, at_once=at_once, once=False)
+        done = await following()
     return done  # noqa: RET504 - a group may swallow what ends it
 
 
@@ -210,13 +256,12 @@ async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, onc
             if str(error) != complaint:  # a week without a line is told of once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
-            if isinstance(error, HubWaits):
-                await asyncio.sleep(error.seconds)
-                continue
-            longest = min(_RETRY_SECONDS * 2.0 ** min(failures, 20), _RETRY_SECONDS_MAX)
             asked = error.seconds if isinstance(error, HubError) else 0.0
-            wait = hub.poll if stops else asked + _CHANCE.uniform(1.0, longest)
-            await _pause(wait, line.url)
+            if isinstance(error, HubWaits):
+                await asyncio.sleep(asked)
+            else:
+                wait = hub.poll if stops else asked + backoff(_RETRY_SECONDS, failures)
+                await _pause(wait, line.url)
             continue
         failures, complaint = 0, ""
         if once:
@@ -250,13 +295,6 @@ async def _pause(seconds: float, url: str) -> None:
             break
 
 
-def _complain(future: Future[None]) -> None:
-    """Tell of what nobody foresaw: the worker goes on without."""
-    error = None if future.cancelled() else future.exception()
-    if error is not None:
-        _log.error("sync: it ended, and the worker goes on without", exc_info=error)
-
-
 def _extent(path: str) -> tuple[str, int]:
     """Return the last segment and its size."""
     try:
@@ -266,20 +304,14 @@ def _extent(path: str) -> tuple[str, int]:
         return "", 0
 
 
-def _hub_of(app: TaskQ) -> HubSettings:
-    """Return the hub of the app, or of the directory that its log was moved to since."""
-    settings = app.settings
-    if settings.data_dir.absolute() != app.data_dir:
-        settings = load_settings(None, data_dir=app.data_dir)
-    return settings.hub or HubSettings()
-
-
 class Syncing:
     """What a worker with ``sync=True`` runs beside its jobs, on a loop and thread of its own."""
 
     def __init__(self, app: TaskQ) -> None:
-        self._app = app
-        hub = _hub_of(app)
+        self._app, settings = app, app.settings
+        if settings.data_dir.absolute() != app.data_dir:  # its log was moved there since
+            settings = load_settings(None, data_dir=app.data_dir)
+        hub = settings.hub or HubSettings()
         url, token = line_to(hub, hub.url, None)
         self._line = partial(Line, check_url(url), token, None, hub)
 
@@ -302,3 +334,10 @@ class Syncing:
             await follow(path, line)
         finally:
             await line.close()
+
+
+def _complain(future: Future[None]) -> None:
+    """Tell of what nobody foresaw: the worker goes on without."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        _log.error("sync: it ended, and the worker goes on without", exc_info=error)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.hub.messages import Answer, Request
 
+Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
 M = TypeVar("M")
 PROTOCOL: Final = 1
 FRAMES: Final = "application/vnd.taskq.frames"
@@ -63,6 +64,8 @@ _NAMES: Final = {"log_id": ID, "segment": "[0-9]{20}", "name": "[0-9a-f]{64}"}
 _DIGITS: Final = re.compile(r"[0-9]{1,19}\Z")
 _STEM: Final = re.compile(r"(?:none|[0-9a-f]{112})\Z")
 _TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
+#: Fields of a job but for its payload, the last one.
+_OF_JOB: Final = Handed._fields[:-1]
 _DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):\Z")
 
 
@@ -130,15 +133,6 @@ class OtherProtocol(ValueError):
     """A request of a version that is not spoken here."""
 
 
-class Carried(NamedTuple):
-    """A request on its way, but for the token."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
 def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
     """Return what kind of request that is, and what its path says; None if nothing is there."""
     for way in WAYS:
@@ -148,7 +142,7 @@ def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
 
 
 def carried(asked: Request | Enrol) -> Carried:
-    """Make a request fit for the line."""
+    """Make a request fit for the line: method, path, headers but for the token, and body."""
     way = _WAY_OF[type(asked)]
     if isinstance(asked, Append | Seal | SpillPart):
         return _carried_part(way, asked)
@@ -157,7 +151,7 @@ def carried(asked: Request | Enrol) -> Carried:
     body = as_json(asked, {"log_id"} if way.path != path else None)
     if isinstance(asked, Sync):
         body = b'{"protocol":%d,' % PROTOCOL + body[1:]
-    return Carried(way.method, path, {"Content-Type": JSON}, body)
+    return way.method, path, {"Content-Type": JSON}, body
 
 
 def _carried_part(way: Way, asked: Append | Seal | SpillPart) -> Carried:
@@ -166,14 +160,14 @@ def _carried_part(way: Way, asked: Append | Seal | SpillPart) -> Carried:
     if isinstance(asked, SpillPart):
         headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
         path = way.path.format(log_id=asked.log_id, name=asked.name)
-        return Carried(way.method, path, headers, body)
+        return way.method, path, headers, body
     behind = asked.end if isinstance(asked, Seal) else asked.behind
     headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": behind.stem.hex() or "none"}
     if isinstance(asked, Seal):
         digest = base64.b64encode(asked.digest).decode()
         headers |= {"Upload-Complete": "?1", "Repr-Digest": f"sha-256=:{digest}:"}
     path = way.path.format(log_id=asked.log_id, segment=f"{behind.segment:020d}")
-    return Carried(way.method, path, headers, body)
+    return way.method, path, headers, body
 
 
 def delivered(
@@ -191,16 +185,11 @@ def delivered(
     way, fields = matched
     if way.has_frames:
         return _part(fields, headers, body)
-    values = _object(body)
+    values: dict[str, Any] = adapter(dict).validate_json(body)
     if way.asks == (Sync,) and values.get("protocol") != PROTOCOL:
         raise OtherProtocol
     request: Request | Enrol = read(way.asks[0], values | fields)
     return request
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    values: dict[str, Any] = adapter(dict).validate_json(body)
-    return values
 
 
 def _part(fields: dict[str, Any], headers: Mapping[str, str], body: bytes) -> Request | None:
@@ -264,7 +253,7 @@ def understood(asked: Request, status: int, body: bytes) -> Answer | None:
             if refused.trouble in _STOPS:
                 raise HubStops(_STOPS[refused.trouble])
             return refused
-        title = str(_object(body).get("title", ""))[:CAUSE_CHARACTERS_MAX]
+        title = str(adapter(dict).validate_json(body).get("title", ""))[:CAUSE_CHARACTERS_MAX]
     except ValueError:
         """It is no answer of a hub: its status has to do."""
     raise refusal(status, title)
@@ -287,10 +276,8 @@ def encode_given(given: Given) -> bytes:
     ]
     lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    last = {
-        "kind": "end", "outbox": given.tag, "end": given.end, "lines": len(lines),
-        "sha256": hashlib.sha256(body).hexdigest(),
-    }  # fmt: skip
+    last = {"kind": "end", "outbox": given.tag, "end": given.end}
+    last |= {"lines": len(lines), "sha256": _sha256(body)}
     return body + json.dumps(last).encode() + b"\n"
 
 
@@ -300,29 +287,26 @@ def decode_given(data: bytes) -> Given:
     Raises:
         HubError: it was cut short, or is none.
     """
-    try:
-        return _given(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise HubError("what the hub has for this device did not come whole") from error
-
-
-def _given(data: bytes) -> Given:
     start = data.rfind(b"\n", 0, -1) + 1
-    body, last = data[:start], json.loads(data[start:])
-    lines = [json.loads(line) for line in body.splitlines()]
-    is_whole = last["lines"] == len(lines) and last["sha256"] == hashlib.sha256(body).hexdigest()
-    if last["kind"] != "end" or not is_whole or not _TAG.match(last["outbox"]):
-        raise ValueError("the line that ends it does not fit")
-    jobs: list[Handed] = []
-    cancels: list[tuple[str, int]] = []
-    for line in lines:
-        kind = line.pop("kind")
-        if kind == "enqueue":
-            payload = base64.b64decode(line.pop("payload"), validate=True)
-            jobs.append(Handed(**line, payload=payload))
-        elif kind == "cancel":
-            cancels.append((str(line["id"]), int(line["job"])))
-    return Given(last["outbox"], int(last["end"]), jobs, cancels)
+    try:
+        last, *lines = (json.loads(line) for line in (data[start:], *data[:start].splitlines()))
+        end = {"kind": "end", "lines": len(lines), "sha256": _sha256(data[:start])}
+        jobs, cancels = list[Handed](), list[tuple[str, int]]()
+        for line in lines:
+            if line["kind"] == "enqueue":
+                payload = base64.b64decode(line["payload"], validate=True)
+                jobs.append(Handed(*(line[name] for name in _OF_JOB), payload))
+            elif line["kind"] == "cancel":
+                cancels.append((str(line["id"]), int(line["job"])))
+        if last == last | end and _TAG.match(last["outbox"]):
+            return Given(last["outbox"], int(last["end"]), jobs, cancels)
+    except (ValueError, KeyError, TypeError):
+        """It is none."""
+    raise HubError("what the hub has for this device did not come whole")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 # -- messages as JSON, by the names of their fields -----------------------------------------------

@@ -74,7 +74,7 @@ class DurableLog:
 
     def _look(self) -> tuple[Border, list[int]]:
         files, last_frame = self._files, 0
-        hint, never_had_one, home = find_hint(self._disk, self._path)
+        hint, never_had_one, home = find_hint(self._disk, self._path, self._disk.boot_id())
         files.refresh()
         usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
         if last := next(usable, 0):

@@ -205,9 +205,9 @@ class Journal:
         """
         identity = read_identity(self.disk, self.path)
         if identity is None:
-            raise LogError(f"{self.path} is not a task log")
+            raise LogError(f"{self.path} is not a task log: give its directory with -d")
         self._identify(identity)
-        hint, never_had_one, self.home = find_hint(self.disk, self.path)
+        hint, never_had_one, self.home = find_hint(self.disk, self.path, self.boot)
         said = said_lsn(self, self.boot, hint)
         self.files.refresh()
         usable = (lsn for lsn in reversed(self.files.lsns) if self.files.header(lsn) is not None)

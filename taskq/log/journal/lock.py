@@ -377,9 +377,9 @@ def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
-def find_hint(disk: Disk, path: str) -> tuple[TailHint | None, bool, Home]:
+def find_hint(disk: Disk, path: str, boot: int) -> tuple[TailHint | None, bool, Home]:
     """(hint, whether there never was one, where one is believed), for who only reads."""
-    nowhere = (disk.boot_id(), 0, 0)
+    nowhere = (boot, 0, 0)
     try:
         descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
     except OSError:
@@ -387,7 +387,7 @@ def find_hint(disk: Disk, path: str) -> tuple[TailHint | None, bool, Home]:
     try:
         home = nowhere
         if not disk.was_restored(descriptor):
-            home = (nowhere[0], *disk.identity(descriptor))
+            home = (boot, *disk.identity(descriptor))
         return read_hint(disk, descriptor), disk.size(descriptor) < _SIZE, home
     finally:
         disk.close(descriptor)

@@ -41,7 +41,7 @@ from taskq.log.read.verify import verify
 from taskq.log.read.walks import Chosen, each_job, entries, jobs_ended
 from taskq.log.read.why import decide, facts_of, live_workers, progress_of
 from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.identity import device_of_copy, read_identity
+from taskq.log.segments.identity import device_of_copy
 from taskq.log.segments.segments import Extent, SegmentGone, hop
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
@@ -573,8 +573,6 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     disk = LocalDisk()
     directory = str(Path(path).absolute())
     try:
-        if not Path(directory).is_dir() or read_identity(disk, directory) is None:
-            raise LogError(f"{path} is not a task log: give its directory with -d")
         refuse_links(directory)
         journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
         journal.open_for_reading()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.wire import Carried
 
 #: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
 #: what a proxy takes that nobody has told what comes.
@@ -168,6 +169,8 @@ class Http:
         #: until when the line is used up by what was sent
         self._busy_until = 0.0
         self._connection: http.client.HTTPConnection | None = None
+        #: the one that an answer came over
+        self._answered: http.client.HTTPConnection | None = None
         self._turn = threading.BoundedSemaphore(1)
         self.used_bytes = 0
 
@@ -178,25 +181,28 @@ class Http:
             OSError, HTTPException: nobody answers.
             ValueError: a token that goes into no header.
         """
-        turn = self._turn
+        turn, asked = self._turn, (method, self._prefix + path, headers, body)
         try:
-            where = turn, method, self._prefix + path
-            return await aside(partial(self._exchange, *where, headers, body), turn)
+            return await aside(partial(self._asked, turn, asked), turn)
         except BaseException:
             # Where it was cancelled, this ends what the thread waits for, and others need not.
             self.close()
             self._turn = threading.BoundedSemaphore(1)
             raise
 
-    def _exchange(
-        self,
-        turn: threading.BoundedSemaphore,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes,
-    ) -> Told:
+    def _asked(self, turn: threading.BoundedSemaphore, asked: Carried) -> Told:
+        """Send a request; where the hub hung up while it was on its way, once more."""
         connection = self._connected(turn)
+        try:
+            return self._exchanged(connection, asked)
+        except ConnectionError:  # http.client.RemoteDisconnected is one
+            if connection is not self._answered:
+                raise
+            self.close()
+            return self._exchanged(self._connected(turn), asked)
+
+    def _exchanged(self, connection: http.client.HTTPConnection, asked: Carried) -> Told:
+        method, path, headers, body = asked
         own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
@@ -208,6 +214,7 @@ class Http:
             if len(content) > _ANSWER_BYTES_MAX:
                 raise http.client.HTTPException(f"an answer of over {_ANSWER_BYTES_MAX} bytes")
         self.used_bytes += len(str(answer.headers)) + len(content) + _RECORD_BYTES
+        self._answered = connection
         if answer.will_close:
             self.close()
         wait = answer.headers.get("Retry-After", "")
@@ -374,10 +381,15 @@ class Line:
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
-        return _read(asked, await self._request(self._holder, *carried(asked)))
+        return _read(asked, await self.request(*carried(asked), self._holder))
 
     async def request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes = b"",
+        carrier: Http | None = None,
     ) -> Told:
         """Send anything.
 
@@ -385,11 +397,7 @@ class Line:
             HubWaits: the line may not carry that now.
             HubError: nobody answers.
         """
-        return await self._request(self._carrier, method, path, headers, body)
-
-    async def _request(
-        self, carrier: Http, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> Told:
+        carrier = carrier or self._carrier
         await self.allowance.look()
         handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0
         self.allowance.check(len(body) + len(body) // 256 + _HEADS_BYTES + handshake)

@@ -1,43 +1,24 @@
-"""A device's side of a session: what it asks, given what it was answered. No line, no clock.
+"""A device's side of a session: what it asks, given what it was answered. No clock, no network.
 
-``push`` is a generator: it gives out requests to the hub and orders to the device's own log, and is
-sent the answers. A line that drops is the driver's: it closes the generator and begins another
-later, and nothing is remembered between the two. Where an answer does not fit, it asks anew where
-the hub stands, so that whatever happened is found by content.
+A line that drops raises out of ``ask``; another session begins later, and nothing is remembered
+between the two. Where an answer does not fit, it asks anew where the hub stands, so that whatever
+happened is found by content.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import Border, segment_name
 from taskq.errors import LogDamaged, LogError
-from taskq_plugins.hub.device.compare import Verdict, compare
-from taskq_plugins.hub.messages import (
-    ASKED_MAX,
-    NOWHERE,
-    SPILL_MAX,
-    Append,
-    Ask,
-    Declare,
-    Kind,
-    Known,
-    Missing,
-    Refused,
-    Seal,
-    Skip,
-    SpillAsk,
-    SpillPart,
-    Stored,
-    Sync,
-    Synced,
-    Trouble,
-)
+from taskq_plugins.hub import messages
+from taskq_plugins.hub.messages import NOWHERE, Kind, Missing, Refused, Stored, Synced, Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
     from taskq.engine import DurableLog
@@ -51,197 +32,236 @@ class Unsettled(LogError):
     """A session did not come to an end, though every request of it was answered."""
 
 
-def push(
-    log: DurableLog, part_bytes: Callable[[], int]
-) -> Generator[Request | Skip, Answer | None, list[Verdict]]:
-    """Bring the hub's copy to where the log ends; returns the verdicts that were drawn.
+class Verdict(enum.Enum):
+    """How a log stands to the hub's copy of it, in the order in which that is looked for."""
+
+    #: the hub has nothing of the log: its oldest segment comes first
+    NEW = "new"
+    #: the log has again what the copy lacks at its beginning, since it was set back, or a loss of
+    #: power undid that compaction removed it: say so, begin with the oldest segment
+    OLDER = "older"
+    #: what the hub ends with stands here, too, or goes right before what stands here: go on
+    BEHIND = "behind"
+    #: a recovery moved the hub's last frame: seal what is left of its segment, go on with the next
+    MOVED = "moved"
+    #: the log was set back, and nothing was written since: nothing to send, but a new epoch
+    AHEAD = "ahead"
+    #: what would follow is not here any more: say so, go on with the oldest segment
+    GAP = "gap"
+    #: the log was set back and went on: say so, go on where both are still the same
+    FORKED = "forked"
+
+
+def compare(synced: Synced, log: DurableLog) -> Verdict:
+    """Draw the verdict from what the hub told of its copy."""
+    at = synced.at
+    if not at.segment:
+        return Verdict.NEW
+    if synced.begins and log.begins_before(synced.begins):
+        return Verdict.OLDER
+    if log.stands(at) or log.follows(at):
+        return Verdict.BEHIND
+    if log.is_moved(at):
+        return Verdict.MOVED
+    if synced.has_end:
+        return Verdict.AHEAD
+    return Verdict.GAP if log.begins_behind(at) else Verdict.FORKED
+
+
+def opening(log: DurableLog) -> messages.Sync:
+    """Return what begins a session of a log."""
+    identity = log.identity
+    return messages.Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
+
+
+class Push:
+    """Bring the hub's copy to where a log ends.
 
     Args:
         log: as it stands now: what is written meanwhile goes with the next session.
+        ask: asks the hub.
+        skip: has the device's own log give no number any more below an lsn.
         part_bytes: of the next request, unless one frame is larger.
-
-    Raises:
-        Unsettled: the hub goes on answering that it stands elsewhere.
-        LogDamaged: the log does not read back.
     """
-    verdicts: list[Verdict] = []
-    for _ in range(_ROUNDS_MAX):
-        identity = log.identity
-        synced = yield Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
-        if not isinstance(synced, Synced):
-            continue
-        verdict = compare(synced, log)
-        verdicts.append(verdict)
-        if _may_give_again(log, synced, verdict):
-            yield Skip(synced.high_lsn)
-        if verdict is Verdict.AHEAD:
-            return verdicts
-        if verdict is Verdict.GAP:
-            at = Border(log.segments[0])
-            cause = "a limit of the device's log took it before it was sent"
-            if synced.at.next_lsn < log.pin:
-                cause = "the hub lost what it had"
-            yield _declared(log, synced, synced.at, Kind.GAP, at, cause)
-        elif verdict is Verdict.OLDER:
-            at = Border(log.segments[0])
-            yield _declared(log, synced, synced.at, Kind.FORK, at, "the log begins before it again")
-        elif verdict is Verdict.FORKED:
-            at = yield from _parting(log, synced)
-            yield _declared(log, synced, synced.at, Kind.FORK, at, "the log was set back")
-        elif (yield from _send(log, synced, verdict, part_bytes)):
-            return verdicts
-    raise Unsettled(
-        f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the device"
-    )
 
+    #: what the hub told of its copy last
+    _synced: Synced
 
-def _may_give_again(log: DurableLog, synced: Synced, verdict: Verdict) -> bool:
-    """Return whether the log could give numbers to records that the hub has given to others.
+    def __init__(
+        self,
+        log: DurableLog,
+        ask: Callable[[Request], Awaitable[Answer | None]],
+        skip: Callable[[int], Awaitable[None]],
+        part_bytes: Callable[[], int],
+    ) -> None:
+        self._log, self._log_id = log, log.identity.log_id
+        self._ask, self._skip, self._part_bytes = ask, skip, part_bytes
 
-    On whatever branch the hub has them: a log may be set back twice, to what both have.
-    """
-    if verdict is Verdict.GAP and synced.high_lsn > log.segments[0]:
-        return True
-    parted = (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER)
-    return verdict in parted or synced.high_lsn > log.next_lsn
+    async def run(self) -> list[Verdict]:
+        """Return the verdicts that were drawn, once the copy ends where the log does.
 
-
-def _declared(
-    log: DurableLog, synced: Synced, left: Border, kind: Kind, at: Border, cause: str
-) -> Declare:
-    log_id, end_lsn = log.identity.log_id, log.end.next_lsn
-    return Declare(synced.session, log_id, kind, left, at, end_lsn, cause)
-
-
-# -- sending ---------------------------------------------------------------------------------------
-
-
-def _send(
-    log: DurableLog, synced: Synced, verdict: Verdict, part_bytes: Callable[[], int]
-) -> Generator[Request, Answer | None, bool]:
-    """Send what the hub lacks; False if it turned out to stand elsewhere."""
-    behind, again = synced.at, log.offered(synced.lacks) if synced.lacks else []
-    if log.sends_bodies and (log.owes_bodies or behind.next_lsn < log.synced_lsn):
-        again += log.bodies()  # some were held back, or the hub was set back
-    if again and not (yield from _send_bodies(log, synced, again, part_bytes)):
-        return False
-    if verdict is Verdict.MOVED:
-        # What is left of the segment is a prefix of the hub's.
-        behind = log.end_of(behind.segment)
-    elif verdict is Verdict.NEW or behind.segment not in log.segments:
-        behind = Border(log.segments[0]) if log.segments else NOWHERE
-    is_done = synced.is_sealed and behind == synced.at
-    while behind.segment:
-        if not is_done and not (yield from _send_segment(log, synced, behind, part_bytes)):
-            return False
-        behind, is_done = Border(log.next_segment(behind.segment)), False
-    return True
-
-
-def _send_bodies(
-    log: DurableLog, synced: Synced, names: list[str], part_bytes: Callable[[], int]
-) -> Generator[Request, Answer | None, bool]:
-    """Send those of these files that the hub lacks; as ``_send``."""
-    for at in range(0, len(names), SPILL_MAX):
-        ids = synced.session, log.identity.log_id
-        answer = yield SpillAsk(*ids, tuple(names[at : at + SPILL_MAX]))
-        if not isinstance(answer, Missing):
-            return False
-        for name, had in answer.files:
-            offset, is_on = had, True
-            while is_on:
-                part = log.body_part(name, offset, part_bytes())
-                if part is None:
-                    break
-                answer = yield SpillPart(*ids, name, offset, *part)
-                if not isinstance(answer, Missing):
-                    return False
-                # One that is not what it is called is asked for from its start, and left.
-                is_on = bool(answer.files) and answer.files[0][1] > offset
-                offset = answer.files[0][1] if is_on else 0
-    return True
-
-
-def _send_segment(
-    log: DurableLog, synced: Synced, behind: Border, part_bytes: Callable[[], int]
-) -> Generator[Request, Answer | None, bool]:
-    """Send a segment from there on; what comes next is read while the hub is waited for."""
-    session, log_id, end = synced.session, log.identity.log_id, log.end_of(behind.segment)
-    hashed = None if behind.offset else hashlib.sha256()
-    with ThreadPoolExecutor(1) as ahead:
-        part: Future[tuple[bytes, Border]] | None = None
-        while behind.offset < end.offset:
-            data, following = part.result() if part else log.part(behind, part_bytes())
-            if part and len(data) > part_bytes():  # what may go has become less
-                data, following = log.part(behind, part_bytes())
-            # Before the records that name them, so that none is ever there without its body.
-            names = log.bodies_named(behind, following) if log.sends_bodies else []
-            if names and not (yield from _send_bodies(log, synced, names, part_bytes)):
-                return False
-            if hashed is not None:
-                ahead.submit(hashed.update, data)
-            if following.offset < end.offset:
-                part = ahead.submit(log.part, following, part_bytes())
-            answer = yield Append(session, log_id, behind, data)
-            if answer != Stored(following):
-                yield from _refused(log, synced, behind, answer)
-                return False
-            behind = following
-    if not log.is_sealed(behind.segment):
-        return True
-    digest = log.digest(end) if hashed is None else hashed.digest()
-    answer = yield Seal(session, log_id, end, digest)
-    return answer == Stored(end)
-
-
-def _refused(
-    log: DurableLog, synced: Synced, behind: Border, answer: Answer | None
-) -> Generator[Request, Answer | None, None]:
-    """Do what a part that was not taken asks for."""
-    if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
-        at = Border(behind.segment)
-        yield _declared(log, synced, answer.at, Kind.GAP, at, "a segment before it is missing")
-    if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
-        raise LogDamaged(
-            f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
-            f"as it was written, so the hub does not take it. See taskq verify, and taskq "
-            f"repair; then the rest goes"
+        Raises:
+            Unsettled: the hub goes on answering that it stands elsewhere.
+            LogDamaged: the log does not read back.
+        """
+        log, verdicts = self._log, list[Verdict]()
+        for _ in range(_ROUNDS_MAX):
+            synced = await self._ask(opening(log))
+            if not isinstance(synced, Synced):
+                continue
+            self._synced, verdict = synced, compare(synced, log)
+            verdicts.append(verdict)
+            if self._may_give_again(verdict):
+                await self._skip(synced.high_lsn)
+            if verdict is Verdict.AHEAD:
+                return verdicts
+            if verdict is Verdict.GAP:
+                cause = "a limit of the device's log took it before it was sent"
+                if synced.at.next_lsn < log.pin:
+                    cause = "the hub lost what it had"
+                await self._declare(Kind.GAP, Border(log.segments[0]), cause)
+            elif verdict is Verdict.OLDER:
+                cause = "the log begins before it again"
+                await self._declare(Kind.FORK, Border(log.segments[0]), cause)
+            elif verdict is Verdict.FORKED:
+                await self._declare(Kind.FORK, await self._parting(), "the log was set back")
+            elif await self._send(verdict):
+                return verdicts
+        raise Unsettled(
+            f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the "
+            f"device"
         )
 
+    def _may_give_again(self, verdict: Verdict) -> bool:
+        """Return whether the log could give numbers to records that the hub has given to others.
 
-# -- where a fork parts ----------------------------------------------------------------------------
+        On whatever branch the hub has them: a log may be set back twice, to what both have.
+        """
+        high_lsn = self._synced.high_lsn
+        if verdict is Verdict.GAP and high_lsn > self._log.segments[0]:
+            return True
+        parted = (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER)
+        return verdict in parted or high_lsn > self._log.next_lsn
 
+    async def _declare(
+        self, kind: Kind, at: Border, cause: str, left: Border | None = None
+    ) -> None:
+        synced, end_lsn = self._synced, self._log.end.next_lsn
+        ids = synced.session, self._log_id
+        await self._ask(messages.Declare(*ids, kind, left or synced.at, at, end_lsn, cause))
 
-def _parting(log: DurableLog, synced: Synced) -> Generator[Request, Answer | None, Border]:
-    """Return the last place that the hub has, too; at worst the start of the log.
+    # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
-    The hub is asked, and nothing is declared for it: with the newest ends of segments first, then
-    with frames of the first segment that differs.
-    """
-    parting, differs = Border(log.segments[0]), log.segments[0]
-    ends = [log.end_of(segment) for segment in reversed(log.segments)]
-    for at in range(0, len(ends), ASKED_MAX):
-        shared = yield from _shared(log, synced, ends[at : at + ASKED_MAX])
-        if shared:
-            parting = shared[0]
-            differs = log.next_segment(parting.segment)
-            break
-    borders = log.borders(differs) if differs else []
-    while borders:
-        # All up to one place are shared, and none behind it.
-        asked = borders[:: max(len(borders) // ASKED_MAX, 1)][:ASKED_MAX]
-        shared = yield from _shared(log, synced, asked)
-        if shared:
-            parting = shared[-1]
-        low = borders.index(parting) + 1 if shared else 0
-        behind = [place for place in asked if place not in shared]
-        borders = borders[low : borders.index(behind[0]) if behind else None]
-    return parting
+    async def _send(self, verdict: Verdict) -> bool:
+        """Send what the hub lacks."""
+        log, synced, at = self._log, self._synced, self._synced.at
+        again = log.offered(synced.lacks) if synced.lacks else []
+        if log.sends_bodies and (log.owes_bodies or at.next_lsn < log.synced_lsn):
+            again += log.bodies()  # some were held back, or the hub was set back
+        if again and not await self._send_bodies(again):
+            return False
+        behind = at
+        if verdict is Verdict.MOVED:  # what is left of the segment is a prefix of the hub's
+            behind = log.end_of(at.segment)
+        elif verdict is Verdict.NEW or at.segment not in log.segments:
+            behind = Border(log.segments[0]) if log.segments else NOWHERE
+        is_done = synced.is_sealed and behind == at
+        while behind.segment:
+            if not is_done and not await self._send_segment(behind):
+                return False
+            behind, is_done = Border(log.next_segment(behind.segment)), False
+        return True
 
+    async def _send_bodies(self, names: list[str]) -> bool:
+        """Send those of these files that the hub lacks."""
+        ids = self._synced.session, self._log_id
+        for at in range(0, len(names), messages.SPILL_MAX):
+            asked = tuple(names[at : at + messages.SPILL_MAX])
+            answer = await self._ask(messages.SpillAsk(*ids, asked))
+            if not isinstance(answer, Missing):
+                return False
+            for name, had in answer.files:
+                offset, is_on = had, True
+                while is_on:
+                    part = self._log.body_part(name, offset, self._part_bytes())
+                    if part is None:
+                        break
+                    answer = await self._ask(messages.SpillPart(*ids, name, offset, *part))
+                    if not isinstance(answer, Missing):
+                        return False
+                    # One that is not what it is called is asked for from its start, and left.
+                    is_on = bool(answer.files) and answer.files[0][1] > offset
+                    offset = answer.files[0][1] if is_on else 0
+        return True
 
-def _shared(
-    log: DurableLog, synced: Synced, places: list[Border]
-) -> Generator[Request, Answer | None, list[Border]]:
-    answer = yield Ask(synced.session, log.identity.log_id, tuple(places))
-    has = answer.has if isinstance(answer, Known) else (False,) * len(places)
-    return [place for place, is_there in zip(places, has, strict=True) if is_there]
+    async def _send_segment(self, behind: Border) -> bool:
+        """Send a segment from there on; what comes next is read while the hub is waited for."""
+        log, ids = self._log, (self._synced.session, self._log_id)
+        end, hashed = log.end_of(behind.segment), None if behind.offset else hashlib.sha256()
+        with ThreadPoolExecutor(1) as ahead:
+            part: Future[tuple[bytes, Border]] | None = None
+            while behind.offset < end.offset:
+                data, following = part.result() if part else log.part(behind, self._part_bytes())
+                if part and len(data) > self._part_bytes():  # what may go has become less
+                    data, following = log.part(behind, self._part_bytes())
+                # Before the records that name them, so that none is ever there without its body.
+                names = log.bodies_named(behind, following) if log.sends_bodies else []
+                if names and not await self._send_bodies(names):
+                    return False
+                if hashed is not None:
+                    ahead.submit(hashed.update, data)
+                if following.offset < end.offset:
+                    part = ahead.submit(log.part, following, self._part_bytes())
+                answer = await self._ask(messages.Append(*ids, behind, data))
+                if answer != Stored(following):
+                    await self._not_stored(behind, answer)
+                    return False
+                behind = following
+        if not log.is_sealed(behind.segment):
+            return True
+        digest = log.digest(end) if hashed is None else hashed.digest()
+        return await self._ask(messages.Seal(*ids, end, digest)) == Stored(end)
+
+    async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
+        """Do what a part that was not taken asks for."""
+        if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
+            cause = "a segment before it is missing"
+            await self._declare(Kind.GAP, Border(behind.segment), cause, answer.at)
+        if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
+            raise LogDamaged(
+                f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
+                f"as it was written, so the hub does not take it. See taskq verify, and taskq "
+                f"repair; then the rest goes"
+            )
+
+    # -- where a fork parts -----------------------------------------------------------------------
+
+    async def _parting(self) -> Border:
+        """Return the last place that the hub has, too; at worst the start of the log.
+
+        The hub is asked, since to declare is to act: a place that merely fits would be taken. With
+        the newest ends of segments first, then with frames of the first segment that differs.
+        """
+        log, most = self._log, messages.ASKED_MAX
+        parting, differs = Border(log.segments[0]), log.segments[0]
+        ends = [log.end_of(segment) for segment in reversed(log.segments)]
+        for at in range(0, len(ends), most):
+            if shared := await self._shared(ends[at : at + most]):
+                parting = shared[0]
+                differs = log.next_segment(parting.segment)
+                break
+        borders = log.borders(differs) if differs else []
+        while borders:
+            # All up to one place are shared, and none behind it.
+            asked = borders[:: max(len(borders) // most, 1)][:most]
+            shared = await self._shared(asked)
+            parting = shared[-1] if shared else parting
+            low = borders.index(parting) + 1 if shared else 0
+            behind = [place for place in asked if place not in shared]
+            borders = borders[low : borders.index(behind[0]) if behind else None]
+        return parting
+
+    async def _shared(self, places: list[Border]) -> list[Border]:
+        answer = await self._ask(messages.Ask(self._synced.session, self._log_id, tuple(places)))
+        has = answer.has if isinstance(answer, messages.Known) else (False,) * len(places)
+        return [place for place, is_there in zip(places, has, strict=True) if is_there]

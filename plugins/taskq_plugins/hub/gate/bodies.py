@@ -89,7 +89,7 @@ class Intake:
     """Do what the pieces of one body ask for, on a thread."""
 
     def __init__(self, request: Request, way: Way) -> None:
-        self._request, self._left = request, way.bytes_max
+        self._request, self._way, self._left = request, way, way.bytes_max
         is_packed = way.has_frames and request.headers.get("content-type") == PACKED
         self._inflate = zlib.decompressobj() if is_packed else None
         self._asked: Asked | Enrol | None = None
@@ -103,6 +103,8 @@ class Intake:
         Raises:
             HTTPException: it is no request.
         """
+        if not is_whole and Append not in self._way.asks:
+            raise HTTPException(408, "its body came too slowly: try again later")
         try:
             if self._inflate is not None:
                 pieces = [self._inflate.decompress(b"".join(pieces), max(self._left, 1))]
@@ -112,8 +114,6 @@ class Intake:
             raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
         except (ValueError, zlib.error) as error:
             raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
-        if not (is_whole or isinstance(asked, Append)):
-            raise HTTPException(400, "the line dropped")
         self._asked = asked
         if isinstance(asked, SpillPart) and not is_last:
             return replace(asked, is_last=False)

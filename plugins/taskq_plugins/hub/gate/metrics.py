@@ -80,14 +80,13 @@ class HubMetrics:
 
     def _lags(self, active: list[dict[str, Any]]) -> Iterator[Metric]:
         heard = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
-        behind = [max(each.get("end_lsn", 0) - each.get("at_lsn", 0), 0) for each in active]
         yield GaugeMetricFamily(
             "taskq_hub_silent_seconds", "Longest time that an active device was not heard of",
             value=max(heard, default=0),
         )  # fmt: skip
         yield GaugeMetricFamily(
             "taskq_hub_behind_records", "Records that active devices have and the hub lacks",
-            value=sum(behind),
+            value=sum(each["behind"] for each in active),
         )  # fmt: skip
 
 

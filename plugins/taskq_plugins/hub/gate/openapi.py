@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.wire import Way
 
 _REFS: Final = "#/components/schemas/{model}"
+_BYTES: Final = "application/octet-stream"
 #: What a device reads of its own logs, for a restore.
 _READS: Final = {
     "/v1/logs": JSON,
     "/v1/logs/{log_id}/identity": JSON,
     "/v1/logs/{log_id}/segments": JSON,
-    "/v1/logs/{log_id}/segments/{segment}": "application/octet-stream",
-    "/v1/logs/{log_id}/spill/{name}": "application/octet-stream",
+    "/v1/logs/{log_id}/segments/{segment}": _BYTES,
+    "/v1/logs/{log_id}/spill/{name}": _BYTES,
 }
 _HEADERS: Final = (
     "Taskq-Session", "Upload-Offset", "Taskq-Stem", "Upload-Complete", "Repr-Digest",
@@ -43,19 +44,16 @@ def document() -> bytes:
     """Return the document as JSON."""
     paths: dict[str, dict[str, Any]] = {}
     for way in WAYS:
-        paths.setdefault(way.path, {})[way.method.lower()] = _operation(way)
+        paths.setdefault(way.path, {})[way.method.lower()] = _asked(way)
     for path, kind in _READS.items():
-        answer = {"200": {"description": "it", "content": {kind: {}}}, **_PROBLEMS}
-        paths.setdefault(path, {})["get"] = {"parameters": _fields(path), "responses": answer}
+        paths.setdefault(path, {})["get"] = _operation(path, {kind: {}})
+    token = {"type": "http", "scheme": "bearer"}
     return json.dumps(
         {
             "openapi": "3.1.0",
             "info": {"title": "A hub of task logs", "version": str(PROTOCOL)},
             "paths": paths,
-            "components": {
-                "schemas": _schemas(),
-                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            },
+            "components": {"schemas": _schemas(), "securitySchemes": {"token": token}},
             "security": [{"token": []}],
         }
     ).encode()
@@ -75,32 +73,31 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _operation(way: Way) -> dict[str, Any]:
-    bodies: dict[str, Any] = {JSON: _ref(way.asks[0])}
-    parameters = _fields(way.path)
-    if way.has_frames:
-        bodies = {FRAMES: {}, PACKED: {}}
-        parameters += ({"name": name, "in": "header", "schema": _TEXT} for name in _HEADERS)
+def _asked(way: Way) -> dict[str, Any]:
     content = {JSON_LINES: {}} if way.answer is Given else {JSON: _ref(way.answer)}
-    well = "201" if way.path.endswith("enrol") else "200"
-    return {
-        "summary": " or ".join(str(kind.__doc__).partition("\n")[0] for kind in way.asks),
-        "parameters": parameters,
-        "requestBody": {"required": True, "content": bodies},
-        "responses": {well: {"description": "done", "content": content}, **_PROBLEMS},
+    status = "201" if way.path.endswith("enrol") else "200"
+    operation = _operation(way.path, content, status, _HEADERS if way.has_frames else ())
+    bodies = {FRAMES: {}, PACKED: {}} if way.has_frames else {JSON: _ref(way.asks[0])}
+    summary = " or ".join(str(kind.__doc__).partition("\n")[0] for kind in way.asks)
+    return operation | {"summary": summary, "requestBody": {"required": True, "content": bodies}}
+
+
+def _operation(
+    path: str, content: dict[str, Any], status: str = "200", headers: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    text, problem = {"type": "string"}, {PROBLEM: _ref(Refused)}
+    fields = [(name, "path") for name in re.findall(r"{(\w+)}", path)]
+    fields += ((name, "header") for name in headers)
+    parameters = [
+        {"name": name, "in": place, "required": place == "path", "schema": text}
+        for name, place in fields
+    ]
+    answers = {
+        status: {"description": "done", "content": content},
+        "default": {"description": "it was refused", "content": problem},
     }
-
-
-def _fields(path: str) -> list[dict[str, Any]]:
-    names = re.findall(r"{(\w+)}", path)
-    return [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    return {"parameters": parameters, "responses": answers}
 
 
 def _ref(kind: type) -> dict[str, Any]:
     return {"schema": {"$ref": _REFS.format(model=kind.__name__)}}
-
-
-_TEXT: Final = {"type": "string"}
-_PROBLEMS: Final = {
-    "default": {"description": "it was refused", "content": {PROBLEM: _ref(Refused)}}
-}

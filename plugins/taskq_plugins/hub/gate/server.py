@@ -13,7 +13,6 @@ import errno
 import json
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,19 +27,19 @@ from starlette.routing import Route
 from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
-from taskq_plugins.hub.checking import ask_again, faults_of, is_elsewhere, note_place
+from taskq_plugins.hub import wire
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.gate import reading
 from taskq_plugins.hub.gate.bodies import Body, Intake
 from taskq_plugins.hub.gate.openapi import document
 from taskq_plugins.hub.gate.quota import Account, ChargedDisk
-from taskq_plugins.hub.gate.reading import Reading
+from taskq_plugins.hub.kept import ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
     Declare,
     Enrol,
     Enrolled,
-    Given,
     Question,
     Refused,
     Stored,
@@ -50,27 +49,17 @@ from taskq_plugins.hub.messages import (
 )
 from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.wire import (
-    FRAMES,
-    JSON,
-    PACKED,
-    PROBLEM,
-    answered,
-    as_json,
-    way_to,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-    from uuid import UUID
 
     from starlette.requests import Request
 
     from taskq.engine import Disk
+    from taskq_plugins.hub.kept import Kept
     from taskq_plugins.hub.messages import Answer
     from taskq_plugins.hub.messages import Request as Asked
-    from taskq_plugins.hub.wire import Way
 
 _log: Final = logging.getLogger("taskq")
 #: What a device may have on the hub's disk.
@@ -88,13 +77,7 @@ _BREAK_BYTES: Final = 64 * 1024
 _DIGITS_MAX: Final = 20
 _TOO_LARGE: Final = 413
 _RETRY_SECONDS: Final = 5
-_AGAIN: Final = frozenset({429, 503, 507})
-#: Those who wait for something look so long after the outbox grew: many at a time, once.
-_GATHER_SECONDS: Final = 0.25
-#: How often they look whether there is an outbox at all.
-_THERE_SECONDS: Final = 1.0
-#: Questions that wait for their answer at a time; one more is answered at once.
-_ASKING_MAX: Final = 2_000
+_AGAIN: Final = frozenset({408, 429, 503, 507})
 #: Tokens and codes that do not hold, of one address in a minute.
 _TRIES_MAX: Final = 10
 #: So many are answered at once, each one more so much later.
@@ -132,14 +115,10 @@ class Server:
             PatientDisk, str(path), self._registry,
             disk_of=self._disk_of, may_fork=self._registry.may_fork,
         )  # fmt: skip
-        self._reading = Reading(path)
         self._outbox = Serving(path, self._registry, self._spend)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
-        #: questions of known sessions, the latest of each log, and what ends its wait
-        self._asking: dict[tuple[str, UUID], asyncio.Future[None]] = {}
-        self._is_over = False
         self._accounts: dict[str, Account] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         self._tries: dict[str, int] = {}
@@ -177,30 +156,30 @@ class Server:
         """Ask for what copies lack since the hub was copied while it ran, or was set back so."""
         try:
             if await self._on_thread(is_elsewhere, self._path):
-                for device, log_id in await self._on_thread(self._copies.logs):
-                    async with self._turn(device):
-                        await self._on_thread(self._mend_copy, device, log_id)
+                for copy in await self._on_thread(self._copies.all):
+                    async with self._turn(copy.device):
+                        await self._on_thread(self._mend_copy, copy)
             await self._on_thread(note_place, self._path)
         except OSError as error:
             _log.warning("hub: copies are looked through at the next start: %s", error)
 
-    def _mend_copy(self, device: str, log_id: UUID) -> None:
-        self._copies.forget(device, log_id)
-        for fault in faults_of(self._path / "devices" / device / str(log_id), log_id, deep=True):
-            _log.warning("hub: %s: %s: asked for again", fault.path, fault.what)
+    def _mend_copy(self, copy: Kept) -> None:
+        self._copies.forget(copy.device, copy.log_id)
+        for fault in faults_of(copy, deep=True):
+            _log.warning("hub: %s: %s: asked for again", copy.path, fault.what)
             ask_again(self._registry, fault)
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_EVERY_SECONDS)
             before_ns = time.time_ns() - round(self._keep_seconds * SECOND_NS)
-            for device, log_id in await self._on_thread(self._copies.logs):
-                async with self._turn(device):
+            for copy in await self._on_thread(self._copies.all):
+                async with self._turn(copy.device):
                     try:
-                        await self._on_thread(self._copies.keep, device, log_id, before_ns)
+                        await self._on_thread(self._copies.keep, copy, before_ns)
                     except (OSError, LogError) as error:
-                        _log.warning("hub: %s keeps all of %s: %s", device, log_id, error)
-                self._accounts.pop(device, None)
+                        _log.warning("hub: %s stays as it is: %s", copy.path, error)
+                self._accounts.pop(copy.device, None)
 
     def _turn(self, device: str) -> asyncio.Lock:
         return self._turns.setdefault(device, asyncio.Lock())
@@ -209,7 +188,7 @@ class Server:
         return Response(b"{}", media_type="application/json")
 
     async def _document(self, _request: Request) -> Response:
-        return Response(await self._on_thread(document), media_type=JSON)
+        return Response(await self._on_thread(document), media_type=wire.JSON)
 
     # -- who asks ---------------------------------------------------------------------------------
 
@@ -223,9 +202,9 @@ class Server:
         request.state.device = device
         waiting = self._waiting.get(device, 0)
         # Who waits for jobs, or is woken with thousands of others, takes nobody's place.
-        if waiting - sum(name == device for name, _ in self._asking) >= _OF_DEVICE_MAX:
+        if waiting - self._outbox.asked_by(device) >= _OF_DEVICE_MAX:
             raise HTTPException(429, "one request after the other")
-        if sum(self._waiting.values()) - len(self._asking) >= _REQUESTS_MAX:
+        if sum(self._waiting.values()) - len(self._outbox.asking) >= _REQUESTS_MAX:
             raise HTTPException(503, "too many at once: try again later")
         self._waiting[device] = waiting + 1
         try:
@@ -253,27 +232,26 @@ class Server:
             token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
         if token is None:
             raise await self._unknown(request, "the code is not known here")
-        return Response(as_json(Enrolled(token)), 201, media_type=JSON)
+        return Response(wire.as_json(Enrolled(token)), 201, media_type=wire.JSON)
 
     # -- what is asked ----------------------------------------------------------------------------
 
     async def _bounded(self, device: str, request: Request) -> Response:
         if request.method in ("GET", "HEAD"):
-            path, headers, limiter = request.url.path, request.headers, self._threads
-            return await run_sync(self._reading.answer, device, path, headers, limiter=limiter)
+            where = self._path, device, request.url.path, request.headers
+            return await run_sync(reading.read, *where, limiter=self._threads)
         way = _way_of(request)
         if way.has_frames:
-            return _told(*answered(await self._grown(device, request, way)))
+            return _told(*wire.answered(await self._grown(device, request, way)))
         asked = await self._taken(request, way)
         if isinstance(asked, Enrol):
             raise _not_there()
         if isinstance(asked, Question):
-            answer = await self._down(device, asked)
-            return _told(*await self._on_thread(answered, answer))
+            return await self._down(device, asked)
         async with self._turn(device):
-            return _told(*answered(await self._on_thread(self._done, device, asked)))
+            return _told(*wire.answered(await self._on_thread(self._done, device, asked)))
 
-    async def _taken(self, request: Request, way: Way) -> Asked | Enrol:
+    async def _taken(self, request: Request, way: wire.Way) -> Asked | Enrol:
         """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
         body = Body(request, way, _no_wait)
         await body.read()
@@ -282,7 +260,7 @@ class Server:
         asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
 
-    async def _grown(self, device: str, request: Request, way: Way) -> Answer:
+    async def _grown(self, device: str, request: Request, way: wire.Way) -> Answer:
         """Take in bytes of a log, piece by piece; more than a little waits for room."""
         intake = Intake(request, way)
         async with contextlib.AsyncExitStack() as stack:
@@ -316,51 +294,24 @@ class Server:
             answer: Answer = await self._on_thread(done)
             return answer
 
-    async def _down(self, device: str, asked: Question) -> Answer | None:
-        """Answer a question; one that its log asked before is over then."""
-        key, over = (device, asked.log_id), asyncio.get_running_loop().create_future()
-        async with self._turn(device):
-            if not await self._on_thread(self._copies.is_at, device, asked):
-                return _ANEW
-        if before := self._asking.get(key):
-            before.cancel()
-        self._asking[key] = over
-        try:
-            return await self._given(device, asked, over)
-        finally:
-            if self._asking[key] is over:
-                del self._asking[key]
+    async def _down(self, device: str, asked: Question) -> Response:
+        """Answer a question, at any time once its session is known."""
 
-    async def _given(
-        self, device: str, asked: Question, over: asyncio.Future[None]
-    ) -> Answer | None:
-        """Return what a question is answered, once there is something; None: nothing came."""
-        loop, outbox = over.get_loop(), self._outbox
-        until = loop.time() + (asked.wait_seconds if len(self._asking) <= _ASKING_MAX else 0)
-        if self._is_over:
-            over.cancel()
-        while not (outbox.is_there or over.done()) and loop.time() < until:
-            await _wait_for(loop.create_future(), over, _THERE_SECONDS)
-        while outbox.is_there:
-            port, seen = await outbox.end()
+        async def look(asked: Question) -> Answer:
             async with self._turn(device):  # for each look, but not for the wait
                 if not await self._on_thread(self._copies.is_at, device, asked):
                     return _ANEW
-                given: Given = await self._on_thread(outbox.handing.give, device, asked)
-            is_late = loop.time() >= until or over.done()
-            if given.jobs or given.cancels or (is_late and not asked.wait_seconds):
+                given: Answer = await self._on_thread(self._outbox.handing.give, device, asked)
                 return given
-            if is_late:
-                break
-            asked = replace(asked, refused=())
-            await _wait_for(port.extent(seen), over, until - loop.time())
-        return None
+
+        async with self._turn(device):
+            is_known = await self._on_thread(self._copies.is_at, device, asked)
+        answer = await self._outbox.answer(device, asked, look) if is_known else _ANEW
+        return _told(*await self._on_thread(wire.answered, answer))
 
     def end(self) -> None:
         """Let nobody wait for jobs any more."""
-        self._is_over = True
-        for over in tuple(self._asking.values()):
-            over.get_loop().call_soon_threadsafe(over.cancel)
+        self._outbox.end()
 
     def _account(self, device: str) -> Account:
         """Return what a device has here; it is counted anew each hour."""
@@ -419,13 +370,13 @@ class Server:
         return await run_sync(function, *arguments, limiter=self._threads)
 
 
-def _way_of(request: Request) -> Way:
+def _way_of(request: Request) -> wire.Way:
     """Return what kind of request that is: its path says what may come, and how much of it.
 
     Raises:
         HTTPException: it is none.
     """
-    matched, headers = way_to(request.method, request.url.path), request.headers
+    matched, headers = wire.way_to(request.method, request.url.path), request.headers
     if matched is None:
         raise _not_there()
     way, _ = matched
@@ -434,23 +385,13 @@ def _way_of(request: Request) -> Way:
         raise HTTPException(411, "a request says how long it is")
     if int(length) > way.bytes_max:
         raise HTTPException(_TOO_LARGE, f"this takes at most {way.bytes_max} bytes")
-    if way.has_frames and kind not in (FRAMES, PACKED):
-        raise HTTPException(415, f"this takes {FRAMES}, with +zlib or without")
+    if way.has_frames and kind not in (wire.FRAMES, wire.PACKED):
+        raise HTTPException(415, f"this takes {wire.FRAMES}, with +zlib or without")
     return way
 
 
 async def _no_wait() -> None:
     """Have room at once: of so little there is always some."""
-
-
-async def _wait_for(grown: asyncio.Future[Any], over: asyncio.Future[None], seconds: float) -> None:
-    """Wait until there may be more, nobody waits for that any more, or so long."""
-    first = asyncio.FIRST_COMPLETED
-    await asyncio.wait((grown, over), timeout=max(seconds, 0), return_when=first)
-    if grown.done() and not over.done():
-        await asyncio.sleep(_GATHER_SECONDS)
-    else:
-        grown.cancel()
 
 
 def _told(status: int, media_type: str, data: bytes) -> Response:
@@ -471,7 +412,7 @@ async def _refused(request: Request, error: Exception) -> Response:
                     """It is not kept."""
     values = {"type": "about:blank", "title": error.detail}
     wait = {"Retry-After": str(_RETRY_SECONDS)} if error.status_code in _AGAIN else {}
-    return Response(json.dumps(values), error.status_code, wait, media_type=PROBLEM)
+    return Response(json.dumps(values), error.status_code, wait, media_type=wire.PROBLEM)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
 from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds
 from taskq.errors import JobNotFound, LogError
-from taskq_plugins.hub.aside import SPILL
+from taskq_plugins.hub.kept import SPILL
 from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
 from taskq_plugins.hub.registry import OUTBOX, Hint
@@ -91,6 +92,9 @@ class Handing:
         registry: of the devices.
         ask: sends something by a port of the outbox's log, and waits for the answer.
         spend: told which device ends jobs, and how many bytes its words for it have.
+
+    Raises (any method):
+        OSError, TaskqError: a copy could not be read, or the outbox not be written.
     """
 
     def __init__(
@@ -119,29 +123,18 @@ class Handing:
     # -- settling ---------------------------------------------------------------------------------
 
     def arrived(self, device: str) -> None:
-        """End what ended on a device, if it was handed any: something of its logs has come.
-
-        Raises:
-            OSError, TaskqError: it could not be read, or not be written.
-        """
+        """End what ended on a device, if it was handed any: something of its logs has come."""
         if self._cursor is None:
             self._look(device)
         if device in self._armed or self._waiting.get(device):
             self.settle(device)
 
     def settle(self, device: str) -> dict[int, Waiting]:
-        """End what the copies say ended; returns what waits then.
-
-        Raises:
-            OSError, TaskqError: as ``arrived``.
-        """
-        waiting = self._look(device)
-        readings = self._readings.get(device)
+        """End what the copies say ended; returns what waits then."""
+        waiting, readings = self._look(device), self._readings.get(device)
         if readings is None:
-            readings = Readings(
-                self._disk, f"{self._path}/devices/{device}", self.note(device).begin
-            )
-            self._readings[device] = readings
+            folder, begin = f"{self._path}/devices/{device}", self.note(device).begin
+            readings = self._readings[device] = Readings(self._disk, folder, begin)
         readings.read()
         return self._take_up(device, readings, waiting)
 
@@ -178,28 +171,19 @@ class Handing:
         return True
 
     def _end(self, ends: Iterable[Ended], device: str = "") -> None:
-        batch: list[Ended] = []
-        size = 0
-        for end in ends:
-            batch.append(end)
-            size += len(end.body or b"")
+        """End jobs; of those that a device ended it bears the words."""
+        left, at = list(ends), 0
+        while at < len(left):
+            size, begin = 0, at
+            while at < min(len(left), begin + JOBS_MAX) and size < _ENDS_BYTES_MAX:
+                size += len(left[at].body or b"")
+                at += 1
             if device:
-                self._spend(device, len(end.body or b""))
-            if size >= _ENDS_BYTES_MAX or len(batch) == JOBS_MAX:
-                self._settle_for(batch)
-                batch, size = [], 0
-        if batch:
-            self._settle_for(batch)
-
-    def _settle_for(self, ends: list[Ended]) -> None:
-        self._ask(lambda port: port.settle_for(ends))
+                self._spend(device, size)
+            self._ask(methodcaller("settle_for", left[begin:at]))
 
     def expire(self) -> None:
-        """End what was not taken in time; what was taken is the device's to judge.
-
-        Raises:
-            OSError, TaskqError: as ``arrived``.
-        """
+        """End what was not taken in time; what was taken is the device's to judge."""
         self._look("")
         now_ns = self._clock.wall_ns()
         with self._lock:
@@ -221,15 +205,11 @@ class Handing:
     # -- handing over -----------------------------------------------------------------------------
 
     def give(self, device: str, asked: Question) -> Given:
-        """Return what is there for a device, once all is settled that it had sent.
-
-        Raises:
-            OSError, TaskqError: as ``arrived``.
-        """
-        tag, next_lsn = self._ask(lambda port: port.look(_end_of, needs_agenda=False))
+        """Return what is there for a device, once all is settled that it had sent."""
+        tag, next_lsn = self._ask(methodcaller("look", _end_of, needs_agenda=False))
         after, log = asked.after.get(tag, 0), str(asked.log_id)
         if after >= next_lsn:  # the outbox was set back: no number is given twice
-            self._ask(lambda port: port.skip(after))
+            self._ask(methodcaller("skip", after))
         waiting = self.settle(device)
         readings = self._readings[device]
         if readings.names()[-1:] != [log]:
@@ -241,24 +221,19 @@ class Handing:
             waiting = self._seek(device, log, waiting, after)
         reading = readings.logs[log]
         there = readings.there(reading)
-        new = [
-            job for job in waiting.values() if job.number > after and job.identified not in there
-        ]
+        fresh = (job for job in waiting.values() if job.number > after)
+        new = [job for job in fresh if job.identified not in there]
         late = self._expire(new)
         new = sorted(job for job in new if job.identified.job not in late)
-        jobs: list[Handed] = []
-        if new:
-            look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
-            jobs = self._ask(lambda port: port.look(look))
+        look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
+        jobs: list[Handed] = self._ask(methodcaller("look", look)) if new else []
         over = {
             number: there.identified
             for number, there in reading.live.items()
             if there.identified.tag == tag and there.identified.job not in waiting
         }
-        cancels: list[tuple[str, int]] = []
-        if over:
-            gone = partial(_cancelled, jobs=over, device=device)
-            cancels = self._ask(lambda port: port.look(gone))
+        gone = partial(_cancelled, jobs=over, device=device)
+        cancels: list[tuple[str, int]] = self._ask(methodcaller("look", gone)) if over else []
         if jobs:
             self._arm(device, readings)
         elif not reading.live and not waiting:
@@ -296,8 +271,8 @@ class Handing:
         reason = f"{device} took it, and its log does not tell what became of it"
         self._end(Ended(job, State.DEAD, 0, reason.encode()) for job in missing)
         if not readings.has_gap(log):  # it never came so far
-            letters = self._ask(lambda port: port.letters(missing))
-            self._ask(lambda port: port.requeue(letters))
+            letters = self._ask(methodcaller("letters", missing))
+            self._ask(methodcaller("requeue", letters))
         return self._look(device)
 
     def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
@@ -336,9 +311,8 @@ class Handing:
     # -- what waits -------------------------------------------------------------------------------
 
     def _look(self, device: str) -> dict[int, Waiting]:
-        waiting: dict[int, Waiting] = self._ask(
-            lambda port: port.look(partial(self._seen, device=device))
-        )
+        seen = partial(self._seen, device=device)
+        waiting: dict[int, Waiting] = self._ask(methodcaller("look", seen))
         return waiting
 
     def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:

@@ -22,6 +22,12 @@ _PAUSE_SECONDS_MAX: Final = 600.0
 _CHANCE: Final = random.SystemRandom()
 
 
+def backoff(seconds: float, failures: int) -> float:
+    """Return how long to wait: a second up to so many, twice as many behind each failure."""
+    longest = min(seconds * 2.0 ** min(failures, 20), _PAUSE_SECONDS_MAX)
+    return _CHANCE.uniform(1.0, max(longest, 1.0))
+
+
 class Holding:
     """The question of one device, on a connection of its own, beside its sessions.
 
@@ -50,9 +56,7 @@ class Holding:
 
     async def wait(self, seconds: float) -> None:
         """Wait so long, or until a session is due."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._answered.wait()
+        await _wait(self._answered, seconds)
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -71,8 +75,7 @@ class Holding:
                 answer = await self._line.hold(asked)
             except HubError as error:
                 failures += 1
-                longest = min(every * 2.0 ** min(failures, 20), _PAUSE_SECONDS_MAX)
-                pause = max(error.seconds, _CHANCE.uniform(1.0, max(longest, 1.0)))
+                pause = max(error.seconds, backoff(every, failures))
             else:
                 failures, is_soon = 0, monotonic() - began < _SOON_SECONDS
                 if isinstance(answer, Refused):
@@ -90,9 +93,14 @@ class Holding:
 
     async def _pause(self, seconds: float) -> bool:
         """Wait so long, or until a session has brought another question: whether one has."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._asks.wait()
+        await _wait(self._asks, seconds)
         has_come = self._asks.is_set()
         self._asks.clear()
         return has_come
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait until it is set, so long at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

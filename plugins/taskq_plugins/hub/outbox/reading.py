@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.engine import Border, Ended, Identity, LogRecord, Replica
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub.aside import IDENTITY, content
+from taskq_plugins.hub.kept import IDENTITY, LOG_ID, content
 from taskq_plugins.hub.messages import NOWHERE
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 #: Header of a job on a device: the number that it was handed over with.
 NUMBER: Final = "hub-number"
 _KEY: Final = re.compile(r"hub:([0-9a-f]{8})-([1-9][0-9]{0,18}):([0-9a-f]{12})\Z")
-_LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Stands in each record that brings such a job.
 _MARK: Final = NUMBER.encode()
 
@@ -165,7 +164,7 @@ class Readings:
         dated = [
             (when, name)
             for name in self._disk.names(self._path)
-            if _LOG_ID.match(name)
+            if LOG_ID.match(name)
             and (when := self._disk.modified_ns(f"{self._path}/{name}/{IDENTITY}")) is not None
         ]
         return [name for _, name in sorted(dated)]

@@ -15,6 +15,7 @@ from taskq.errors import NotWaiting, UsageError
 from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
+from taskq_plugins.hub.kept import newest
 from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, TO, read_note
 from taskq_plugins.hub.outbox.reading import Identified, Readings
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
@@ -177,9 +178,7 @@ class Device:
         Raises:
             LogError: nothing came of it yet.
         """
-        folder = self._hub.path / "devices" / self.name
-        names = Readings(LocalDisk(), str(folder), {}).names()
-        return LogReader.open(str(folder / names[-1] if names else folder))
+        return LogReader.open(newest(self._hub.path, self.name).path)
 
 
 class Group:

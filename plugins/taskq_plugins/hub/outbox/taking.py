@@ -7,27 +7,22 @@ once. Adopting them is the log's own work.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.engine import EnqueueSpec, Extras, PartWriter, SystemClock
-from taskq.errors import JobNotFound, TaskqError
-from taskq_plugins.hub.messages import JOB, WAIT_SECONDS_MAX, Given, Question
+from taskq.engine import EnqueueSpec, Extras, PartWriter
+from taskq.errors import TaskqError
+from taskq_plugins.hub.messages import Given, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
     from uuid import UUID
 
-    from taskq import TaskLog
-    from taskq.engine import Border, Clock, Disk, DurableLog, LogConfig
-    from taskq_plugins.hub.device.line import Line
+    from taskq.engine import Border, Clock, Disk
     from taskq_plugins.hub.messages import Handed
 
-_log: Final = logging.getLogger("taskq")
 #: What a device publishes a part as, by tag and end: once, whatever becomes of the line.
 _UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
 #: So many uploads that nobody adopts: no more are taken.
@@ -54,13 +49,6 @@ class Taken(NamedTuple):
     jobs: int = 0
     refused: int = 0
     cancelled: int = 0
-
-
-class Cancelled(NamedTuple):
-    """An order to the device's own log: to cancel a job if it is that one of a hub."""
-
-    job: int
-    id: str
 
 
 def look(disk: Disk, path: str) -> Held:
@@ -93,22 +81,27 @@ class Taking:
         accept: Sequence[str],
         known: Collection[str] | None = None,
     ) -> None:
-        self._disk = disk
-        self._clock = clock
-        self._path = path
-        self._accept = accept
-        self._known = known
+        self._disk, self._clock, self._path = disk, clock, path
+        self._accept, self._known = accept, known
 
-    def take(
-        self, session: int, log_id: UUID, up: Border, held: Held
-    ) -> Generator[Question | Cancelled, Given | bool | None, Taken]:
-        """Ask for what is there and take it: gives out questions, and orders to the log.
+    async def take(
+        self,
+        session: int,
+        log_id: UUID,
+        up: Border,
+        held: Held,
+        ask: Callable[[Question], Awaitable[object]],
+        cancel: Callable[[int, str], Awaitable[bool]],
+    ) -> Taken:
+        """Take what is there.
 
         Args:
             session: of the sync before it, which ended at ``up``.
             log_id: of the log.
             up: where the copy ends.
             held: what the inbox said before the log was looked at.
+            ask: asks the hub; any answer but ``Given`` says that nothing is there.
+            cancel: cancels a job of the device's own log, if it is that one of the hub; whether so.
 
         Raises:
             LogError: the inbox cannot be written.
@@ -118,14 +111,13 @@ class Taking:
         for number in range(_ROUNDS_MAX):
             if waiting >= UPLOADS_MAX:
                 break
-            given = yield Question(session, log_id, up, after, waiting > 0, refused)
-            if given is None or isinstance(given, bool):
+            given = await ask(Question(session, log_id, up, after, waiting > 0, refused))
+            if not isinstance(given, Given):
                 break
             taken = taken._replace(refused=taken.refused + len(refused))
             for job, own in given.cancels if not number else ():
-                taken = taken._replace(
-                    cancelled=taken.cancelled + bool((yield Cancelled(own, job)))
-                )
+                is_over = await cancel(own, job)
+                taken = taken._replace(cancelled=taken.cancelled + is_over)
             tails = [(job, *self._judged(job)) for job in given.jobs]
             refused = tuple((job.id, why) for job, _, why in tails if why)
             if refused:
@@ -160,79 +152,3 @@ class Taking:
             for handed, tail in jobs:
                 writer.add(tail, handed.payload)
             writer.publish(f"{upload}@{given.end}")
-
-
-# -- over a line ---------------------------------------------------------------------------------
-
-
-async def take(
-    disk: Disk,
-    path: str,
-    log: DurableLog,
-    line: Line,
-    session: int,
-    held: Held,
-) -> tuple[Taken, Question | None]:
-    """Take what a hub has for the log in a directory, whose copy ends where the log does.
-
-    Returns with it what is to be asked while the log rests; None: another session comes before.
-
-    Args:
-        disk: of this machine.
-        path: of the directory.
-        log: as it was sent.
-        line: to the hub.
-        session: that the hub knows of it.
-        held: what the inbox said before.
-
-    Raises:
-        HubError: the hub cannot be reached, or refuses.
-        LogError: the inbox or the log cannot be written.
-    """
-    taking = Taking(disk, SystemClock(), path, line.hub.accept, line.known)
-    steps = taking.take(session, log.identity.log_id, log.end, held)
-    answer: Given | bool | None = None
-    while True:
-        try:
-            asked = steps.send(answer)
-        except StopIteration as end:
-            taken: Taken = end.value
-            if taken.jobs:
-                await _adopt(path, line.config)
-            is_more = taken.jobs or taken.refused or held.waiting >= UPLOADS_MAX
-            if is_more or line.allowance.metered:
-                return taken, None
-            ids = session, log.identity.log_id, log.end, held.after
-            return taken, Question(*ids, held.waiting > 0, (), WAIT_SECONDS_MAX)
-        if isinstance(asked, Question):
-            # None: nothing, or the hub wants another session before.
-            reply = await line.ask(asked)
-            answer = reply if isinstance(reply, Given) else None
-        else:
-            answer = await _cancel(path, line.config, log.identity.tag, asked)
-
-
-async def _adopt(path: str, config: LogConfig) -> None:
-    """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
-    try:
-        async with _opened(path, config) as log:
-            await log.adopt()
-    except TaskqError as error:
-        _log.warning("%s: what the hub had waits in the inbox for a worker: %s", path, error)
-
-
-async def _cancel(path: str, config: LogConfig, tag: str, asked: Cancelled) -> bool:
-    """Cancel a job, if it is that one."""
-    async with _opened(path, config) as log:
-        with contextlib.suppress(JobNotFound):
-            job = f"{tag}-{asked.job}"
-            if (await log.get(job)).headers.get(JOB) == asked.id:
-                return await log.cancel(job)
-    return False
-
-
-def _opened(path: str, config: LogConfig) -> TaskLog:
-    from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
-    from taskq.hooks import Connection  # noqa: PLC0415 - likewise
-
-    return TaskLog(Connection(path, config))

@@ -1,0 +1,362 @@
+"""The copies of a hub for who only reads them: what is wrong with one, and what of it may go.
+
+Nothing here writes to a copy but ``ask_again``, for which nobody may serve the hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from taskq.engine import LogReader, PatientDisk, Replica, segment_name
+from taskq.errors import LogError
+from taskq_plugins.fleet.breaks import BREAKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskq.engine import Disk
+    from taskq_plugins.hub.registry import Registry
+
+SEALS: Final = "seals.jsonl"
+IDENTITY, LOG, SPILL = Replica.IDENTITY, Replica.LOG, Replica.SPILL
+#: Ends the name of a body that has not come as a whole.
+PART: Final = ".part"
+#: Names of bodies, and of logs.
+BODY: Final = re.compile(r"[0-9a-f]{64}\Z")
+LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+#: Has its own inode in it, so that a copy of it shows.
+_PLACE: Final = ".place"
+_READ_BYTES: Final = 1024 * 1024
+_LSN_MAX: Final = 2**63
+
+
+class Kept:
+    """One copy, beside its server or not.
+
+    Attributes:
+        disk: to read by.
+        device: whose it is.
+        log_id: of the log.
+        path: of its directory.
+    """
+
+    def __init__(self, disk: Disk, hub: str | Path, device: str, log_id: UUID) -> None:
+        self.disk, self.device, self.log_id = disk, device, log_id
+        self.path = f"{hub}/devices/{device}/{log_id}"
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether anything came of the log."""
+        return self.disk.status(f"{self.path}/{IDENTITY}") is not None
+
+    @property
+    def seals(self) -> dict[int, dict[str, Any]]:
+        """Return what was noted of each segment when it was sealed, the oldest first."""
+        lines = whole_lines(self.disk, f"{self.path}/{SEALS}")[0]
+        return {line["segment"]: line for line in lines}
+
+    @property
+    def breaks(self) -> list[dict[str, Any]]:
+        """Return what was noted of breaks: a line when one is begun, another when it is done."""
+        return whole_lines(self.disk, f"{self.path}/{BREAKS}")[0]
+
+    @property
+    def high_lsn(self) -> int:
+        """Return an lsn that no record of a sealed segment, or of a branch left, reaches."""
+        high = [line["next_lsn"] for line in self.seals.values()]
+        return max([*high, *(line.get("high_lsn", 0) for line in self.breaks)], default=0)
+
+    @property
+    def arrived_ns(self) -> int:
+        """Return when the newest of its segments came, 0 if none did."""
+        with self.files() as files:
+            times = (self.disk.modified_ns(files.file_path(lsn)) for lsn in files.lsns)
+            return max((when or 0 for when in times), default=0)
+
+    @contextlib.contextmanager
+    def files(self) -> Iterator[Replica]:
+        """Have its segments for the block."""
+        files = Replica(self.disk, self.path, self.log_id)
+        try:
+            yield files
+        finally:
+            files.forget()
+
+    def bodies(self) -> list[str]:
+        """Return the names of the bodies that are there."""
+        return [name for name in self.disk.names(f"{self.path}/{SPILL}") if BODY.match(name)]
+
+    def size(self, name: str) -> int:
+        """Return the size of a file of it, -1 if that is not there."""
+        status = self.disk.status(f"{self.path}/{name}")
+        return -1 if status is None else status[2]
+
+    def digest(self, name: str, size: int) -> str:
+        """Return the SHA-256 of a file's beginning, in hex."""
+        return file_digest(self.disk, f"{self.path}/{name}", size)
+
+
+def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[Kept]:
+    """Return the copies of a hub, or of one of its devices."""
+    disk, folder = disk or PatientDisk(), f"{hub}/devices"
+    return [
+        Kept(disk, hub, name, UUID(log_id))
+        for name in ([device] if device else disk.names(folder))
+        for log_id in disk.names(f"{folder}/{name}")
+        if LOG_ID.match(log_id)
+    ]
+
+
+def newest(hub: str | Path, device: str) -> Kept:
+    """Return the copy of a device's log that arrived last.
+
+    Raises:
+        LogError: there is none.
+    """
+    copies = [copy for copy in kept(hub, device=device) if copy.is_there]
+    if not copies:
+        raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
+    return max(copies, key=lambda copy: copy.arrived_ns)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(disk: Disk, path: str, *, create: bool = False, write: bool = False) -> Iterator[int]:
+    """Have a file open for the block."""
+    descriptor = disk.open(path, create=create, write=create or write)
+    try:
+        yield descriptor
+    finally:
+        disk.close(descriptor)
+
+
+def content(disk: Disk, path: str) -> bytes:
+    """Return what is in a file; nothing if it is not there."""
+    try:
+        with opened(disk, path) as file:
+            size = disk.size(file)
+            return b"".join(disk.read(file, _READ_BYTES, at) for at in range(0, size, _READ_BYTES))
+    except FileNotFoundError:
+        return b""
+
+
+def whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
+    """Return (the lines that were answered for, their bytes, the bytes of the file)."""
+    data, lines, size = content(disk, path), list[dict[str, Any]](), 0
+    for line in data.splitlines(keepends=True):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            break
+        if not (line.endswith(b"\n") and isinstance(values, dict)):
+            break  # it was cut short, or is being added
+        lines.append(values)
+        size += len(line)
+    return lines, size, len(data)
+
+
+def file_digest(disk: Disk, path: str, size: int) -> str:
+    """Return the SHA-256 of a file's beginning, in hex."""
+    with opened(disk, path) as file:
+        return Replica.sha256(disk, file, size)
+
+
+# -- what is wrong with one ------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """Something that is wrong with a copy.
+
+    Attributes:
+        copy: which one.
+        what: in words.
+        name: SHA-256 of the segment or body that is to come again; "" if its end is cut off where
+            it does not read, so that it comes as what is new does.
+    """
+
+    copy: Kept
+    what: str
+    name: str = ""
+
+
+def faults(hub: Path, *, deep: bool) -> Iterator[Fault]:
+    """Yield what is wrong with copies; ``deep`` reads all bytes of them."""
+    for copy in kept(hub):
+        yield from faults_of(copy, deep=deep)
+
+
+def faults_of(copy: Kept, *, deep: bool) -> Iterator[Fault]:
+    """Yield what is wrong with one copy; one that cannot be read stops nobody."""
+    try:
+        yield from _of_segments(copy, deep=deep)
+        if deep:
+            yield from _of_records(copy)
+    except (LogError, OSError, ValueError, LookupError, TypeError) as error:
+        yield Fault(copy, f"it cannot be read: {error}")
+
+
+def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
+    """Yield what is not as it was sealed; what is older than all was kept long enough."""
+    lines = copy.seals
+    lsns = Replica(copy.disk, copy.path, copy.log_id).lsns if lines else []
+    for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
+        name, line = segment_name(segment), lines[segment]
+        size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
+        if there < 0:  # behind the end it comes as what is new does
+            what = f"{name} was sealed, and is not there"
+            yield Fault(copy, what, digest if segment < lsns[-1] else "")
+        elif there < size:
+            yield Fault(copy, f"{name} is shorter than when it was sealed", digest)
+        elif deep and copy.digest(f"{LOG}/{name}", size) != digest:
+            yield Fault(copy, f"{name} is not what was sealed", digest)
+
+
+def _of_records(copy: Kept) -> Iterator[Fault]:
+    """Yield what ``taskq verify`` finds."""
+    with LogReader.open(copy.path) as reader:
+        report = reader.verify()
+    for damage in report.damage:
+        yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}")
+    if not report.files:
+        return
+    with copy.files() as files:
+        for name in sorted({name for lsn in files.lsns for name in files.bodies_of(lsn)}):
+            size = copy.size(f"{SPILL}/{name}")
+            if size < 0 or copy.digest(f"{SPILL}/{name}", size) != name:
+                yield Fault(copy, f"{SPILL}/{name} is missing, or is something else", name)
+
+
+def ask_again(registry: Registry, fault: Fault) -> None:
+    """Let the device send that again, when it syncs next."""
+    copy = fault.copy
+    if not fault.name:  # who opens the copy looks at all of its end
+        registry.durable(copy.device, copy.log_id).remove()
+        return
+    disk, folder = copy.disk, f"{copy.path}/{SPILL}"
+    # A part of nothing is one that is to come.
+    disk.make_directory(folder)
+    disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
+    disk.sync_directory(folder)
+
+
+def everything(copy: Kept) -> Iterator[Fault]:
+    """Yield what a copy has, by segments that were sealed and bodies, as if it were wrong."""
+    for segment, line in copy.seals.items():
+        if copy.size(f"{LOG}/{segment_name(segment)}") >= 0:
+            yield Fault(copy, segment_name(segment), line["sha256"])
+    yield from (Fault(copy, name, name) for name in copy.bodies())
+
+
+def is_elsewhere(hub: Path) -> bool:
+    """Return whether the directory was copied since it was served: files may be of two times."""
+    place = hub / _PLACE
+    try:
+        return place.read_text(encoding="ascii") != f"{place.stat().st_ino}"
+    except FileNotFoundError:
+        return False
+
+
+def note_place(hub: Path) -> None:
+    """Note that what this directory holds fits together."""
+    if hub.is_dir():  # else nothing came yet
+        place = hub / _PLACE
+        place.touch()
+        place.write_text(f"{place.stat().st_ino}", encoding="ascii")
+
+
+# -- what of one may go ----------------------------------------------------------------------------
+
+
+class Old(NamedTuple):
+    """A file of a copy that a hub lets go, and its bytes."""
+
+    name: str
+    size: int
+
+
+class Floor(NamedTuple):
+    """What the COMPACTED records of a copy say, so that no more is read again.
+
+    Attributes:
+        breaks: lines that were noted of breaks: behind another the records may be others.
+        since: the segment from where on they are read the next time.
+        below: what is below this lsn was written again.
+    """
+
+    breaks: int = 0
+    since: int = 0
+    below: int = 0
+
+
+def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
+    """Return what a copy does not need any more, and what is known of it then.
+
+    That are the oldest segments that arrived before that moment and of which the log itself says
+    that all is written again, the bodies of then that nothing names any more, and what a break left
+    if all of it is from then. While a break is being carried out nothing is due.
+    """
+    lines = copy.breaks
+    if lines and lines[-1]["step"] == "begun":
+        return [], known
+    known = known if known.breaks == len(lines) else Floor(len(lines))
+    folders = [f"old/{line['n']}" for line in lines if line["step"] == "done"]
+    left = [folder for folder in folders if copy.size(f"{folder}/{IDENTITY}") >= 0]
+    with copy.files() as files:
+        limit = first_young(copy.disk, files, before_ns)
+        if files.lsns and limit > files.lsns[0]:
+            below = max(known.below, _floor(files, known.since))
+            known = known._replace(since=files.lsns[-1], below=below)
+        limit = min(limit, known.below)
+        over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
+        gone = [Old(f"{LOG}/{segment_name(lsn)}", files.size(lsn)) for lsn in over]
+        if over:
+            gone += _unnamed(copy, files, left, files.lsns[len(over) :], before_ns)
+    aside = (old for folder in left for old in _aside(copy, folder, before_ns))
+    return [*gone, *aside], known
+
+
+def first_young(disk: Disk, files: Replica, before_ns: int) -> int:
+    """Return the oldest segment that did not arrive before that moment, else more than any lsn."""
+    for segment in files.lsns:
+        if (disk.modified_ns(files.file_path(segment)) or before_ns) >= before_ns:
+            return segment
+    return _LSN_MAX
+
+
+def _floor(files: Replica, since: int) -> int:
+    """Return what the newest COMPACTED record says, which comes behind what it tells of."""
+    segments = reversed([lsn for lsn in files.lsns if lsn >= since])
+    return next(filter(None, map(files.compacted_below, segments)), 0)
+
+
+def _unnamed(
+    copy: Kept, files: Replica, left: list[str], staying: list[int], before_ns: int
+) -> list[Old]:
+    """Return the bodies of before that moment that no record of these segments names."""
+    disk, folder = copy.disk, f"{copy.path}/{SPILL}"
+    times = {name: disk.modified_ns(f"{folder}/{name}") for name in disk.names(folder)}
+    names = {name for name, when in times.items() if (when or before_ns) < before_ns}
+    for branch in left:  # who reads what was left looks for its bodies here
+        names.difference_update(disk.names(f"{copy.path}/{branch}/{SPILL}"))
+    for segment in staying if names else ():
+        names -= files.bodies_of(segment)
+    sizes = ((f"{SPILL}/{name}", copy.size(f"{SPILL}/{name}")) for name in sorted(names))
+    return [Old(name, size) for name, size in sizes if size >= 0]
+
+
+def _aside(copy: Kept, folder: str, before_ns: int) -> Iterator[Old]:
+    """Yield the files of what a break left, if all are that old; the log's name first."""
+    disk, path = copy.disk, f"{copy.path}/{folder}"
+    names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+    if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
+        for name in (IDENTITY, SEALS, *names):
+            if (size := copy.size(f"{folder}/{name}")) >= 0:
+                yield Old(f"{folder}/{name}", size)
