@@ -14,6 +14,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import click
 import pytest
@@ -124,8 +125,9 @@ def _enrol(hub: Path) -> None:
     with registry._changed("edge-7") as facts:
         facts.update(state=NAME, groups=[NAME])
     left = {"step": "begun", "at": [1, 0], "end_lsn": 2, "n": 1, "kind": NAME, "cause": NAME}
-    (folder / NAME).mkdir(parents=True)
-    (folder / NAME / BREAKS).write_text(json.dumps(left) + "\n")
+    copy = folder / str(UUID(int=7))
+    copy.mkdir(parents=True)
+    (copy / BREAKS).write_text(json.dumps(left) + "\n")
 
 
 @pytest.fixture(scope="module")

@@ -136,6 +136,7 @@ def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
 
 def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
     """As after a first contact whose line dropped."""
+    assert place.token
     hub = Copies(PatientDisk, str(place.hub))
     hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))
     (copy,) = (place.hub / "devices" / _DEVICE).iterdir()

@@ -31,6 +31,7 @@ from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
 from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,6 +240,27 @@ def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=DEVICE):
         WriterLock(LocalDisk(), str(identity.parent), 1, 1.0)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_comes_next_is_read_while_the_hub_is_waited_for() -> None:
+    line, begun, waited = Line(), list[int](), list[int]()
+    part = line.log.part
+
+    def read(behind: Border, size: int) -> tuple[bytes, Border]:
+        begun.append(behind.offset)
+        return part(behind, size)
+
+    async def ask(asked: object) -> object:
+        if isinstance(asked, Append):
+            end = asked.behind.offset + len(asked.data)
+            if end < line.log.end_of(asked.behind.segment).offset:
+                eventually(lambda: end in begun)
+                waited.append(end)
+        return line.ask(asked)
+
+    line.log.part = read  # type: ignore[method-assign, assignment]
+    at_once(Push(line.log, ask, line.simulation._skip, lambda: 5_000).run())  # type: ignore[arg-type]
+    assert len(waited) > 3
 
 
 def _pushed(above: int) -> list[object]:

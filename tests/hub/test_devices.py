@@ -264,6 +264,23 @@ async def test_a_stick_carries_a_log_to_the_hub(place: Place) -> None:
     assert await place.sync() == [Verdict.BEHIND]
 
 
+async def test_a_stick_has_a_device_that_was_set_back_go_on_above_what_it_holds(
+    place: Place,
+) -> None:
+    await place.write()
+    before = shutil.copytree(place.path / _DEVICE, place.path / "before")
+    await place.write()
+    stick, path = Stick(place.path / "stick", _DEVICE), str(place.path / _DEVICE)
+    end = (await sync(path, stick)).end  # type: ignore[arg-type]
+    place.remove()
+    before.rename(place.path / _DEVICE)
+    assert (await sync(path, stick)).verdicts == [Verdict.AHEAD]  # type: ignore[arg-type]
+    await place.write()
+    log = DurableLog(LocalDisk(), path)
+    assert log.segments[-1] > end.next_lsn
+    log.close()
+
+
 async def test_a_copy_that_changed_since_it_was_sealed_is_found(place: Place) -> None:
     async with TaskLog.open(place.path / _DEVICE, segment_bytes=64 * 1024) as log:
         for _ in range(40):

@@ -143,8 +143,8 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
         assert (done.returncode, done.stderr) == (0, ""), words
         assert "\x1b" not in done.stdout
     (fault,) = faults(place.hub, deep=True)
-    assert str(_ID) in str(fault[0])
-    assert "use a newer taskq" in fault[1]
+    assert str(_ID) in fault.copy.path
+    assert "use a newer taskq" in fault.what
     copies = Copies(PatientDisk, str(place.hub))
     assert [copies.keep(copy, 2**62, dry_run=True) for copy in copies.all()] == [[], []]
     await place.write()

@@ -85,7 +85,7 @@ async def test_a_body_that_was_held_back_is_owed_though_the_line_dropped_meanwhi
         raise HubError("the line dropped behind the last record")
 
     with monkeypatch.context() as patched:
-        patched.setattr("taskq_plugins.hub.sync.take", cut)
+        patched.setattr("taskq_plugins.hub.sync._Session._take", cut)
         with pytest.raises(HubError):
             await place.sync(spill=False, accept=("update",))
     assert _bodies(place.hub) == {}

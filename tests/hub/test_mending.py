@@ -281,6 +281,28 @@ async def test_a_hub_whose_disk_refuses_what_it_notes_is_served_all_the_same(
     await place.sync()
 
 
+async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps(
+    place: Place,
+) -> None:
+    """Its pages fit: it was copied before a device came."""
+    registry = Registry(place.hub)
+    registry.open()
+    registry.close()
+    before = (place.hub / "registry.db").read_bytes()
+    await _work(place, 3)
+    await place.sync()
+    await place.close()
+    assert _run("hub", "check", place.hub).output == ""
+    for file in place.hub.glob("registry.db*"):
+        file.unlink()
+    (place.hub / "registry.db").write_bytes(before)
+    checked = _run("hub", "check", place.hub)
+    assert f"taskq hub enrol {place.hub} {_DEVICE}" in checked.output
+    assert checked.exit_code == 1
+    assert _run("hub", "enrol", place.hub, _DEVICE).exit_code == 0
+    assert _run("hub", "check", place.hub).output == ""
+
+
 @pytest.mark.parametrize("at", [0, 1_000, 9_000])
 async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_what_helps(
     place: Place, at: int

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import pytest
 
+from taskq import TaskLog
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
@@ -20,11 +22,13 @@ from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.device.line import check_url
 from taskq_plugins.hub.device.push import Verdict
+from taskq_plugins.hub.gate.bodies import Body
+from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
-from tests.hub.place import Place, is_copy
+from tests.hub.place import DEVICE, Place, is_copy
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -127,6 +131,33 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     endless = {"Content-Length": "9" * 30}
     assert (await place.ask("POST", "/v1/sync", headers=endless)).status_code == 411
     assert (await place.ask("POST", "/v1/sync", content=b"[]")).status_code == 400
+
+
+async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, waited, read, piece = 0, 0, Body.read, Server._piece
+
+    async def reading(body: Body) -> None:
+        nonlocal reads
+        reads += 1
+        await read(body)
+
+    async def writing(*given: Any) -> Any:
+        nonlocal waited
+        before, states = reads, given[-1]
+        if not states["is_last"]:
+            await asyncio.to_thread(eventually, lambda: reads > before)
+        waited += not states["is_last"]
+        return await piece(*given)
+
+    monkeypatch.setattr(Body, "read", reading)
+    monkeypatch.setattr(Server, "_piece", writing)
+    async with TaskLog.open(place.path / DEVICE, spill=True) as log:
+        await log.put(bytes(1_500_000))
+    await place.sync()
+    assert waited
+    assert is_copy(place.copies(), place.segments())
 
 
 async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:

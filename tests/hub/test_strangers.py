@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import resource
 from typing import TYPE_CHECKING
+from unittest.mock import Mock, call
 
+import h11
 import pytest
 from anyio import fail_after
 
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.push import Verdict
+from taskq_plugins.hub.gate import listening
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
@@ -48,6 +53,39 @@ def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
             eventually(lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(4_000, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("is_known", "state", "waiting", "pauses"),
+    [
+        (True, h11.SEND_BODY, 1_000, False),
+        (True, h11.SEND_BODY, 1_000_000, True),
+        (True, h11.DONE, 1_000, True),
+        (False, h11.SEND_BODY, 1_000, True),
+    ],
+)
+def test_a_line_pauses_but_where_little_of_a_devices_body_waits(
+    *, is_known: bool, state: object, waiting: int, pauses: bool
+) -> None:
+    line, transport = Mock(is_known=is_known), Mock()
+    line.transport, line.conn.their_state, line.cycle.body = transport, state, bytes(waiting)
+    listening._Flow(line).pause_reading()
+    assert transport.pause_reading.called is pauses
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
+    monkeypatch: pytest.MonkeyPatch, *, chosen: bool
+) -> None:
+    library, monkey = Mock(), monkeypatch
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkey.delenv(name)
+    if chosen:
+        monkey.setenv("MALLOC_ARENA_MAX", "2")
+    monkey.setattr(ctypes, "CDLL", lambda _name: library)
+    listening.keep_memory()
+    one_arena, mapped, given_back = call(-8, 1), call(-3, 2**24), call(-1, 2**26)
+    assert library.mallopt.mock_calls == ([] if chosen else [one_arena, mapped, given_back])
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /v1/sync HTT", _HEAD], ids=["none", "head", "body"])

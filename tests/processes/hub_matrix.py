@@ -95,7 +95,7 @@ MOMENTS: Final = (
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),
-    Moment("hub", "in a file beside", f"{_HUB}.copy:Bodies.take", "steps"),
+    Moment("hub", "in a file beside", f"{_HUB}.copy:Copy.take", "steps"),
     Moment("hub", "in seal", f"{_HUB}.copy:Copy.seal", "steps"),
     Moment("hub", "in set-aside of a fork", f"{_HUB}.aside:Breaks.declare", "steps"),
     Moment("hub", "in set-aside of a gap", f"{_HUB}.aside:Breaks.declare", "steps", "gap"),
@@ -107,10 +107,10 @@ MOMENTS: Final = (
     Moment(
         "device", "after the answer, before the pin", f"{_HUB}.device.line:Line.request", "ends"
     ),
-    Moment("device", "in the pin", f"{_HUB}.sync:_pin", "steps"),
-    Moment("device", "between two branches", f"{_HUB}.sync:_skip", "steps"),
+    Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
+    Moment("device", "between two branches", f"{_HUB}.sync:Own.skip", "steps"),
     Moment("device", "in publish", f"{_HUB}.outbox.taking:Taking._publish", "steps"),
-    Moment("device", "in adoption", f"{_HUB}.outbox.taking:_adopt", "steps"),
+    Moment("device", "in adoption", f"{_HUB}.sync:Own.adopt", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
 #: What processes import late, here once for all.

@@ -226,7 +226,12 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     With --repair, for which the hub must not be served, what is wrong comes again when its device
     syncs next, if that has it still. Until then it stays as it is.
     """
-    kept, is_wrong = _package("kept"), False
+    kept = _package("kept")
+    unknown = {copy.device for copy in kept.kept(directory)} - {*Registry(directory).names()}
+    for name in sorted(unknown):
+        what = "registry.db does not know it, as one that is older than the copies"
+        render.echo(f"{name}: {what}: taskq hub enrol {directory} {name}")
+    is_wrong = bool(unknown)
     with _alone(directory) if repair else contextlib.nullcontext():
         for fault in kept.faults(directory, deep=deep or repair):
             is_wrong = True

@@ -295,7 +295,7 @@ def decode_given(data: bytes) -> Given:
         for line in lines:
             if line["kind"] == "enqueue":
                 payload = base64.b64decode(line["payload"], validate=True)
-                jobs.append(Handed(*(line[name] for name in _OF_JOB), payload))
+                jobs.append(Handed._make([*(line[name] for name in _OF_JOB), payload]))
             elif line["kind"] == "cancel":
                 cancels.append((str(line["id"]), int(line["job"])))
         if last == last | end and _TAG.match(last["outbox"]):
