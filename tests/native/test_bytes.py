@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from itertools import count
@@ -12,9 +13,12 @@ import pytest
 
 from taskq import TaskQ
 from taskq.testing.clock import FakeClock, use_clock
+from tests.effort import grows, some
+from tests.log.simulation import Simulation
 from tests.native.twins import held
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.native.conftest import Choose
@@ -47,16 +51,40 @@ async def written(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted((path / "log").glob("*.log"))}
 
 
+@contextlib.contextmanager
+def fixed_ids() -> Iterator[None]:
+    """Let what is random in every log be the same, until the block is left."""
+    numbers = count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+        patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)
+        yield
+
+
 @pytest.mark.usefixtures("own_settings")
 def test_logs_are_equal(choose: Choose, tmp_path: Path) -> None:
     logs = []
     for in_c in (False, True):
-        numbers = count(1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
-            patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)  # noqa: B023
+        with fixed_ids():
             choose(in_c)
             logs.append(asyncio.run(written(tmp_path / str(in_c))))
     assert logs[0]
     assert min(map(len, logs[0].values())) > 120 * 60
+    assert logs[1] == logs[0]
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(6, 300)))
+def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
+    """Through crashes and losses of power, with faults of the disk and steps of the clock."""
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            options = {"steps_of_clock": seed % 2 == 1, "faults": seed % 3 == 1}
+            simulation = Simulation(seed, snapshots=seed % 5 == 1, **options)
+            simulation.run(80)
+            world = simulation.world
+            logs.append({path: world.machine.content(path) for path in world.segments()})
+    assert sum(map(len, logs[0].values())) > 1_000
     assert logs[1] == logs[0]
