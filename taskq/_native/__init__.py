@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 #: Of the sources in C beside this, which say the same; raised whenever they change.
-VERSION: Final = 2
+VERSION: Final = 3
 #: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
 EMPTY, TURN, SPOILT = 0, 1, 2
 
@@ -31,21 +31,21 @@ def _load() -> ModuleType | None:
     if os.environ.get("TASKQ_NATIVE") != "1":
         return None
     try:
-        from taskq._native import _loop as extension  # noqa: PLC0415 - it may be missing
+        from taskq._native import _plain as extension  # noqa: PLC0415 - it may be missing
     except ImportError:
         return None
     return extension if getattr(extension, "VERSION", None) == VERSION else None
 
 
 if TYPE_CHECKING:
-    from taskq._native import _loop as loop
+    from taskq._native import _plain as plain
 else:
-    loop = _load()
+    plain = _load()
 
-#: Whether it is used; else ``loop`` is None.
-is_on: bool = loop is not None
+#: Whether it is used; else ``plain`` is None.
+is_on: bool = plain is not None
 
 
 def language() -> str:
-    """Return what runs the loop's side, in a word for people."""
+    """Return what runs plain jobs, in a word for people."""
     return "C" if is_on else "Python"

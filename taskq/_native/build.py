@@ -38,7 +38,7 @@ def compiled(folder: Path, *flags: str) -> Path | None:
         return None
     is_mac = sys.platform == "darwin"
     linked = ("-bundle", "-undefined", "dynamic_lookup") if is_mac else ("-shared",)
-    target = folder / f"_loop{suffix}"
+    target = folder / f"_plain{suffix}"
     # It is put in place as a whole: a program may run what stands there.
     draft = folder / f".{os.getpid()}{suffix}"
     command = (

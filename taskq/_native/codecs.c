@@ -234,7 +234,7 @@ static PyType_Slot decoder_slots[] = CODEC_SLOTS("payload -> (args, kwargs)", de
 static PyType_Slot encoder_slots[] = CODEC_SLOTS("(args, kwargs) -> payload", encoder_new);
 
 PyType_Spec taskq_decoder_spec = {
-    .name = "taskq._native._loop.Decoder",
+    .name = "taskq._native._plain.Decoder",
     .basicsize = sizeof(Codec),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
              | Py_TPFLAGS_IMMUTABLETYPE,
@@ -242,7 +242,7 @@ PyType_Spec taskq_decoder_spec = {
 };
 
 PyType_Spec taskq_encoder_spec = {
-    .name = "taskq._native._loop.Encoder",
+    .name = "taskq._native._plain.Encoder",
     .basicsize = sizeof(Codec),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
              | Py_TPFLAGS_IMMUTABLETYPE,

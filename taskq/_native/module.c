@@ -92,8 +92,8 @@ static PyModuleDef_Slot slots[] = {
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "_loop",
-    .m_doc = "What a plain job costs on the event loop, in C; see taskq/_native/__init__.py.",
+    .m_name = "_plain",
+    .m_doc = "What plain jobs cost, in C; see taskq/_native/__init__.py.",
     .m_size = sizeof(State),
     .m_methods = functions,
     .m_slots = slots,
@@ -102,10 +102,10 @@ static PyModuleDef definition = {
     .m_free = release,
 };
 
-PyMODINIT_FUNC PyInit__loop(void);
+PyMODINIT_FUNC PyInit__plain(void);
 
 PyMODINIT_FUNC
-PyInit__loop(void)
+PyInit__plain(void)
 {
     return PyModuleDef_Init(&definition);
 }

@@ -182,7 +182,7 @@ static PyType_Slot rest_slots[] = {
 };
 
 PyType_Spec taskq_rest_spec = {
-    .name = "taskq._native._loop.Rest",
+    .name = "taskq._native._plain.Rest",
     .basicsize = sizeof(Rest),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION
              | Py_TPFLAGS_IMMUTABLETYPE,

@@ -181,7 +181,7 @@ class Enqueuer(Generic[P, R]):
             if type(body) is tuple:  # it is in the line already
                 future, store = body
                 lsn = await future
-                job: JobHandle[R] = native.loop.new_handle(JobHandle, app, task, store.tag, lsn)
+                job: JobHandle[R] = native.plain.new_handle(JobHandle, app, task, store.tag, lsn)
                 return job
         elif is_plain:
             body = task.encode(args, kwargs)
@@ -203,7 +203,7 @@ class Enqueuer(Generic[P, R]):
     def _submit(self) -> Callable[..., Any] | None:
         """Return what may put jobs of this kind into the line; None where Python is to look."""
         goes_plain = self._is_plain and self._extras is None and self.spec.flags < PACKED_MIN
-        return native.loop.submit if native.is_on and goes_plain else None
+        return native.plain.submit if native.is_on and goes_plain else None
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
@@ -250,7 +250,7 @@ class Enqueuer(Generic[P, R]):
     def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
         task, tag = self._task, self._connection.tag
         app = task.app
-        make = functools.partial(native.loop.new_handle, JobHandle) if native.is_on else JobHandle
+        make = functools.partial(native.plain.new_handle, JobHandle) if native.is_on else JobHandle
         return [
             make(app, task, tag, answer)
             if type(answer) is int

@@ -133,7 +133,7 @@ class ArgumentCodec:
             return body if fits else slow(args, kwargs)
 
         if native.is_on:
-            return native.loop.Encoder(names, validate, dump, slow, large, FLAT_BYTES_MAX)
+            return native.plain.Encoder(names, validate, dump, slow, large, FLAT_BYTES_MAX)
 
         def encode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             if len(args) == count and not kwargs:
@@ -179,7 +179,7 @@ class ArgumentCodec:
     def _plain_decoder(self) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
         validate, slow = self._validator.validate_json, self._decode
         if native.is_on:
-            return native.loop.Decoder(validate, slow)
+            return native.plain.Decoder(validate, slow)
 
         def decode(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
             try:

@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path) -> ModuleType:
     """Load an extension under the name that it has."""
-    name = "taskq._native._loop"
+    name = "taskq._native._plain"
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
@@ -60,6 +60,6 @@ def choose(extension: Any, monkeypatch: pytest.MonkeyPatch) -> Choose:
 
     def choose(in_c: bool) -> None:
         monkeypatch.setattr(native, "is_on", in_c)
-        monkeypatch.setattr(native, "loop", extension if in_c else None)
+        monkeypatch.setattr(native, "plain", extension if in_c else None)
 
     return choose

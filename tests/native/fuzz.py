@@ -45,14 +45,14 @@ class Cases:
     def __init__(self, seed: int) -> None:
         assert native.is_on, "TASKQ_NATIVE=1, and the extension compiled"
         self.chance = random.Random(seed)
-        self.loop = native.loop
+        self.extension = native.plain
         self.windows = [self._window() for _ in range(WINDOWS)]
 
     def _window(self) -> tuple[bytes, list[int], list[int], list[bytes]]:
         chance = self.chance
         lsn, location = chance.randrange(1, 2**40), chance.randrange(1, 2**40)
         bodies = [chance.randbytes(chance.randrange(60)) for _ in range(chance.randrange(1, 5))]
-        records, _, _ = self.loop.born_records(SPEC.tail, bodies, lsn, location)
+        records, _, _ = self.extension.born_records(SPEC.tail, bodies, lsn, location)
         places = [location]
         for record in records[:-1]:
             places.append(places[-1] + len(record))
@@ -80,7 +80,7 @@ class Cases:
                 at = places[number] - first
                 size = chance.choice((0, 3, 8, 23, 24, 2**31, 2**32 - 1)).to_bytes(4, "little")
                 data = data[:at] + size + data[at + 4 :]
-        read = self.loop.whole_records(
+        read = self.extension.whole_records(
             data, first, int(BIRTH), codec.BORN.size, codec.CRC_OF_WHOLE, places, jobs, 0
         )
         whole = sum(place - first + len(record) <= at for place, record in zip(places, records))  # noqa: B905
@@ -89,24 +89,24 @@ class Cases:
 
     def ask(self) -> None:
         """Call a function with operands of which some are replaced."""
-        chance, loop = self.chance, self.loop
+        chance, extension = self.chance, self.extension
         running: dict[Any, Any] = {1: (2, 3, 4)}
         held = Delivery("tag", 1, 2, 3, 1, LANE, b"record")
         line = [SPEC, b"body", none] * chance.randrange(3)
         claim = [Delivery, "t", 3, 4, 2, [1, 2], [1, 1], [LANE] * 2, [b"a"] * 2, running]
         calls: tuple[tuple[Callable[..., Any], list[Any]], ...] = (
-            (loop.born_records, [SPEC.tail, [b"a", b"b"], 5, 6]),
-            (loop.plain_records, [bytes(8), [1, 2], [3, 4], [5, 6]]),
-            (loop.whole_records, [bytes(40), 5, 1, 24, 7, [5, 6], [1, 2], 0]),
-            (loop.claimed, claim),
-            (loop.unclaimed, [[held], 4, running]),
-            (loop.take, [line, 100, 48]),
-            (loop.new_handle, [Delivery, none, none, "t", 5]),
-            (loop.answer_all, [iter([(none, 5)])]),
-            (loop.submit, [none, none, SPEC, 5, (1,), {}]),
-            (loop.run_jobs, [none, 1.0, None, (1,) * 16]),
-            (loop.Encoder, [("a",), none, none, none, none, 5]),
-            (loop.Decoder, [none, none]),
+            (extension.born_records, [SPEC.tail, [b"a", b"b"], 5, 6]),
+            (extension.plain_records, [bytes(8), [1, 2], [3, 4], [5, 6]]),
+            (extension.whole_records, [bytes(40), 5, 1, 24, 7, [5, 6], [1, 2], 0]),
+            (extension.claimed, claim),
+            (extension.unclaimed, [[held], 4, running]),
+            (extension.take, [line, 100, 48]),
+            (extension.new_handle, [Delivery, none, none, "t", 5]),
+            (extension.answer_all, [iter([(none, 5)])]),
+            (extension.submit, [none, none, SPEC, 5, (1,), {}]),
+            (extension.run_jobs, [none, 1.0, None, (1,) * 16]),
+            (extension.Encoder, [("a",), none, none, none, none, 5]),
+            (extension.Decoder, [none, none]),
         )  # fmt: skip
         call, operands = chance.choice(calls)
         for _ in range(chance.randrange(3)):

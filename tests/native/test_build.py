@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (2, "cebdbd83991fa1c8")
+SOURCES: Final = (3, "be6c502e3a6e8ee2")
 TELL: Final = "from taskq import _native; print(_native.language())"
 
 
@@ -42,8 +42,8 @@ def test_what_was_built_of_other_sources_is_not_used(
     extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_NATIVE", "1")
-    monkeypatch.setitem(sys.modules, "taskq._native._loop", extension)
-    monkeypatch.setattr(native, "_loop", extension, raising=False)
+    monkeypatch.setitem(sys.modules, "taskq._native._plain", extension)
+    monkeypatch.setattr(native, "_plain", extension, raising=False)
     assert native._load() is extension
     monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
     assert native._load() is None
@@ -52,7 +52,7 @@ def test_what_was_built_of_other_sources_is_not_used(
 def test_it_is_used_only_where_an_environment_variable_asks_for_it(
     extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "taskq._native._loop", extension)
+    monkeypatch.setitem(sys.modules, "taskq._native._plain", extension)
     for text in ("0", ""):
         monkeypatch.setenv("TASKQ_NATIVE", text)
         assert native._load() is None
@@ -96,14 +96,14 @@ def test_a_wheel_is_of_a_platform_only_with_it(
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    library = tmp_path / "_loop.so"
+    library = tmp_path / "_plain.so"
     monkeypatch.setenv("TASKQ_NATIVE", "1" if is_asked else "0")
     monkeypatch.setattr(build, "compiled", lambda *_: library if is_built else None)
     data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     build.get_build_hook()().initialize(version, data)
     if is_built and is_asked and version == "standard":
         assert data.pop("infer_tag")
-        assert data["force_include"] == {str(library): "taskq/_native/_loop.so"}
+        assert data["force_include"] == {str(library): "taskq/_native/_plain.so"}
         assert not data["pure_python"]
     else:
         assert data == {"force_include": {}, "pure_python": True}
@@ -116,6 +116,8 @@ def test_check_and_stats_say_which_runs(in_c: bool, choose: Choose, tmp_path: Pa
     word = "C" if in_c else "Python"
     with TaskQ(tmp_path / "data", durability="os"):
         pass
-    assert f"loop in {word}" in taskq("check", "-d", tmp_path / "data").output
-    assert taskq("stats", "-d", tmp_path / "data").output.strip().endswith(f"loop in {word}")
-    assert json.loads(taskq("stats", "-d", tmp_path / "data", "--json").output)["loop"] == word
+    assert f"plain jobs in {word}" in taskq("check", "-d", tmp_path / "data").output
+    assert taskq("stats", "-d", tmp_path / "data").output.strip().endswith(f"plain jobs in {word}")
+    assert (
+        json.loads(taskq("stats", "-d", tmp_path / "data", "--json").output)["plain_jobs"] == word
+    )

@@ -241,7 +241,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
             {
                 "log_id": str(reader.log_id),
                 "created_at": reader.created_at.isoformat(),
-                "loop": native.language(),
+                "plain_jobs": native.language(),
                 **counts.as_dict(),
             }
         )
@@ -265,7 +265,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         render.echo()
     render.echo(
         f"{count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
-        f"next position {counts.next_lsn}, log {reader.log_id}, loop in {native.language()}"
+        f"next position {counts.next_lsn}, log {reader.log_id}, plain jobs in {native.language()}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
     if counts.uploads:

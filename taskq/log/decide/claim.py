@@ -251,7 +251,7 @@ def claimed(
 ) -> list[Delivery]:
     """Make the deliveries of jobs, the first of them with this token, and note that they run."""
     if native.is_on:
-        made: list[Delivery] | None = native.loop.claimed(
+        made: list[Delivery] | None = native.plain.claimed(
             Delivery, tag, epoch, owner, token, jobs, attempts, lanes, records, running
         )
         if made is not None:

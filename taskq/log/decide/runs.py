@@ -86,7 +86,7 @@ class Run:
     def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
         try:
             if native.is_on:
-                native.loop.answer_all(left)
+                native.plain.answer_all(left)
             for future, value in left:
                 if future.done():
                     continue
@@ -138,7 +138,7 @@ def take(line: list[Any], room: int) -> Run:
     more, nobody else asks for them.
     """
     if native.is_on:
-        taken = native.loop.take(line, room, _RECORD_BYTES)
+        taken = native.plain.take(line, room, _RECORD_BYTES)
         if taken is not None:
             return Run(*taken)
     part = line[:]

@@ -153,7 +153,7 @@ def unclaimed(
     None, and no claim is taken out, if one of them is over or comes twice.
     """
     if native.is_on:
-        taken: tuple[list[int], list[int], list[int]] | None = native.loop.unclaimed(
+        taken: tuple[list[int], list[int], list[int]] | None = native.plain.unclaimed(
             deliveries, owner, running
         )
         if taken is not None:

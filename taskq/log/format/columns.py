@@ -72,7 +72,7 @@ def plain_records(
     """
     head = codec.PREFIX.pack(codec.JOB.size, kind, 0, 0, 0)[:8]
     if native.is_on:
-        records: bytes | None = native.loop.plain_records(head, attempts, jobs, last)
+        records: bytes | None = native.plain.plain_records(head, attempts, jobs, last)
         if records is not None:
             return records
     count, first = len(jobs), attempts[0]
@@ -95,7 +95,7 @@ def born_records(
     ``tail`` is what they have between their length and their body.
     """
     if native.is_on:
-        made = native.loop.born_records(tail, bodies, lsn, location)
+        made = native.plain.born_records(tail, bodies, lsn, location)
         if made is not None:
             return made[0], array("Q", made[1]), made[2]
     extra, pack, crc32 = len(tail) + 8, codec.pack_length, codec.crc32
@@ -120,7 +120,7 @@ def whole_records(
     """
     least, whole = codec.BORN.size, codec.CRC_OF_WHOLE
     if native.is_on:
-        read: list[bytes] | None = native.loop.whole_records(
+        read: list[bytes] | None = native.plain.whole_records(
             data, first, _BIRTH, least, whole, locations, jobs, number
         )
         if read is not None:

@@ -48,7 +48,7 @@ def check_versions() -> Check:
     """Return what runs here."""
     detail = (
         f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}, "
-        f"loop in {native.language()}"
+        f"plain jobs in {native.language()}"
     )
     return Check(name="versions", ok=True, detail=detail)
 

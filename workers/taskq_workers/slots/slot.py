@@ -153,7 +153,7 @@ class Slot:
         limits = TURN_SECONDS, OUTCOMES_MAX, _OPENED | _TIED
         hot = (*parts, running_job, JobContext, monotonic, slots, *limits)
         buffer: deque[Delivery] = parts[3]
-        run_jobs = native.loop.run_jobs
+        run_jobs = native.plain.run_jobs
         no_job: Token[JobContext] | None = None
         turn = self.since = monotonic()
         while True:
