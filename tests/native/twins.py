@@ -81,7 +81,8 @@ async def noted(scenario: Scenario, path: Path) -> list[str]:
         await asyncio.get_running_loop().shutdown_default_executor()
     # Ids are of a log, and say which batch came first. What runs in C has no line in a traceback.
     frame = (
-        r' *File \S+arguments\.py", line \d+, in encode\\n +return slow\(args, kwargs\)\\n[ ^]+\\n'
+        r' *File \S+arguments\.py", line \d+, in encode\\n +return slow\(args, kwargs\)\\n'
+        r"(?:[ ^~]+\\n)?"
     )
     varies = re.compile(rf"\b[0-9a-f]{{8}}-\d+|{re.escape(str(path))}|{frame}")
     return [varies.sub("", repr(note)) for note in (*notes, jobs_of(path))]
