@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import FLAT_BYTES_MAX
 from taskq.calls.signature import Signature
-from tests.native.twins import said
+from tests.native.twins import examples, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,15 +62,12 @@ def ended(call: Callable[..., Any], *args: Any) -> Any:
         return said(error)
 
 
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_calls_are_encoded_alike(function: Callable[..., None], choose: Choose) -> None:
     python, native = codecs(choose, function)
     assert type(native.encode).__name__ == "Encoder"
 
-    @shared
+    @examples
     @given(st.lists(values, max_size=6), st.dictionaries(names, values, max_size=3))
     def check(args: list[Any], kwargs: dict[str, Any]) -> None:
         expected = ended(python.encode, tuple(args), dict(kwargs))
@@ -84,7 +81,7 @@ def test_payloads_are_decoded_alike(function: Callable[..., None], choose: Choos
     python, native = codecs(choose, function)
     assert type(native.decode).__name__ == "Decoder"
 
-    @shared
+    @examples
     @given(payloads)
     def check(payload: bytes) -> None:
         assert ended(native.decode, payload) == ended(python.decode, payload)

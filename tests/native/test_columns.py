@@ -7,7 +7,7 @@ from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.folds.lanes import Lane
@@ -17,7 +17,7 @@ from taskq.log.decide.runs import take
 from taskq.log.decide.settle import unclaimed
 from taskq.log.format.columns import born_records, plain_records, whole_records
 from taskq.log.requests import Delivery, EnqueueSpec
-from tests.native.twins import said
+from tests.native.twins import examples, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 SPEC: Final = EnqueueSpec("mail", "send")
 U64: Final = 2**64 - 1
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 bodies = st.lists(st.binary(max_size=70), max_size=12)
 #: lsns that C takes, and one that it leaves to Python
 lsns = st.one_of(st.integers(0, 2**63), st.just(U64 - 20))
@@ -46,7 +45,7 @@ def both(choose: Choose, call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def test_enqueue_records(choose: Choose) -> None:
-    @shared
+    @examples
     @given(bodies, lsns, st.integers(0, 2**62))
     def check(payloads: list[bytes], lsn: int, location: int) -> None:
         python, in_c = both(choose, lambda: born_records(SPEC.tail, payloads, lsn, location))
@@ -58,7 +57,7 @@ def test_enqueue_records(choose: Choose) -> None:
 
 
 def test_records_of_claims_and_successes(choose: Choose) -> None:
-    @shared
+    @examples
     @given(st.sampled_from([CLAIM, SUCCESS]), st.data(), st.integers(1, 30), st.booleans())
     def check(kind: int, data: st.DataObject, count: int, has_owner: bool) -> None:
         row = st.lists(st.integers(0, U64), min_size=count, max_size=count)
@@ -73,7 +72,7 @@ def test_records_of_claims_and_successes(choose: Choose) -> None:
 
 
 def test_records_are_read_up_to_the_first_that_is_not_whole(choose: Choose) -> None:
-    @shared
+    @examples
     @given(bodies.filter(bool), lsns, st.data())
     def check(payloads: list[bytes], lsn: int, data: st.DataObject) -> None:
         choose(False)
@@ -106,7 +105,7 @@ def running_jobs(jobs: list[int]) -> dict[int, tuple[int, int, int]]:
 def test_claims(choose: Choose) -> None:
     lane = Lane(0, SPEC.lane_key, 5)
 
-    @shared
+    @examples
     @given(st.lists(st.integers(1, 2**63), unique=True, max_size=12), lsns)
     def check(jobs: list[int], token: int) -> None:
         def claim() -> Any:
@@ -129,7 +128,7 @@ def test_claims(choose: Choose) -> None:
 def test_ends_of_claims_are_all_taken_or_none(choose: Choose) -> None:
     lane, owner = Lane(0, SPEC.lane_key, 5), 2**63 + 1
 
-    @shared
+    @examples
     @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.data())
     def check(jobs: list[int], data: st.DataObject) -> None:
         wrong = data.draw(st.sampled_from([None, "token", "epoch", "owner", "job"]))
@@ -159,7 +158,7 @@ def test_ends_of_claims_are_all_taken_or_none(choose: Choose) -> None:
 
 
 def test_lines_are_taken_up_to_what_there_is_room_for(choose: Choose) -> None:
-    @shared
+    @examples
     @given(bodies, st.integers(-1, 900))
     def check(payloads: list[bytes], room: int) -> None:
         def taken() -> Any:

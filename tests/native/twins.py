@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hypothesis import HealthCheck, settings
+
 from taskq import TaskQ
 from taskq.engine import LogReader
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 See: TypeAlias = Callable[[Any], None]
 #: Does something with an app on a new log, and notes what it sees.
 Scenario: TypeAlias = Callable[[TaskQ, See], Awaitable[None]]
+#: Of properties of both ways: the fixture that chooses one has nothing of a case, and a busy
+#: machine is no fault of theirs.
+examples = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 #: What jobs and callers may leave behind in their contexts.
 mark: ContextVar[str] = ContextVar("mark", default="none")
 
