@@ -45,7 +45,7 @@ class Cases:
     def __init__(self, seed: int) -> None:
         assert native.is_on, "TASKQ_NATIVE=1, and the extension compiled"
         self.chance = random.Random(seed)
-        self.extension = native.plain
+        self.extension: Any = native.plain
         self.windows = [self._window() for _ in range(WINDOWS)]
 
     def _window(self) -> tuple[bytes, list[int], list[int], list[bytes]]:

@@ -81,8 +81,9 @@ def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
     for in_c in (False, True):
         with fixed_ids():
             choose(in_c)
-            options = {"steps_of_clock": seed % 2 == 1, "faults": seed % 3 == 1}
-            simulation = Simulation(seed, snapshots=seed % 5 == 1, **options)
+            simulation = Simulation(
+                seed, steps_of_clock=seed % 2 == 1, faults=seed % 3 == 1, snapshots=seed % 5 == 1
+            )
             simulation.run(80)
             world = simulation.world
             logs.append({path: world.machine.content(path) for path in world.segments()})
