@@ -291,11 +291,11 @@ taskq_new_handle(PyObject *module, PyObject *const *args, Py_ssize_t count)
     PyTypeObject *type = (PyTypeObject *)args[0];
     PyObject *handle = type->tp_alloc(type, 0);
     if (handle == NULL) return NULL;
-    if (PyObject_SetAttr(handle, names->_app, args[1]) < 0
-        || PyObject_SetAttr(handle, names->_task, args[2]) < 0
-        || PyObject_SetAttr(handle, names->_tag, args[3]) < 0
-        || PyObject_SetAttr(handle, names->lsn, args[4]) < 0
-        || PyObject_SetAttr(handle, names->duplicate, Py_False) < 0) {
+    if (set_slot(names, handle, HANDLE_APP, names->_app, args[1]) < 0
+        || set_slot(names, handle, HANDLE_TASK, names->_task, args[2]) < 0
+        || set_slot(names, handle, HANDLE_TAG, names->_tag, args[3]) < 0
+        || set_slot(names, handle, HANDLE_LSN, names->lsn, args[4]) < 0
+        || set_slot(names, handle, HANDLE_DUPLICATE, names->duplicate, Py_False) < 0) {
         Py_DECREF(handle);
         return NULL;
     }

@@ -2,6 +2,29 @@
 
 #include "native.h"
 
+#include <structmember.h>
+
+int
+taskq_find_place(PyTypeObject *type, PyObject *name, Place *place)
+{
+    place->version = 0;
+    if (type->tp_setattro != PyObject_GenericSetAttr) return 0;
+    PyObject *slot = PyObject_GetAttr((PyObject *)type, name);
+    if (slot == NULL) {
+        PyErr_Clear(); /* who reads or sets it gets this error */
+        return 0;
+    }
+    if (Py_IS_TYPE(slot, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(slot))) {
+        PyMemberDef *member = ((PyMemberDescrObject *)slot)->d_member;
+        if (member->type == T_OBJECT_EX && member->flags == 0) {
+            place->version = type->tp_version_tag;
+            place->offset = member->offset;
+        }
+    }
+    Py_DECREF(slot);
+    return place->version != 0;
+}
+
 #define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))taskq_##name, METH_FASTCALL, doc}
 
 static PyMethodDef functions[] = {

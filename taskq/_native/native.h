@@ -18,7 +18,7 @@
 
 /* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
    number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 3
+#define TASKQ_NATIVE_VERSION 4
 
 /* Attributes and methods that are looked up by name, once for each job. */
 #define TASKQ_NAMES(X)                                                                             \
@@ -31,7 +31,20 @@
 /* Bytes that the CRC takes at a time. */
 enum { CRC_STEP = 8 };
 
+/* Slots of objects that are made or looked at once for each job. */
+enum {
+    JOB_DELIVERY, JOB_APP, JOB_PACKS, JOB_CHILDREN, JOB_CHILDREN_SIZE, SLOT_DELIVERY, SLOT_SINCE,
+    SLOT_ABANDONED, HANDLE_APP, HANDLE_TASK, HANDLE_TAG, HANDLE_LSN, HANDLE_DUPLICATE, PLACES
+};
+
+/* Where a slot stands in objects of the class that has this version; 0: of none. */
 typedef struct {
+    unsigned int version;
+    Py_ssize_t offset;
+} Place;
+
+typedef struct {
+    Place places[PLACES];
     uint32_t crc[CRC_STEP][256]; /* filled once, then only read */
     PyObject *zero, *loop_keyword;
     PyObject *future_type; /* once it was needed */
@@ -75,6 +88,47 @@ raise_error(PyObject *error)
 #else
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
 #endif
+}
+
+/* module.c */
+int taskq_find_place(PyTypeObject *type, PyObject *name, Place *place);
+
+/* Return where an object keeps an attribute that is a slot of its class; NULL if it is none, and no
+   error then. A class has another version once anything of it was changed: so it is for CPython's own
+   byte code of such an access. */
+static inline PyObject **
+slot_of(State *state, PyObject *object, int number, PyObject *name)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    Place *place = &state->places[number];
+    if ((place->version == 0 || place->version != type->tp_version_tag)
+        && !taskq_find_place(type, name, place)) {
+        return NULL;
+    }
+    return (PyObject **)(void *)((char *)object + place->offset);
+}
+
+/* Set an attribute, as ``PyObject_SetAttr``. */
+static inline int
+set_slot(State *state, PyObject *object, int number, PyObject *name, PyObject *value)
+{
+    PyObject **slot = slot_of(state, object, number, name);
+    if (slot == NULL) return PyObject_SetAttr(object, name, value);
+    PyObject *before = *slot;
+    *slot = Py_NewRef(value);
+    Py_XDECREF(before);
+    return 0;
+}
+
+/* Read an attribute, as ``PyObject_GetAttr``. */
+static inline PyObject *
+get_slot(State *state, PyObject *object, int number, PyObject *name)
+{
+    if (Py_TYPE(object)->tp_getattro == PyObject_GenericGetAttr) {
+        PyObject **slot = slot_of(state, object, number, name);
+        if (slot != NULL && *slot != NULL) return Py_NewRef(*slot);
+    }
+    return PyObject_GetAttr(object, name);
 }
 
 /* slots.c */

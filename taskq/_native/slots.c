@@ -302,11 +302,11 @@ new_context(State *names, Hot *hot, PyObject *delivery)
     PyTypeObject *type = (PyTypeObject *)hot->context_type;
     PyObject *job = type->tp_alloc(type, 0);
     if (job == NULL) return NULL;
-    if (PyObject_SetAttr(job, names->delivery, delivery) < 0
-        || PyObject_SetAttr(job, names->app, hot->app) < 0
-        || PyObject_SetAttr(job, names->packs, Py_False) < 0
-        || PyObject_SetAttr(job, names->children, Py_None) < 0
-        || PyObject_SetAttr(job, names->_children_size, names->zero) < 0) {
+    if (set_slot(names, job, JOB_DELIVERY, names->delivery, delivery) < 0
+        || set_slot(names, job, JOB_APP, names->app, hot->app) < 0
+        || set_slot(names, job, JOB_PACKS, names->packs, Py_False) < 0
+        || set_slot(names, job, JOB_CHILDREN, names->children, Py_None) < 0
+        || set_slot(names, job, JOB_CHILDREN_SIZE, names->_children_size, names->zero) < 0) {
         Py_DECREF(job);
         return NULL;
     }
@@ -340,7 +340,7 @@ begin(State *names, Hot *hot, Begun *begun, PyObject **token)
         PyErr_SetString(PyExc_TypeError, "the buffer holds what is no delivery");
         return -1;
     }
-    if (PyObject_SetAttr(hot->slot, names->delivery, begun->delivery) < 0) return -1;
+    if (set_slot(names, hot->slot, SLOT_DELIVERY, names->delivery, begun->delivery) < 0) return -1;
     Py_ssize_t low = size_of(hot->feed, names->low);
     if (low == -1 && PyErr_Occurred()) return -1;
     if (waiting - 1 < low && do_call(hot->feed, names->refill) < 0) return -1;
@@ -446,12 +446,12 @@ is_success(State *names, Hot *hot, Begun *begun)
     if (begun->state != RETURNED || begun->held != Py_None) return 0;
     int is_kept = PyObject_IsTrue(PyTuple_GET_ITEM(begun->plan, NONE_IS_KEPT));
     if (is_kept <= 0) return is_kept;
-    PyObject *children = PyObject_GetAttr(begun->job, names->children);
+    PyObject *children = get_slot(names, begun->job, JOB_CHILDREN, names->children);
     if (children == NULL) return -1;
     int has_children = children != Py_None;
     Py_DECREF(children);
     if (has_children) return 0;
-    int is_abandoned = truth_of(PyObject_GetAttr(hot->slot, names->abandoned));
+    int is_abandoned = truth_of(get_slot(names, hot->slot, SLOT_ABANDONED, names->abandoned));
     return is_abandoned < 0 ? -1 : !is_abandoned;
 }
 
@@ -459,7 +459,7 @@ is_success(State *names, Hot *hot, Begun *begun)
 static int
 settle(State *names, Hot *hot, Begun *begun)
 {
-    if (PyObject_SetAttr(hot->slot, names->delivery, Py_None) < 0
+    if (set_slot(names, hot->slot, SLOT_DELIVERY, names->delivery, Py_None) < 0
         || PyList_Append(hot->outcomes, begun->delivery) < 0) {
         return -1;
     }
@@ -527,7 +527,7 @@ run_until(State *names, Hot *hot, Begun *begun, double turn, PyObject **token)
             return PyLong_FromLong(TURN);
         }
         if (is_bad == 0) {
-            is_bad = PyObject_SetAttr(hot->slot, names->since, now);
+            is_bad = set_slot(names, hot->slot, SLOT_SINCE, names->since, now);
         }
         Py_DECREF(now);
         if (is_bad < 0) return NULL;

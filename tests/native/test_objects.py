@@ -48,3 +48,23 @@ def test_the_handle_of_a_job(extension: Any) -> None:
     assert len(expected) == 5
     assert fields(made) == expected
     assert type(made) is JobHandle
+
+
+def test_classes_are_told_apart_and_looked_at_again_once_they_changed(extension: Any) -> None:
+    """Where slots stand is remembered from one object to the next."""
+    names = ("_app", "_task", "_tag", "lsn", "duplicate")
+    kinds: list[Any] = [
+        type("Slots", (), {"__slots__": names}),
+        type("Others", (), {"__slots__": ("first", *reversed(names))}),
+        type("Below", (JobHandle,), {"__slots__": ("more",)}),
+        type("Open", (), {}),
+    ]
+    for number, kind in enumerate([*kinds, *reversed(kinds), kinds[0]]):
+        made = extension.new_handle(kind, "app", "task", "tag", number)
+        values = made._app, made._task, made._tag, made.lsn, made.duplicate
+        assert values == ("app", "task", "tag", number, False)
+    noted: list[int] = []
+    kinds[0].lsn = property(None, lambda _, lsn: noted.append(lsn))
+    made = extension.new_handle(kinds[0], "app", "task", "tag", 9)
+    assert noted == [9]
+    assert made._tag == "tag"
