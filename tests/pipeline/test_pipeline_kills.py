@@ -22,12 +22,12 @@ import pytest
 
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.store import DERIVED
+from taskq_plugins.spark.lake.tombstones import bury
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.report import Report
 from tests.bench.harness import family
 from tests.pipeline.rowmaking import do_steps, live
-from tests.pipeline.scripts.pipeline_run import STEPS
 from tests.pipeline.twolakes import rows_of_equal_tables
 
 if TYPE_CHECKING:
@@ -43,13 +43,30 @@ EVERYTHING = 2**30
 #: In the order in which a batch commits them.
 BASE = ("records", "attempts", "_open", "jobs")
 BY_SPARK = ("--master", "local[2]")
+#: What commits a table, where it is made.
+COMMIT = ("created", "committing", "committed", "durable")
 #: At a batch that makes tables: all that can be staged, then what commits each.
 FIRST = (
     *(("staged", table) for table in BASE),
-    *((step, table) for table in BASE for step in STEPS if step != "staged"),
+    *((step, table) for table in BASE for step in COMMIT),
 )
 #: ... and at a later one.
 LATER = tuple(item for item in FIRST if item[0] != "created")
+#: Jobs that are erased between two batches, which is killed at each step of it.
+CHOSEN = "job % 5 = 0"
+ERASED = ("erased", *BASE)
+ERASING = tuple(
+    (step, table)
+    for table in ERASED
+    for step in ("staged", *COMMIT)
+    if step != "created" or table == "erased"
+)
+#: What keeps the lake in order behind all tables.
+IN_ORDER = (
+    *((step, table) for table in ("records", "jobs") for step in ("committing", "committed")),
+    ("noting", "last_batch.json"),
+    ("noted", "last_batch.json"),
+)
 #: Of a later one through Spark, which takes many times as long to start: a step of each table. The
 #: commits themselves are made by the same code, and by a driver that Java waits for.
 LATER_BY_SPARK = tuple(zip(("staged", "committing", "committed", "durable"), BASE, strict=True))
@@ -76,15 +93,14 @@ class Hub:
         asyncio.run(do_steps(self.journals / "orders", TURNS))
         size = sum(path.stat().st_size for path in self.journals.rglob("*.log"))
         self.max_bytes = size // batches
+        self.erased: list[str] = []
 
     @contextmanager
-    def run(
-        self, *options: str, step: str = "", table: str = "", max_bytes: int = 0
+    def start(
+        self, *words: str, step: str = "", table: str = ""
     ) -> Iterator[subprocess.Popen[str]]:
-        """Yield a run in a session of its own, killed at the end unless it has ended."""
-        command = [sys.executable, str(SCRIPT), step, table, "--json", *options]
-        command += ["--journals", str(self.journals), "--lake", str(self.lake)]
-        command += ["--max-bytes", str(max_bytes or self.max_bytes)]
+        """Yield a command in a session of its own, killed at the end unless it has ended."""
+        command = [sys.executable, str(SCRIPT), step, table, *words, "--lake", str(self.lake)]
         with (
             self.said.open("w") as said,
             subprocess.Popen(
@@ -96,15 +112,31 @@ class Hub:
             finally:
                 kill(family(process.pid))
 
-    def killed_at(self, step: str, table: str, *options: str) -> None:
-        """Have a run stand still at that step, and kill it there."""
+    def words(self, *options: str, max_bytes: int = 0) -> tuple[str, ...]:
+        """Return the words of a run."""
+        size = str(max_bytes or self.max_bytes)
+        return ("run", "--json", *options, "--journals", str(self.journals), "--max-bytes", size)
+
+    def killed_at(self, step: str, table: str, *words: str) -> None:
+        """Have a command stand still at that step, and kill it there."""
         for _ in range(TRIES):
-            with self.run(*options, step=step, table=table) as process:
+            with self.start(*words, step=step, table=table) as process:
                 assert process.stdout is not None
                 if "here\n" in process.stdout:
                     return
             assert TOO_BUSY in self.said.read_text(), (step, table, self.said.read_text())
         pytest.fail(TOO_BUSY)
+
+    def erase(self) -> None:
+        """Erase jobs of all states, killed at each step."""
+        jobs = Lake.open(self.lake).dataset("jobs").to_table(columns=["job_id", "job"])
+        self.erased = [row["job_id"] for row in jobs.to_pylist() if row["job"] % 5 == 0]
+        words = ("erase", "--where", CHOSEN, "--yes")
+        for step, table in ERASING:
+            self.killed_at(step, table, *words)
+        with self.start(*words) as process:
+            process.communicate()
+        assert process.returncode == 0, self.said.read_text()
 
     def batch(self, process: subprocess.Popen[str]) -> float:
         """Return the seconds that the next batch of a run takes."""
@@ -125,14 +157,15 @@ class Hub:
     def finish(self, *options: str) -> dict[str, int]:
         """Let a last run come to its end: how many rows are as an undisturbed one makes them.
 
-        What was planned comes first; of the rest it makes one batch, as that is not killed.
+        What was planned comes first; of the rest it makes one batch, as that is not killed. What
+        was erased from the killed lake is erased before it comes into the other.
         """
-        with self.run(*options, max_bytes=EVERYTHING) as process:
-            assert process.stdout is not None
-            process.stdout.read()
+        with self.start(*self.words(*options, max_bytes=EVERYTHING)) as process:
+            process.communicate()
         assert process.returncode == 0, self.said.read_text()
         options_here = RunOptions(journals=self.journals, max_bytes=EVERYTHING)
         with Lake.open(self.plain, create=True).writer() as writer:
+            bury(writer, self.erased)
             run_increment(writer, options_here, Report())
         return rows_of_equal_tables(self.plain, self.lake)
 
@@ -157,7 +190,7 @@ def java_of(pids: list[int]) -> list[int]:
 
 def kill_at_random(hub: Hub, number: int, draw: random.Random, start_seconds: float) -> None:
     """Kill a run somewhere: all of it, or Java or the driver alone."""
-    with hub.run(*BY_SPARK) as process:
+    with hub.start(*hub.words(*BY_SPARK)) as process:
         if number % 4:
             hub.batch(process)  # takes many times as long as those behind it
             seconds = draw.uniform(0, 2 * hub.batch(process))
@@ -186,7 +219,7 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
     draw = random.Random(SEED)
     hub = Hub(tmp_path, 8 * KILLS)
     began = time.monotonic()
-    with hub.run(*BY_SPARK) as process:
+    with hub.start(*hub.words(*BY_SPARK)) as process:
         hub.batch(process)
         start_seconds = time.monotonic() - began
     left = list(range(KILLS))
@@ -207,14 +240,22 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
 def test_a_run_killed_at_each_step_of_each_commit_makes_the_tables_of_an_undisturbed_one(
     tmp_path: Path, options: tuple[str, ...], later: Iterable[tuple[str, str]]
 ) -> None:
-    """Each run is killed a step further than the one before: as tables are made, and once more."""
+    """Each run is killed a step further than the one before: as tables are made, and once more.
+
+    So is an erasure between two batches, and what keeps the lake in order behind them.
+    """
     print("seed", SEED)  # noqa: T201 - pytest shows it with a failure
     hub = Hub(tmp_path, 4)
-    for step, table in (*FIRST, *later):
-        hub.killed_at(step, table, *options)
-    # What is left of the batches goes as before; Java has no part in the derived tables.
+    for step, table in FIRST:
+        hub.killed_at(step, table, *hub.words(*options))
+    hub.erase()
+    for step, table in later:
+        hub.killed_at(step, table, *hub.words(*options))
+    # What is left of the batches goes as before; Java has no part in what comes behind them.
     for table in DERIVED:
         for step in ("staged", "created", "committing", "committed"):
-            hub.killed_at(step, table, *options)
+            hub.killed_at(step, table, *hub.words(*options))
             options = ()
+    for step, table in IN_ORDER:
+        hub.killed_at(step, table, *hub.words())
     hub.finish()

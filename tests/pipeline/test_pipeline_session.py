@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -178,3 +179,39 @@ def test_a_master_that_does_not_answer_is_told_at_once() -> None:
         _check_answers(f"spark://nobody:x,127.0.0.1:{port}")
     with pytest.raises(SparkError, match=r"does not answer .*--master local"):
         _check_answers(f"spark://127.0.0.1:{port}")
+
+
+def test_java_that_ends_while_it_is_told_to_leaves_no_session_behind(tmp_path: Path) -> None:
+    """A process that was just killed may be there still, though nobody answers any more."""
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    class Context:
+        _jsc: object = "java"
+        _gateway = mock.Mock(**{"proc.poll.return_value": None})
+        stopped = False
+
+        def stop(self) -> None:
+            assert self._jsc is None
+            self.stopped = True
+
+    context, refused = Context(), ConnectionRefusedError(111, "Connection refused")
+    folder = mock.Mock(name=str(tmp_path))
+    session = mock.Mock(sparkContext=context, **{"stop.side_effect": refused})
+    with mock.patch.dict(sessions._ours, {context: folder}):
+        sessions.close_session(session)
+    assert context.stopped
+    folder.cleanup.assert_called_once()
+
+
+@pytest.mark.parametrize("error", [EOFError(), TypeError("'JavaPackage' object is not callable")])
+def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exception) -> None:
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    opened = mock.Mock(**{"sparkContext._gateway.proc.poll.return_value": -9})
+    with (
+        mock.patch.object(sessions, "open_session", return_value=opened),
+        pytest.raises(SparkError, match="Java ended before") as told,
+        sessions.spark_session("x"),
+    ):
+        raise error
+    assert told.value.__cause__ is error

@@ -29,7 +29,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -46,8 +46,8 @@ _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
-#: Who loses the connection sees that before Java's end is told.
-_END_SECONDS: Final = 1.0
+#: Who loses the connection sees that before Java's end is told: on a busy machine, long before.
+_END_SECONDS: Final = 10.0
 _LOG_SETTINGS: Final = """\
 status = fatal
 rootLogger.level = warn
@@ -98,11 +98,12 @@ def close_session(session: SparkSession) -> None:
         context = session.sparkContext
         folder = _ours.pop(context, None)
         if folder is not None:
-            if _has_ended(context, 0):
+            with contextlib.suppress(Py4JError, OSError):  # it ends just now
+                if not _has_ended(context, 0):
+                    session.stop()
+            if context._jsc is not None:
                 context._jsc = None  # there is nobody to be told
                 context.stop()
-            else:
-                session.stop()
             folder.cleanup()
 
 
@@ -119,8 +120,9 @@ def spark_session(
     session = open_session(name, master=master, conf=conf)
     try:
         yield session
-    except (Py4JError, OSError) as error:
-        if _has_ended(session.sparkContext, _END_SECONDS):
+    except Exception as error:
+        is_lost = isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
+        if _has_ended(session.sparkContext, _END_SECONDS if is_lost else 0):
             raise SparkError(
                 "Spark's Java ended before its work was done: somebody killed it, or there was too "
                 "little memory. What was committed stands: start it again"

@@ -1,8 +1,8 @@
-"""Run ``taskq pipeline run`` with small shares: ``pipeline_run.py STEP TABLE ARGUMENTS``.
+"""Run a command of ``taskq pipeline`` with small shares: ``pipeline_run.py STEP TABLE COMMAND…``.
 
 At that step of a table's commit it says ``here`` and stands still, to be killed; with "" it does
 not. Steps are ``staged``, ``created``, ``committing``, ``committed`` (in Delta's log, not synced
-yet) and ``durable``.
+yet) and ``durable``; ``noting`` and ``noted`` are those of last_batch.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from taskq.cli.main import main
-from taskq_plugins.spark.lake import LakeWriter
+from taskq_plugins.spark.lake import LakeWriter, compacting, deltalog, durable, store
 from taskq_plugins.spark.run import batch
 
 if TYPE_CHECKING:
@@ -23,42 +23,39 @@ if TYPE_CHECKING:
 
 #: Records of a share: a batch has several, which executors fold.
 SHARE_ROWS = 100
-STEPS: dict[str, tuple[type, str]] = {
-    "staged": (LakeWriter, "stage"),
-    "created": (DeltaTable, "create"),
-    "committing": (DeltaTable, "create_write_transaction"),
-    "committed": (DeltaTable, "create_write_transaction"),
-    "durable": (LakeWriter, "commit"),
+#: Small files of a day that are written together.
+SMALL_FILES = 3
+#: What is called at each step, and whether it has returned then.
+STEPS: dict[str, tuple[Any, str, bool]] = {
+    "staged": (LakeWriter, "stage", True),
+    "created": (DeltaTable, "create", True),
+    "committing": (deltalog, "append", False),
+    "committed": (durable, "sync_directory", False),
+    "durable": (LakeWriter, "commit", True),
+    "noting": (store, "publish", False),
+    "noted": (store, "publish", True),
 }
 
 
 def stand_still(step: str, table: str) -> None:
     """Have the process stand still where that comes."""
-    owner, name = STEPS[step]
+    owner, name, has_returned = STEPS[step]
     act: Callable[..., Any] = getattr(owner, name)
 
     def stopping(*args: Any, **options: Any) -> Any:
-        if step == "committing":
-            _stop_at(args, table)
-        done = act(*args, **options)
-        if step != "committing":
-            _stop_at(args, table)
-        return done
+        done = act(*args, **options) if has_returned else None
+        if any(table in Path(arg).parts[-2:] for arg in args if isinstance(arg, (str, Path))):
+            print("here", flush=True)  # noqa: T201 - it tells its parent
+            threading.Event().wait()
+        return done if has_returned else act(*args, **options)
 
     setattr(owner, name, stopping)
 
 
-def _stop_at(args: tuple[Any, ...], table: str) -> None:
-    """Stop where the call names the table: itself, or by its directory."""
-    shown = [arg.table_uri if isinstance(arg, DeltaTable) else arg for arg in args]
-    if table in {Path(item).name for item in shown if isinstance(item, str)}:
-        print("here", flush=True)  # noqa: T201 - it tells its parent
-        threading.Event().wait()
-
-
 if __name__ == "__main__":
     batch.SHARE_ROWS = SHARE_ROWS  # type: ignore[misc]
+    compacting.SMALL_FILES_MAX = SMALL_FILES  # type: ignore[misc]
     if sys.argv[1]:
         stand_still(*sys.argv[1:3])
-    sys.argv[1:] = ["pipeline", "run", *sys.argv[3:]]
+    sys.argv[1:] = ["pipeline", *sys.argv[3:]]
     main(prog_name="taskq")

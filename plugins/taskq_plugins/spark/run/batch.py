@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 SHARE_ROWS: Final = 150_000
 #: ... and bytes, most of them bodies.
 SHARE_BYTES: Final = 256 * 1024 * 1024
+#: However often a batch was begun, a share has so many of one or the other: each reads all files.
+SHARE_ROWS_MIN: Final = 1_000
+SHARE_BYTES_MIN: Final = 4 * 1024 * 1024
 _BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
 _BREAKS: Final = pc.field("kind") == BREAK
 _FOLDED: Final = (JOBS, ATTEMPTS, OPEN_RECORDS)
@@ -262,7 +265,10 @@ class _Plan:
             heirs.append(str(directory / f"heirs-{number}.parquet"))
             parquet.write_table(self._heirs(log_id, branch), heirs[-1])
         jobs = np.sort(pc.drop_null(self._jobs).to_numpy())
-        count = max(1, -(-len(jobs) // SHARE_ROWS), -(-self._bytes() // SHARE_BYTES)) << tries
+        size = self._bytes()
+        count = max(1, -(-len(jobs) // SHARE_ROWS), -(-size // SHARE_BYTES))
+        finest = max(len(jobs) // SHARE_ROWS_MIN, size // SHARE_BYTES_MIN)
+        count = max(count, min(count << tries, finest))
         count = count if count == 1 else max(count, steps)
         inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
         return [
