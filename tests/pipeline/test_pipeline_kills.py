@@ -54,12 +54,9 @@ FIRST = (
 LATER = tuple(item for item in FIRST if item[0] != "created")
 #: Jobs that are erased between two batches, which is killed at each step of it.
 CHOSEN = "job % 5 = 0"
-ERASED = ("erased", *BASE)
-ERASING = tuple(
-    (step, table)
-    for table in ERASED
-    for step in ("staged", *COMMIT)
-    if step != "created" or table == "erased"
+ERASING = (
+    *((step, "erased") for step in ("staged", "created", "committing", "committed")),
+    *((step, table) for table in BASE for step in ("staged", *COMMIT) if step != "created"),
 )
 #: What keeps the lake in order behind all tables.
 IN_ORDER = (
