@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -184,33 +180,3 @@ def test_a_lake_and_its_logs_may_be_below_paths_with_spaces(tmp_path: Path) -> N
     assert taskq("pipeline", "erase", "--lake", lake.path, "--where", "true").exit_code == 0
     read = pl.scan_delta(str(lake.path / "jobs"), use_pyarrow=True).collect()
     assert len(read) == len(shown)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_a_run_that_is_killed_twenty_times_makes_the_tables_of_one_that_is_not(
-    tmp_path: Path,
-) -> None:
-    """With SIGKILL, at random moments: whatever was being written, committed or noted."""
-    draw = random.Random(5)
-    for seed in (1, 2):
-        asyncio.run(live(tmp_path / "hub" / f"edge-{seed}", seed, 300))
-    where = ["--journals", str(tmp_path / "hub"), "--lake", str(tmp_path / "lake")]
-    words = [sys.executable, "-m", "taskq", "pipeline", "run", *where, "--max-bytes", "40k"]
-    kills = 0
-    seconds = 0.5
-    while kills < 20:
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as item:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                assert item.wait(seconds + draw.random()) == 0
-                break
-            item.kill()
-            kills += 1
-        # Once it commits a batch now and then, it is killed sooner or later by turns.
-        seconds = draw.uniform(0.2, 2.0)
-    assert kills > 5, "it was over too soon"
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lake = Lake.open(tmp_path / "lake")
-    assert tables(lake) == whole(tmp_path)
-    with lake.writer():
-        assert not (lake.path / "_staging").exists()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.engine import Border, read_file, segment_name
 from taskq.values import parse_json
+from taskq_plugins.fleet.places import facts_of
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
@@ -53,8 +54,9 @@ class Break(NamedTuple):
 
 def breaks(log: LogPlace) -> list[Break]:
     """Return those of a log, oldest first; what does not read ends the list."""
+    path = f"{log.path}/{BREAKS}"
     try:
-        data = read_file(f"{log.path}/{BREAKS}", _BYTES_MAX)
+        data = read_file(path, _BYTES_MAX) if facts_of(path) else b""
     except OSError:
         return []
     begun: dict[int, Break] = {}

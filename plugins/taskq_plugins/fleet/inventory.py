@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import Replica
 from taskq.errors import LogError
-from taskq_plugins.fleet.listing import Memory, segments
+from taskq_plugins.fleet.listing import segments
 from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from taskq.arrow.problems import shown
 from taskq.engine import segment_lsn
 from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import breaks
+from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 from taskq_plugins.fleet.problems import FleetError, tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-K = TypeVar("K")
-V = TypeVar("V")
-#: Files that are remembered at once.
-ENTRIES_MAX: Final = 200_000
-
-
-class Memory(Generic[K, V]):
-    """A mapping that forgets what was put in longest ago."""
-
-    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._entries_max = entries_max
-
-    def get(self, key: K) -> V | None:
-        """Return what is known, None if nothing is."""
-        return self._entries.get(key)
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
-
 
 #: Segments that one log may have: 128 TiB of the usual size.
 SEGMENTS_MAX: Final = 2_000_000

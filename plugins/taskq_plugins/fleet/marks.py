@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import Gap, LocalDisk, Replica
-from taskq_plugins.fleet.listing import Memory, segments
+from taskq_plugins.fleet.listing import segments
+from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 

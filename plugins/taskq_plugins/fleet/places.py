@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from taskq.arrow.problems import shown
 from taskq.engine import Identity, LocalDisk, Replica
 from taskq.errors import LogError
+from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ class Mark(NamedTuple):
     epoch: int
 
 
+class Facts(NamedTuple):
+    """What the system says of a file or directory: something of it changes with what is in it."""
+
+    mode: int
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
+#: Logs by path, as their identities told, which are written once.
+_identities: Final[Memory[str, tuple[Facts, LogPlace]]] = Memory()
+
+
 def find_logs(
     root: Path,
     devices: frozenset[str] | None = None,
@@ -94,9 +108,9 @@ def find_logs(
     if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
         top = f"{top}/devices"
     disk, logs = LocalDisk(), dict[str, LogPlace]()
-    for device, path in _candidates(top, on_problem):
+    for device, path, facts in _candidates(top, on_problem):
         try:
-            place = _look(disk, device, path)
+            place = _look(disk, device, path, facts)
         except LogError as error:
             if devices is None or device in devices:
                 tell(error, on_problem)
@@ -115,36 +129,47 @@ def find_logs(
 
 def _candidates(
     top: str, on_problem: Callable[[LogError], None] | None
-) -> Iterator[tuple[str, str]]:
-    """Yield (device, directory) of everything that may be a log."""
-    if _has_identity(top):
-        yield shown(Path(top).name) or top, top
+) -> Iterator[tuple[str, str, Facts]]:
+    """Yield (device, directory, facts of its identity) of everything that may be a log."""
+    if facts := _identity_facts(top):
+        yield shown(Path(top).name) or top, top, facts
         return
     for name in _directories(top, None):
         path = f"{top.rstrip('/')}/{name}"
         device = shown(name)
-        if _has_identity(path):
-            yield device, path
+        if facts := _identity_facts(path):
+            yield device, path, facts
             continue
         for below in _directories(path, on_problem):
-            if _has_identity(f"{path}/{below}"):
-                yield device, f"{path}/{below}"
+            if facts := _identity_facts(f"{path}/{below}"):
+                yield device, f"{path}/{below}", facts
 
 
-def _look(disk: LocalDisk, device: str, path: str) -> LogPlace | None:
+def _look(disk: LocalDisk, device: str, path: str, facts: Facts) -> LogPlace | None:
+    known = _identities.get(path)
+    if known is not None and known[0] == facts and known[1].device == device:
+        return known[1]
     identity = Identity.read(disk, path)
     if identity is None:
         return None
-    return LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
+    place = LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
+    _identities[path] = facts, place
+    return place
 
 
-def _has_identity(path: str) -> bool:
-    """Return whether there is a file of that name; a pipe would hold up whoever opens it."""
+def _identity_facts(path: str) -> Facts | None:
+    """Return what is known of its file, if there is one; a pipe would hold up whoever opens it."""
+    facts = facts_of(f"{path}/{Replica.IDENTITY}")
+    return facts if facts is not None and stat.S_ISREG(facts.mode) else None
+
+
+def facts_of(path: str) -> Facts | None:
+    """Return what the system says of a file or directory; None: it is not to be had."""
     try:
-        mode = os.stat(f"{path}/{Replica.IDENTITY}").st_mode  # noqa: PTH116 - text, maybe no UTF-8
+        at = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     except OSError:
-        return False
-    return stat.S_ISREG(mode)
+        return None
+    return Facts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
 
 
 def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
@@ -157,7 +182,7 @@ def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> li
                     raise FleetError(f"{shown(path)} holds more than {NAMES_MAX} names")
                 if entry.name.startswith(_HIDDEN):
                     continue
-                if _is_directory(entry.path, follow=False):
+                if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []

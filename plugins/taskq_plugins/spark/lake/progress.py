@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet import LogPlace, SegmentRow
     from taskq_plugins.spark.lake.store import Lake
 
-_COLUMNS: Final = ("device", "log_id", "lsn", "ts_ns")
-_ORDER: Final = [("branch", "ascending"), ("lsn", "ascending")]
+#: Of the last record of a log that the tables hold.
+READ: Final = pa.schema(
+    [("device", pa.string()), ("log_id", pa.string()), ("lsn", pa.int64()), ("ts_ns", pa.int64())]
+)
 
 
 class Position(NamedTuple):
@@ -43,25 +46,25 @@ class LogProgress(NamedTuple):
     left_bytes: int
 
 
-def positions(lake: Lake) -> dict[str, Position]:
-    """Return the last record of each log, by log id.
+def positions(lake: Lake) -> pa.Table:
+    """Return the last record of each log (columns: READ).
 
     Raises:
         LakeDamaged: a file is missing.
     """
-    if not lake.has(OPEN_RECORDS):
-        return {}
     paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
     if not paths:
-        return {}
+        return READ.empty_table()
     rows = dataset.dataset(paths, format="parquet").to_table(
-        columns=[*_COLUMNS, "branch"],
+        columns=[*READ.names, "branch"],
         # Of a log of which nothing but damage was read, the row tells no record.
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
     # One row for each stretch that was read without a gap: the last one tells how far.
-    stretches = rows.sort_by(_ORDER).select(list(_COLUMNS)).to_pylist()
-    return {row["log_id"]: Position(**row) for row in stretches}
+    for name in ("branch", "lsn"):
+        last = rows.group_by("log_id").aggregate([(name, "max")]).rename_columns(["log_id", name])
+        rows = rows.join(last, ["log_id", name], join_type="left semi")
+    return rows.select(READ.names)
 
 
 def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
@@ -71,7 +74,7 @@ def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
         FleetError: there is no such directory.
         LakeDamaged: a file is missing.
     """
-    known = positions(lake)
+    known = {row["log_id"]: Position(**row) for row in positions(lake).to_pylist()}
     there: list[LogProgress] = []
     if journals is not None:
         for log in find_logs(journals, on_problem=log_problem):

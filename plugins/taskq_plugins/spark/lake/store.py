@@ -16,6 +16,7 @@ import time
 import uuid
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -62,9 +63,6 @@ LOG_PART: Final = "log"
 STAGING: Final = "_staging"
 #: Ids of the jobs that were erased.
 TOMBSTONES: Final = "erased"
-#: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
-_TRYING: Final = "_trying"
-_TRIES_MAX: Final = 8
 #: What a commit does that brings rows.
 _FILLED: Final = frozenset({"WRITE", "MERGE"})
 #: ... and what one does that takes rows away, or something of them.
@@ -127,6 +125,7 @@ class Lake:
         self._versions = versions
         self._newest = newest
         self._listings: dict[str, files.Listing] = {}
+        self._told: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}
         #: tables that stay open, while this process is the one that writes to them
         self._open: dict[str, DeltaTable] | None = None
 
@@ -276,6 +275,16 @@ class Lake:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    def _commits(self, table: str) -> Iterator[dict[str, Any]]:
+        """Return what a table's log says of each version, the newest first; it is read once."""
+        delta = self.delta(table)
+        version, told = self._told.get(table, (-1, iter(())))
+        if version != delta.version():
+            told = deltalog.commits(delta)
+        commits, rest = tee(told)
+        self._told[table] = delta.version(), rest
+        return commits
+
     def batch(self, table: str = JOBS) -> Batch | None:
         """Return the last batch that a table has, None before the first; ``jobs`` has it last."""
         return next(self.batches(table), None)
@@ -284,7 +293,7 @@ class Lake:
         """Yield the batches that a table has, the last one first, as far as its log tells."""
         if not self.has(table):
             return
-        for commit in deltalog.commits(self.delta(table)):
+        for commit in self._commits(table):
             if "batch" in commit:
                 moved = commit.get(deltalog.MOVED)
                 offsets = commit.get("offsets", "") if moved is None else moved
@@ -302,12 +311,12 @@ class Lake:
         """Return when that was, in nanoseconds since 1970; 0: never."""
         if not self.has(JOBS):
             return 0
-        return int(next(deltalog.commits(self.delta(JOBS)))["timestamp"]) * 1_000_000
+        return int(next(self._commits(JOBS))["timestamp"]) * 1_000_000
 
     def version_at(self, table: str, number: int) -> int:
         """Return the newest version of a table without a later batch; -1: there is none."""
         candidate = -1
-        for commit in deltalog.commits(self.delta(table)):
+        for commit in self._commits(table):
             if candidate < 0:
                 candidate = commit["version"]
             if "batch" not in commit:
@@ -365,7 +374,7 @@ class Lake:
 
     def lost_rows(self, table: str, number: int) -> bool:
         """Return whether rows of a table were let go or erased, beside all batches, since one."""
-        for commit in deltalog.commits(self.delta(table)):
+        for commit in self._commits(table):
             if commit["operation"] in _LOST:
                 return True
             if "batch" in commit and int(commit["batch"]) <= number:
@@ -374,7 +383,7 @@ class Lake:
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
         """Return a table as filled last before a moment; None: it was not, or is so still."""
-        commits = deltalog.commits(self.delta(table))
+        commits = self._commits(table)
         filled = (commit for commit in commits if commit["operation"] in _FILLED)
         for number, commit in enumerate(filled):
             if commit["timestamp"] * 1_000_000 <= moment_ns:
@@ -385,6 +394,7 @@ class Lake:
         """Know nothing of a table that is to be made anew."""
         self._noted.pop(table, None)
         self._listings.pop(table, None)
+        self._told.pop(table, None)
         if self._open is not None:
             self._open.pop(table, None)
 
@@ -505,13 +515,13 @@ class LakeWriter:
         }
         actions: list[dict[str, Any]] = [{"commitInfo": info}]
         if batch is not None:
-            app = f"{batch.stream}:{table}"
-            known = delta.transaction_version(app)
-            if known is not None and known >= batch.number:
+            known = self.lake.batch(table)
+            if known and known.stream == batch.stream and known.number >= batch.number:
                 return False
             info |= {"stream": batch.stream, "batch": batch.number}
             if table in BORDERS:
                 info["offsets" if batch.is_whole else deltalog.MOVED] = batch.offsets
+            app = f"{batch.stream}:{table}"
             actions.append({"txn": {"appId": app, "version": batch.number}})
         elif not change.added and not change.removed:
             return False
@@ -527,18 +537,6 @@ class LakeWriter:
     def _send(self, *tables: str) -> None:
         if self.lake.bucket:
             self.lake.bucket.push(tables)
-
-    def tries(self, number: int) -> int:
-        """Return how often a batch was begun and did not end: it may need more memory than is."""
-        with suppress(OSError, ValueError):
-            tried, count = map(int, (self.lake.path / _TRYING).read_text().split())
-            return min(count, _TRIES_MAX) if tried == number else 0
-        return 0
-
-    def trying(self, number: int, count: int) -> None:
-        """Note that a batch is begun, for the so manieth time."""
-        with suppress(OSError):  # it is only about how large the next one is
-            (self.lake.path / _TRYING).write_text(f"{number} {count}")
 
     def note(self) -> None:
         """Note which version of each table goes with the last batch that all have.

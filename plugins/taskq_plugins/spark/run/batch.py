@@ -214,17 +214,18 @@ class _Plan:
         self._known = {table: before.data_files(table) for table in _FOLDED}
         named = _read(self._paths, _NAMES, records.schema)
         parts = [file for file in self._known[OPEN_RECORDS] if file.part == LOG_PART]
-        old = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
+        known = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
+        # Of logs that bring nothing nothing changes, however many there are.
+        has_moved = pc.is_in(known["log_id"], pc.unique(named["log_id"]))
+        old = known.filter(has_moved)
         plain = named.filter(pc.not_equal(named["kind"], BREAK))
         new = [plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))]
         if plain.num_rows < named.num_rows:
             new.append(_read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS))
-        rows = log_rows(pa.concat_tables([old, *new]))
-        logs, moved = logs_of(rows), pc.unique(named["log_id"])
-        names = frozenset(moved.to_pylist())
-        others = {key: log for key, log in logs.items() if key[0] not in names}
-        before_logs = others | logs_of(old.filter(pc.is_in(old["log_id"], moved)))
+        self._moved = log_rows(pa.concat_tables([old, *new]))
+        logs, before_logs = logs_of(self._moved), logs_of(old)
         self._forks = _forks(logs, before_logs)
+        rows = pa.concat_tables([known.filter(pc.invert(has_moved)), self._moved])
         full = {field.name: _column(rows, field) for field in records.schema}
         self.log_rows = in_part(pa.table(full, records.schema), LOG_PART)
         stepped = (
@@ -256,9 +257,7 @@ class _Plan:
         directory = self._targets[JOBS].with_name(f"plan-{self._targets[JOBS].name}")
         directory.mkdir(parents=True)
         logs, touched = directory / "logs.parquet", directory / "touched.parquet"
-        names = {*self._touched["log_id"].unique().to_pylist(), *(log[0] for log in self._forks)}
-        concerned = pc.is_in(self.log_rows["log_id"], pa.array(sorted(names), pa.string()))
-        parquet.write_table(self.log_rows.filter(concerned), logs)
+        parquet.write_table(self._moved, logs)
         parquet.write_table(self._touched, touched)
         heirs = []
         for number, (log_id, branch) in enumerate(self._forks):

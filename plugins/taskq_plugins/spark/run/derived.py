@@ -1,9 +1,10 @@
 """Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
 
 Each names the batch that it was computed at, and the logs of jobs and attempts which of their files
-came and went since. Rollups, and how far devices are, grow by the rows of these files. Of failures
-those of the tasks are made anew of which any attempt or job failed since, of duplicates those of
-the keys that ran; all others stay. Steps are appended, out of the records that came.
+came and went since. Of rollups the hours are made anew in which anything else happened than before,
+of failures the tasks of which any attempt or job failed since, of duplicates the keys that ran; all
+others stay. How far devices are grows by the rows of these files. Steps are appended, out of the
+records that came.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial, reduce
-from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import duckdb
@@ -22,6 +22,7 @@ from pyarrow import dataset
 from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
+from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.spark.lake import Change
 from taskq_plugins.spark.lake.files import in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
@@ -36,14 +37,14 @@ from taskq_plugins.spark.lake.store import (
 )
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
 from taskq_plugins.spark.tables.breaks import breaks
-from taskq_plugins.spark.tables.device_lag import READ, SEGMENTS, count_jobs, device_lag
+from taskq_plugins.spark.tables.device_lag import SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, rollup_hour, signed, take_changes
+from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, changed_hours, rollup_hour, signed
 from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
     from taskq_plugins.spark.lake.files import DataFile
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 Changes: TypeAlias = "dict[str, duckdb.DuckDBPyRelation]"
 ROLLUP: Final = "rollup_hour"
 _DAY_HOURS: Final = 24
+_HOUR_US: Final = 3_600 * 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NS: Final = 86_400 * 1_000_000_000
 #: Which rows of jobs and attempts some tables are made of, and which columns of these.
@@ -73,6 +75,8 @@ _TELLING: Final = {
 }
 #: What a row of such a table has from each row that it is made of: all others stand apart from it.
 _APART: Final = {"failures": ("task",), "duplicates": ("queue", "key")}
+#: What is told of the segments of logs, most of which have not changed since.
+_segments_known: Final[Memory[str, tuple[Standing, list[dict[str, object]]]]] = Memory()
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 #: What two branches of a log share happened once: it is told of the newer one.
@@ -241,26 +245,21 @@ def _rolled_up(
     duck: duckdb.DuckDBPyConnection, lake: Lake, changes: Changes | None, since: str
 ) -> tuple[pa.Table | None, list[DataFile]]:
     """Return the rollups of the days that changed, and the files that have them now."""
-    gone = lake.data_files(ROLLUP)
-    old, hours, days = None, None, None
+    gone, hours, days = lake.data_files(ROLLUP), None, None
     if changes:
-        hours = take_changes(duck, changes[JOBS], changes[ATTEMPTS])
+        hours = changed_hours(duck, changes[JOBS], changes[ATTEMPTS])
         if not hours:
             return None, []
         days = {hour // _DAY_HOURS for hour in hours}
         gone = [file for file in gone if _day(file) in days]
-        if _is_forked(lake, JOBS):
-            hours = {day * _DAY_HOURS + hour for day in days for hour in range(_DAY_HOURS)}
-        else:
-            chosen = frozenset(file.path for file in gone)
-            schema = lake.schema(ROLLUP)
-            paths = lake.paths(ROLLUP, lambda file: file.path in chosen)
-            before = dataset.dataset(paths, schema=schema, format="parquet").to_table()
-            old = before.drop_columns([DATE])
-    _show(duck, lake, ATTEMPTS, partial(_tells, ATTEMPTS, days))
-    if old is None:
-        _show(duck, lake, JOBS, partial(_tells, JOBS, days))
-    rows = rollup_hour(duck, None if old is not None else hours, old)
+    for table in (JOBS, ATTEMPTS):
+        _show(duck, lake, table, partial(_tells, table, days))
+    rows = rollup_hour(duck, hours)
+    if hours:  # those of the days' other hours stay
+        paths = [str(lake.path / ROLLUP / file.path) for file in gone]
+        old = dataset.dataset(paths, schema=rows.schema, format="parquet").to_table()
+        at = pa.array([hour * _HOUR_US for hour in hours], pa.int64()).cast(old["hour"].type)
+        rows = pa.concat_tables([rows, old.filter(pc.invert(pc.is_in(old["hour"], at)))])
     rows = rows.append_column(DATE, rows["hour"].cast(pa.date32()))
     if since:
         rows = rows.filter(pc.greater_equal(rows[DATE].cast(pa.string()), since))
@@ -297,8 +296,7 @@ def _lag(
         _show(duck, lake, JOBS, lambda file: file.part != OVER)
         count_jobs(duck, signed(duck.view(JOBS), 1), None, [])
     duck.register("segments", pa.Table.from_pylist(_segments(standings), SEGMENTS))
-    read = [position._asdict() for position in positions(lake).values()]
-    duck.register("read", pa.Table.from_pylist(read, READ))
+    duck.register("read", positions(lake))
     return device_lag(duck, as_of_ns)
 
 
@@ -323,19 +321,23 @@ def _broken(lake: Lake) -> pa.Table:
 
 def _segments(standings: Iterable[Standing]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    known = (
-        segment_rows(standing.log, standing.places, standing.end, on_problem=log_problem)
-        for standing in standings
-    )
-    for place in chain.from_iterable(known):
+    for standing in standings:
+        known = _segments_known.get(standing.log.path)
+        if known is None or known[0] is not standing:
+            known = _segments_known[standing.log.path] = standing, list(_segments_of(standing))
+        rows += known[1]
+    return rows
+
+
+def _segments_of(standing: Standing) -> Iterator[dict[str, object]]:
+    for place in segment_rows(standing.log, standing.places, standing.end, on_problem=log_problem):
         row = {"device": place.device, "log_id": place.log_id, "segment": place.first_lsn}
         if place.is_gap_before:
-            rows.append(row | {"is_missing": True})
+            yield row | {"is_missing": True}
         times = {"modified_ns": place.modified_ns, "last_record_ns": None, "is_missing": False}
         if place.next_lsn > place.first_lsn:
             times["last_record_ns"] = place.last_time_ns
-        rows.append(row | times | {"size_bytes": place.size_bytes})
-    return rows
+        yield row | times | {"size_bytes": place.size_bytes}
 
 
 def _tells(table: str, days: Collection[int] | None, file: DataFile) -> bool:

@@ -26,7 +26,7 @@ from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, wri
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.hands import PART_BYTES, Here, give_back_memory
 from taskq_plugins.spark.run.interrupting import interruptible
-from taskq_plugins.spark.run.reached import reached
+from taskq_plugins.spark.run.reached import reached, tries, trying
 from taskq_plugins.spark.run.reasons import failure_of
 from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
 from taskq_plugins.spark.source.options import read_options
@@ -190,7 +190,7 @@ class Stream:
         """Return the next batch, None if nothing is left; the one before it was committed."""
         if self._planned is not None:
             self._at = self._at.then(self._planned)
-        self.tries = max(self.tries, self._writer.tries(self._at.number + 1))
+        self.tries = max(self.tries, tries(self._writer.lake, self._at.number + 1))
         batch = self._at.begun  # what was not finished comes first
         if batch is None:
             size = self._limits.size_bytes
@@ -199,7 +199,7 @@ class Stream:
                 end = self._logs.next(self._at.offsets, Limits(smaller))
             batch = None if end == self._at.offsets else self._at.next(end)
         if batch is not None:
-            self._writer.trying(batch.number, self.tries + 1)
+            trying(self._writer.lake, batch.number, self.tries + 1)
         self._planned = batch
         return batch
 

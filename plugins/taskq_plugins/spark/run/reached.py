@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 BASE: Final = (RECORDS, ATTEMPTS, OPEN_RECORDS, JOBS)
 #: How many logs take as long to read as a commit more, at most.
 _COMMIT_LOGS: Final = 20
+#: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
+_TRYING: Final = "_trying"
+_TRIES_MAX: Final = 8
 #: What stands before offsets: a checkpoint of Spark's has it so, and earlier versions kept one.
 _HEAD: Final = "v1\n{}\n"
 
@@ -159,6 +163,20 @@ def reference(lake: Lake, lost: Collection[str]) -> Batch:
     number = min(batch.number for table in there if (batch := lake.batch(table)))
     at = _found(lake, tells[0], number=number)
     return Batch(at.stream, at.number, _text(at.offsets))
+
+
+def tries(lake: Lake, number: int) -> int:
+    """Return how often a batch was begun and did not end: it may need more memory than is."""
+    with suppress(OSError, ValueError):
+        tried, count = map(int, (lake.path / _TRYING).read_text().split())
+        return min(count, _TRIES_MAX) if tried == number else 0
+    return 0
+
+
+def trying(lake: Lake, number: int, count: int) -> None:
+    """Note that a batch is begun, for the so manieth time."""
+    with suppress(OSError):  # it is only about how large the next one is
+        (lake.path / _TRYING).write_text(f"{number} {count}")
 
 
 def offsets_of(batch: Batch | None) -> Offsets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.arrow import Piece
@@ -164,14 +165,12 @@ class Following:
 
     Args:
         options: what to read.
-
-    Attributes:
-        behind: how much there is behind the last batch that was planned; None before.
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self.behind: dict[str, Any] | None = None
         self._options = options
+        #: the logs as the last batch was planned, and how far that goes
+        self._planned: tuple[Sight, Offsets] | None = None
         self._on_loss = loss_handler(options.fail_on_data_loss)
         self._targets: Offsets | None = None
         self._sight: Sight | None = None
@@ -228,7 +227,7 @@ class Following:
         return pack(between, self._options.target_partition_bytes)
 
     def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
-        if self.behind is not None and self._is_at_targets(offsets):
+        if self._planned is not None and self._is_at_targets(offsets):
             return offsets
         sight = self._sight = self._fresh or look(self._options)
         self._fresh = None
@@ -252,12 +251,24 @@ class Following:
         reached, last = allot(backlogs, limits)
         if last >= 0:
             self._served = backlogs[last].standing.log.log_id
-        ends = {log_id: at._replace(held=held.get(log_id, "")) for log_id, at in offsets.items()}
+        ends = {
+            log_id: at
+            if at.held == held.get(log_id, "")
+            else at._replace(held=held.get(log_id, ""))
+            for log_id, at in offsets.items()
+        }
         for backlog, here in zip(backlogs, reached, strict=True):
             if here.place != backlog.here.place or backlog.standing.log.log_id in offsets:
                 ends[backlog.standing.log.log_id] = here
-        self.behind = {"source": f"taskq {self._options.path}"} | _behind(sight, ends)
+        self._planned = sight, ends
         return ends
+
+    def behind(self) -> dict[str, Any] | None:
+        """Return how much there is behind the last batch that was planned; None before."""
+        with suppress(FileNotFoundError):  # compaction took a segment meanwhile
+            if self._planned is not None:
+                return {"source": f"taskq {self._options.path}"} | _behind(*self._planned)
+        return None
 
     def _is_at_targets(self, offsets: Offsets) -> bool:
         """Return whether all was read that is to be."""
@@ -324,8 +335,11 @@ class Following:
                 self._vanished.add(log_id)
 
     def _between(self, begins: Offsets, ends: Offsets) -> list[Stretch]:
-        starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in ends.items()}
-        changed = {log_id: end for log_id, end in ends.items() if starts[log_id].place != end.place}
+        moved = {log_id: end for log_id, end in ends.items() if begins.get(log_id) != end}
+        starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in moved.items()}
+        changed = {
+            log_id: end for log_id, end in moved.items() if starts[log_id].place != end.place
+        }
         if not changed:
             return []
         sight, self._sight = self._sight, None

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
+from taskq.values import SECOND_NS
+from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.fleet.listing import segment_paths, segments
 from taskq_plugins.fleet.marks import End, durable_end
-from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
+from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.places import Facts, LogPlace, Mark, SegmentPlace, facts_of, find_logs
 from taskq_plugins.fleet.problems import log_problem
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Given, Lsn, Position
@@ -18,6 +21,10 @@ from taskq_plugins.spark.source.problems import OptionError, Unreadable
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
 
+#: What changed less long ago may change once more and have the same time.
+_SETTLED_NS: Final = 2 * SECOND_NS
+#: Logs by path as they stood, and what the system said of their files: most are silent mostly.
+_seen: Final[Memory[str, tuple[dict[str, Facts], Standing]]] = Memory()
 #: A search by halves ends in a stretch of this size, which is hopped through.
 _HALVING_ENDS_BYTES: Final = 64 * 1024
 
@@ -36,7 +43,7 @@ class Standing(NamedTuple):
     @property
     def latest(self) -> Position:
         """Return the place behind all that may be read now."""
-        return Position(self.log.device, 0, 0, 0, 0).moved_to(self.end)
+        return Position(self.log.device, *self.end.mark, self.end.frame, self.end.time_ns)
 
     @property
     def earliest(self) -> Position:
@@ -97,6 +104,9 @@ def look(options: ReadOptions) -> Sight:
     logs = find_logs(Path(options.path), options.devices, on_problem=on_problem)
     standings: list[Standing] = []
     for log in logs:
+        if (seen := _as_seen(log)) is not None:
+            standings.append(seen)
+            continue
         known = len(problems)
         try:
             places = segments(log, on_problem=on_problem)
@@ -110,7 +120,30 @@ def look(options: ReadOptions) -> Sight:
         if len(problems) > known:
             left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
         standings.append(Standing(log, places, end, left_out))
+        _remember(standings[-1], at_ns)
     return Sight(standings, bool(problems), at_ns)
+
+
+def _as_seen(log: LogPlace) -> Standing | None:
+    """Return a log as it was seen before, if nothing of it has changed."""
+    facts, standing = _seen.get(log.path) or ({}, None)
+    if standing is None or standing.log != log:
+        return None
+    return standing if all(facts_of(path) == fact for path, fact in facts.items()) else None
+
+
+def _remember(standing: Standing, at_ns: int) -> None:
+    """Remember a log that was looked at behind that moment, and has not changed for a while.
+
+    Of a log that may be read to its end something of these changes with whatever happens to it.
+    """
+    path, places, mark = standing.log.path, standing.places, standing.end.mark
+    if not places or standing.left_out or mark.offset != places[-1].size_bytes:
+        return
+    names = (path, f"{path}/log", f"{path}/{BREAKS}", places[-1].path)
+    facts = {name: fact for name in names if (fact := facts_of(name)) is not None}
+    if all(fact.changed_ns < at_ns - _SETTLED_NS for fact in facts.values()):
+        _seen[path] = facts, standing
 
 
 def place_of(standing: Standing, given: Given) -> Position:

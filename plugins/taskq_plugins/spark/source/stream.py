@@ -83,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         PySpark asks a source that is written in Python neither for metrics nor for a description
         (Java's name of an object stands there), so this is where both go.
         """
-        return self._logs.behind
+        return self._logs.behind()
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):

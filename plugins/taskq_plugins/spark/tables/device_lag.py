@@ -67,8 +67,6 @@ SEGMENTS: Final = pa.schema(
         ("is_missing", pa.bool_()),
     ]
 )
-#: How far each log was read: its last record.
-READ: Final = pa.schema([("device", _TEXT), ("log_id", _TEXT), ("lsn", _LONG), ("ts_ns", _LONG)])
 _QUERY: Final = f"""
     WITH of_segments AS (
         SELECT device, log_id,
@@ -187,8 +185,8 @@ def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
     """Return one row per task log of the fleet (columns: see the module's docstring).
 
     Args:
-        duck: with the tables ``waiting`` (of ``count_jobs``), ``read`` (as ``READ``) and
-            ``segments`` (as ``SEGMENTS``: the segment files on the hub, and the gaps between them).
+        duck: with the tables ``waiting`` (of ``count_jobs``), ``read`` (the last record of a
+            log) and ``segments`` (as ``SEGMENTS``: files on the hub, and the gaps between them).
         as_of_ns: the hub's time when it was looked at, in nanoseconds.
     """
     return duck.sql(_QUERY, params={"now": as_of_ns}).to_arrow_table()

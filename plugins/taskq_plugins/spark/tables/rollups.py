@@ -41,12 +41,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import duckdb
+    import pyarrow as pa
 
 #: Outcomes that count as failures; a released attempt counts as nothing.
 FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
@@ -54,147 +53,84 @@ FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
 _HOURS: Final = """
     CREATE OR REPLACE TEMP MACRO hour_of(ns) AS (ns - ((ns % $hour) + $hour) % $hour) // $hour
 """.replace("$hour", str(3_600 * 1_000_000_000))
-_COUNTS: Final = (
-    *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
-    *(f"attempts_{name}" for name in ("succeeded", "retried", "dead", "released", "lost", "ended")),
-)
-_SPREADS: Final = [
-    f"{span}_{name}_seconds" for span in ("wait", "run") for name in ("p50", "p95", "p99", "max")
-]
-ROLLUP: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("device", "queue", "task")),
-        ("hour", pa.timestamp("us", "UTC")),
-        *((name, pa.int64()) for name in _COUNTS),
-        *((name, pa.float64()) for name in ("failure_rate", "dead_rate", *_SPREADS)),
-    ]
-)
-#: What counts in which hour; ``sign`` is -1 where something is taken back.
+#: What counts in which hour.
 _EVENTS: Final = """
     SELECT device, queue, task, hour_of(enqueued_ns) AS hour, 'enqueued' AS what,
-        NULL::BIGINT AS wait_ns, NULL::BIGINT AS run_ns, sign
-    FROM new_jobs WHERE enqueued_ns IS NOT NULL
+        NULL::BIGINT AS wait_ns, NULL::BIGINT AS run_ns, {sign} AS sign
+    FROM {jobs} WHERE enqueued_ns IS NOT NULL
     UNION ALL
-    SELECT device, queue, task, hour_of(settled_ns), state, NULL, NULL, sign
-    FROM new_jobs WHERE settled_ns IS NOT NULL
+    SELECT device, queue, task, hour_of(settled_ns), state, NULL, NULL, {sign}
+    FROM {jobs} WHERE settled_ns IS NOT NULL
     UNION ALL
     SELECT device, queue, task, hour_of(ended_ns), 'attempt ' || coalesce(outcome, ''),
-        wait_ns, run_ns, sign
-    FROM new_attempts WHERE ended_ns IS NOT NULL
+        wait_ns, run_ns, {sign}
+    FROM {attempts} WHERE ended_ns IS NOT NULL
 """
-#: Counts are those of before and what changed; percentiles are of all attempts of an hour in which
-#: any changed. Spans are in whole nanoseconds up to the interpolation, and seconds only then.
-_ROLLUP: Final = r"""
-    WITH before AS (SELECT * REPLACE (hour_of(epoch_ns(hour)) AS hour) FROM told),
-    counted AS (
-        SELECT device, queue, task, hour,
-            coalesce(sum(COLUMNS(* EXCLUDE (device, queue, task, hour))), 0)::BIGINT AS '\0'
-        FROM (
-            SELECT device, queue, task, hour,
-                sum(sign) FILTER (what = 'enqueued') AS enqueued,
-                sum(sign) FILTER (what = 'succeeded') AS succeeded,
-                sum(sign) FILTER (what = 'dead') AS dead,
-                sum(sign) FILTER (what = 'cancelled') AS cancelled,
-                sum(sign) FILTER (what = 'expired') AS expired,
-                sum(sign) FILTER (what IN ('succeeded', 'dead', 'cancelled', 'expired')) AS settled,
-                sum(sign) FILTER (what = 'attempt succeeded') AS attempts_succeeded,
-                sum(sign) FILTER (what = 'attempt retried') AS attempts_retried,
-                sum(sign) FILTER (what = 'attempt dead') AS attempts_dead,
-                sum(sign) FILTER (what = 'attempt released') AS attempts_released,
-                sum(sign) FILTER (what = 'attempt lost') AS attempts_lost,
-                sum(sign) FILTER (what LIKE 'attempt %') AS attempts_ended
-            FROM changes WHERE $hours IS NULL OR hour IN (SELECT unnest($hours)) GROUP BY ALL
-            UNION ALL
-            SELECT device, queue, task, hour, enqueued, succeeded, dead, cancelled, expired,
-                settled, attempts_succeeded, attempts_retried, attempts_dead, attempts_released,
-                attempts_lost, attempts_ended
-            FROM before
-        ) GROUP BY ALL HAVING greatest(sum(enqueued), sum(settled), sum(attempts_ended)) > 0
-    ),
-    moved AS (SELECT DISTINCT device, queue, task, hour FROM changes WHERE what LIKE 'attempt %'),
-    spread AS (
-        SELECT device, queue, task, hour,
-            quantile_cont(wait_ns, 0.5) FILTER (wait_ns >= 0) / 1e9 AS wait_p50_seconds,
-            quantile_cont(wait_ns, 0.95) FILTER (wait_ns >= 0) / 1e9 AS wait_p95_seconds,
-            quantile_cont(wait_ns, 0.99) FILTER (wait_ns >= 0) / 1e9 AS wait_p99_seconds,
-            max(wait_ns) FILTER (wait_ns >= 0) / 1e9 AS wait_max_seconds,
-            quantile_cont(run_ns, 0.5) FILTER (run_ns >= 0) / 1e9 AS run_p50_seconds,
-            quantile_cont(run_ns, 0.95) FILTER (run_ns >= 0) / 1e9 AS run_p95_seconds,
-            quantile_cont(run_ns, 0.99) FILTER (run_ns >= 0) / 1e9 AS run_p99_seconds,
-            max(run_ns) FILTER (run_ns >= 0) / 1e9 AS run_max_seconds
-        FROM (SELECT *, hour_of(ended_ns) AS hour FROM attempts WHERE ended_ns IS NOT NULL)
-        WHERE (device, queue, coalesce(task, ''), hour) IN (
-            SELECT (device, queue, coalesce(task, ''), hour) FROM moved)
-        GROUP BY ALL
-        UNION ALL
-        SELECT device, queue, task, hour, wait_p50_seconds, wait_p95_seconds, wait_p99_seconds,
-            wait_max_seconds, run_p50_seconds, run_p95_seconds, run_p99_seconds, run_max_seconds
-        FROM before WHERE (device, queue, coalesce(task, ''), hour) NOT IN (
-            SELECT (device, queue, coalesce(task, ''), hour) FROM moved)
+#: Spans are in whole nanoseconds up to the interpolation, and seconds only then.
+_ROLLUP: Final = f"""
+    WITH counted AS (
+        SELECT device, queue, task, make_timestamptz(hour * 3_600_000_000) AS hour,
+            count(*) FILTER (what = 'enqueued') AS enqueued,
+            count(*) FILTER (what = 'succeeded') AS succeeded,
+            count(*) FILTER (what = 'dead') AS dead,
+            count(*) FILTER (what = 'cancelled') AS cancelled,
+            count(*) FILTER (what = 'expired') AS expired,
+            count(*) FILTER (what IN ('succeeded', 'dead', 'cancelled', 'expired')) AS settled,
+            count(*) FILTER (what = 'attempt succeeded') AS attempts_succeeded,
+            count(*) FILTER (what = 'attempt retried') AS attempts_retried,
+            count(*) FILTER (what = 'attempt dead') AS attempts_dead,
+            count(*) FILTER (what = 'attempt released') AS attempts_released,
+            count(*) FILTER (what = 'attempt lost') AS attempts_lost,
+            count(*) FILTER (what LIKE 'attempt %') AS attempts_ended,
+            quantile_cont(wait_ns, [0.5, 0.95, 0.99, 1]) FILTER (wait_ns >= 0) AS waits,
+            quantile_cont(run_ns, [0.5, 0.95, 0.99, 1]) FILTER (run_ns >= 0) AS runs
+        FROM ({_EVENTS.format(jobs="jobs", attempts="attempts", sign=1)})
+        WHERE $hours IS NULL OR hour IN (SELECT unnest($hours))
+        GROUP BY device, queue, task, hour
+        HAVING greatest(enqueued, settled, attempts_ended) > 0
     )
-    SELECT counted.* REPLACE (make_timestamptz(counted.hour * 3_600_000_000) AS hour),
+    SELECT * EXCLUDE (waits, runs),
         (attempts_retried + attempts_dead + attempts_lost) / nullif(
             attempts_retried + attempts_dead + attempts_lost + attempts_succeeded, 0
         ) AS failure_rate,
         dead / nullif(dead + succeeded, 0) AS dead_rate,
-        spread.* EXCLUDE (device, queue, task, hour)
-    FROM counted LEFT JOIN spread ON counted.device = spread.device
-        AND counted.queue = spread.queue AND counted.hour = spread.hour
-        AND counted.task IS NOT DISTINCT FROM spread.task
-"""
+        waits[1] / 1e9 AS wait_p50_seconds, waits[2] / 1e9 AS wait_p95_seconds,
+        waits[3] / 1e9 AS wait_p99_seconds, waits[4] / 1e9 AS wait_max_seconds,
+        runs[1] / 1e9 AS run_p50_seconds, runs[2] / 1e9 AS run_p95_seconds,
+        runs[3] / 1e9 AS run_p99_seconds, runs[4] / 1e9 AS run_max_seconds
+    FROM counted
+"""  # noqa: S608 - words of our own
 
 
-def take_changes(
+def changed_hours(
     duck: duckdb.DuckDBPyConnection,
     jobs: duckdb.DuckDBPyRelation,
     attempts: duckdb.DuckDBPyRelation,
 ) -> set[int]:
-    """Take what changed for ``rollup_hour``: the hours since 1970 whose rows are others now.
+    """Return the hours since 1970 in which other things happened than was told.
 
     Args:
-        duck: where ``rollup_hour`` is asked.
+        duck: where it is asked.
         jobs: rows that came, of ``sign`` 1, and rows that went, of -1; many a row is among both.
         attempts: likewise.
     """
-    _take(duck, jobs, attempts)
-    duck.execute("""
-        CREATE TEMP TABLE net AS SELECT * REPLACE (sum(sign)::BIGINT AS sign)
-        FROM events GROUP BY ALL HAVING sum(sign) <> 0
-    """)
-    duck.table("net").create_view("changes")
-    return {hour for (hour,) in duck.sql("SELECT DISTINCT hour FROM changes").fetchall()}
-
-
-def _take(
-    duck: duckdb.DuckDBPyConnection,
-    jobs: duckdb.DuckDBPyRelation,
-    attempts: duckdb.DuckDBPyRelation,
-) -> None:
     duck.execute(_HOURS)
     jobs.create_view("new_jobs")
     attempts.create_view("new_attempts")
-    duck.sql(_EVENTS).create_view("events")
+    events = _EVENTS.format(jobs="new_jobs", attempts="new_attempts", sign="sign")
+    net = f"SELECT * EXCLUDE sign FROM ({events}) GROUP BY ALL HAVING sum(sign) <> 0"  # noqa: S608
+    return {hour for (hour,) in duck.sql(f"SELECT DISTINCT hour FROM ({net})").fetchall()}  # noqa: S608
 
 
-def rollup_hour(
-    duck: duckdb.DuckDBPyConnection,
-    hours: Collection[int] | None = None,
-    old: pa.Table | None = None,
-) -> pa.Table:
+def rollup_hour(duck: duckdb.DuckDBPyConnection, hours: Collection[int] | None = None) -> pa.Table:
     """Return one row per device, queue, task and hour in which anything happened.
 
     Args:
-        duck: with the tables ``jobs`` and ``attempts``; with ``old`` the attempts alone, those that
-            ended in the hours that ``take_changes`` gave.
+        duck: with the tables ``jobs`` and ``attempts``.
         hours: only these, as numbers of hours since 1970; all if None. Given all jobs and attempts
             that touch these hours, the rows are those of the whole table.
-        old: the rows before what ``take_changes`` took.
     """
-    if old is None:
-        _take(duck, signed(duck.table("jobs"), 1), signed(duck.table("attempts"), 1))
-        duck.table("events").create_view("changes")
-        old = ROLLUP.empty_table()
-    duck.register("told", old)
+    duck.execute(_HOURS)
     wanted = None if hours is None else sorted(hours)
     return duck.sql(_ROLLUP, params={"hours": wanted}).to_arrow_table()
 
