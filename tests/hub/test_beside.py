@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
-from taskq_plugins.fleet import find_logs, inventory
+from taskq_plugins.fleet import find_logs, segments
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.copies import Copies
 
@@ -99,7 +99,7 @@ async def test_whoever_is_not_the_server_changes_nothing(
         _run("hub", words[0], place.hub, *words[1:])
     for words in (("ls",), ("stats",), ("verify",), ("export",), ("health",), ("dead", "ls")):
         _run(*words, "-d", copy)
-    assert list(inventory(find_logs(place.hub / "devices")))
+    assert all(map(segments, find_logs(place.hub / "devices")))
     reading = Copies(PatientDisk, str(place.hub))
     for each in reading.all():
         reading.keep(each, time.time_ns(), dry_run=True)

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from taskq_plugins.fleet import listing, marks
+from taskq_plugins.fleet.segmentfile import SegmentFile
 from taskq_plugins.spark.source import standing
 from taskq_plugins.spark.source.options import read_options
 from tests.fleet.made_logs import MadeLog
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def seen(hub: Path) -> tuple[list[Standing], int]:
     """Return the logs of a directory, and how many files of them were opened to see them."""
-    opened = mock.Mock(wraps=listing.SegmentFile)
+    opened = mock.Mock(wraps=SegmentFile)
     with (
         mock.patch.object(listing, "SegmentFile", opened),
         mock.patch.object(marks, "SegmentFile", opened),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from taskq_plugins.fleet.breaks import Break, breaks
-from taskq_plugins.fleet.inventory import SegmentRow, inventory
+from taskq_plugins.fleet.inventory import SegmentRow, segment_rows
 from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.marks import durable_mark
+from taskq_plugins.fleet.marks import durable_end, durable_mark
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
 from taskq_plugins.fleet.problems import FleetError, LogTwice, log_problem
 
@@ -18,9 +18,10 @@ __all__ = [
     "SegmentPlace",
     "SegmentRow",
     "breaks",
+    "durable_end",
     "durable_mark",
     "find_logs",
-    "inventory",
     "log_problem",
+    "segment_rows",
     "segments",
 ]

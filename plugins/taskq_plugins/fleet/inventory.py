@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import Replica
 from taskq.errors import LogError
-from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.marks import durable_end
 from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
@@ -48,21 +46,16 @@ class Edges(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """One segment of one log; ``end_offset`` is how far it may be read (all of a sealed one).
+    """One segment of a log.
 
     ``is_gap_before``: at least one segment is missing between this one and the one before it.
     """
 
-    device: str
-    log_id: str
     first_lsn: int
     next_lsn: int
-    epoch: int
     size_bytes: int
-    end_offset: int
     modified_ns: int
     last_time_ns: int
-    is_sealed: bool
     is_gap_before: bool
 
 
@@ -110,24 +103,6 @@ def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
     return is_epoch or place.first_lsn <= before.lsn_bound
 
 
-def inventory(
-    logs: Iterable[LogPlace], *, on_problem: Callable[[LogError], None] | None = None
-) -> Iterator[SegmentRow]:
-    """Yield a row for each segment of these logs.
-
-    Raises:
-        SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
-    """
-    for log in logs:
-        try:
-            places = segments(log, on_problem=on_problem)
-            end = durable_end(log, places)
-        except LogError as error:
-            tell(error, on_problem)
-        else:
-            yield from segment_rows(log, places, end, on_problem=on_problem)
-
-
 def segment_rows(
     log: LogPlace,
     places: Iterable[SegmentPlace],
@@ -135,10 +110,13 @@ def segment_rows(
     *,
     on_problem: Callable[[LogError], None] | None = None,
 ) -> Iterator[SegmentRow]:
-    """Yield a row for each segment of a log that ends there; raises as ``inventory``."""
+    """Yield a row for each segment of a log that ends there.
+
+    Raises:
+        SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
+    """
     before: Edges | None = None
     for place in places:
-        is_sealed = place.first_lsn < end.mark.segment
         try:
             now = edges(log, place)
         except FileNotFoundError:
@@ -147,25 +125,16 @@ def segment_rows(
             tell(error, on_problem)
             before = None
             continue
-        if not is_sealed:
-            stands_here = place.first_lsn == end.mark.segment
-            next_lsn = end.mark.next_lsn if stands_here else place.first_lsn
-            time_ns = end.time_ns if stands_here else now.created_ns
-            now = now._replace(next_lsn=next_lsn, time_ns=time_ns)
-        offset = place.size_bytes if is_sealed else START
         if place.first_lsn == end.mark.segment:
-            offset = end.mark.offset
+            now = now._replace(next_lsn=end.mark.next_lsn, time_ns=end.time_ns)
+        elif place.first_lsn > end.mark.segment:
+            now = now._replace(next_lsn=place.first_lsn, time_ns=now.created_ns)
         yield SegmentRow(
-            log.device,
-            log.log_id,
             place.first_lsn,
             now.next_lsn,
-            place.epoch,
             place.size_bytes,
-            offset,
             place.modified_ns,
             now.time_ns,
-            is_sealed,
             before is not None and not follows(before, place, now.created_ns),
         )
         before = now

@@ -8,15 +8,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
-from taskq_plugins.fleet import find_logs, inventory, log_problem
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
 from taskq_plugins.spark.parts import POSITION
+from taskq_plugins.spark.source.allotting import left
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.standing import at_lsn, look
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.fleet import LogPlace, SegmentRow
     from taskq_plugins.spark.lake.store import Lake
+    from taskq_plugins.spark.source.standing import Standing
 
 #: Of the last record of a log that the tables hold.
 READ: Final = pa.schema(
@@ -36,7 +38,7 @@ class Position(NamedTuple):
 class LogProgress(NamedTuple):
     """One log; ``position`` is None if nothing was read of it, ``end_lsn`` None if it is gone.
 
-    ``left_bytes`` is reckoned from numbers of records: about that many, and 0 only if none is left.
+    ``left_bytes`` are those of the log's frames behind it.
     """
 
     device: str
@@ -71,25 +73,19 @@ def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
     """Return every log that the tables or the directory know, by device.
 
     Raises:
-        FleetError: there is no such directory.
+        OptionError: there is no such directory.
         LakeDamaged: a file is missing.
     """
     known = {row["log_id"]: Position(**row) for row in positions(lake).to_pylist()}
     there: list[LogProgress] = []
     if journals is not None:
-        for log in find_logs(journals, on_problem=log_problem):
-            rows = list(inventory([log], on_problem=log_problem))
-            there.append(_progress(log, rows, known.pop(log.log_id, None)))
+        sight = look(read_options({"path": str(journals), "corruptMode": "skip"}))
+        there = [_progress(log, known.pop(log.log.log_id, None)) for log in sight.standings]
     gone = (LogProgress(at.device, at.log_id, at, None, 0) for at in known.values())
     return sorted((*there, *gone), key=lambda progress: (progress.device, progress.log_id))
 
 
-def _progress(log: LogPlace, rows: list[SegmentRow], position: Position | None) -> LogProgress:
-    end_lsn = max((row.next_lsn for row in rows), default=0)
-    read_lsn = position.lsn + 1 if position is not None else 0
-    left = 0.0
-    for row in rows:
-        if row.next_lsn > max(read_lsn, row.first_lsn):
-            share = (row.next_lsn - max(read_lsn, row.first_lsn)) / (row.next_lsn - row.first_lsn)
-            left += max(row.end_offset * share, 1.0)
-    return LogProgress(log.device, log.log_id, position, end_lsn, round(left))
+def _progress(standing: Standing, position: Position | None) -> LogProgress:
+    log, end_lsn = standing.log, standing.end.mark.next_lsn
+    here = standing.earliest if position is None else at_lsn(standing, position.lsn + 1)
+    return LogProgress(log.device, log.log_id, position, end_lsn, left(standing, here).size_bytes)

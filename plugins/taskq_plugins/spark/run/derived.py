@@ -276,6 +276,14 @@ def _stepped(
     """
     changes = None if computed is None else lake.changes(RECORDS, computed.number)
     came = lake.paths(RECORDS) if changes is None else changes[0]
+    tells = {
+        str(lake.path / RECORDS / file.path)
+        for file in lake.data_files(RECORDS)
+        if "place" in file.ranges
+    }
+    came = [path for path in came if path in tells]
+    if computed is not None and not came:
+        return None
     _read(duck, lake, RECORDS, came).create_view("new_records")
     if computed is None:
         return steps(duck)
@@ -330,8 +338,9 @@ def _segments(standings: Iterable[Standing]) -> list[dict[str, object]]:
 
 
 def _segments_of(standing: Standing) -> Iterator[dict[str, object]]:
-    for place in segment_rows(standing.log, standing.places, standing.end, on_problem=log_problem):
-        row = {"device": place.device, "log_id": place.log_id, "segment": place.first_lsn}
+    log = standing.log
+    for place in segment_rows(log, standing.places, standing.end, on_problem=log_problem):
+        row = {"device": log.device, "log_id": log.log_id, "segment": place.first_lsn}
         if place.is_gap_before:
             yield row | {"is_missing": True}
         times = {"modified_ns": place.modified_ns, "last_record_ns": None, "is_missing": False}
