@@ -210,8 +210,8 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exce
     opened = mock.Mock(**{"sparkContext._gateway.proc.poll.return_value": -9})
     with (
         mock.patch.object(sessions, "open_session", return_value=opened),
-        pytest.raises(SparkError, match="Java ended before") as told,
+        pytest.raises(SparkError, match="Java ended before") as raised,
         sessions.spark_session("x"),
     ):
         raise error
-    assert told.value.__cause__ is error
+    assert raised.value.__cause__ is error

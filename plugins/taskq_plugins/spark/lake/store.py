@@ -278,10 +278,10 @@ class Lake:
     def _commits(self, table: str) -> Iterator[dict[str, Any]]:
         """Return what a table's log says of each version, the newest first; it is read once."""
         delta = self.delta(table)
-        version, told = self._told.get(table, (-1, iter(())))
+        version, known = self._told.get(table, (-1, iter(())))
         if version != delta.version():
-            told = deltalog.commits(delta)
-        commits, rest = tee(told)
+            known = deltalog.commits(delta)
+        commits, rest = tee(known)
         self._told[table] = delta.version(), rest
         return commits
 
