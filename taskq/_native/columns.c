@@ -196,7 +196,9 @@ taskq_take(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     PyObject *line = args[0], *columns[LINE_WIDTH] = {NULL}, *result = NULL;
     Py_ssize_t room = PyLong_AsSsize_t(args[1]), extra = PyLong_AsSsize_t(args[2]), size = 0;
     if (PyErr_Occurred()) return NULL;
-    if (!PyList_CheckExact(line) || PyList_GET_SIZE(line) % LINE_WIDTH != 0) Py_RETURN_NONE;
+    if (!PyList_CheckExact(line) || PyList_GET_SIZE(line) % LINE_WIDTH != 0 || extra < 0) {
+        Py_RETURN_NONE;
+    }
     Py_ssize_t jobs = 0, most = PyList_GET_SIZE(line) / LINE_WIDTH;
     for (; jobs < most && (jobs == 0 || size <= room); jobs++) {
         PyObject *body = PyList_GET_ITEM(line, LINE_WIDTH * jobs + 1);

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (4, "c0d48fab75330da1")
+SOURCES: Final = (5, "33e5390980501892")
 TELL: Final = "from taskq import _native; print(_native.language())"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core.folds.lanes import Lane
-from taskq.core.kinds import CLAIM, SUCCESS
+from taskq.core.kinds import BIRTH, CLAIM, SUCCESS
 from taskq.log.decide.claim import claimed
 from taskq.log.decide.runs import take
 from taskq.log.decide.settle import unclaimed
@@ -96,6 +97,17 @@ def test_records_are_read_up_to_the_first_that_is_not_whole(choose: Choose) -> N
         assert in_c == records[number : number + len(in_c)]
 
     check()
+
+
+def test_a_record_that_is_too_short_or_too_long_is_not_whole(choose: Choose) -> None:
+    """Be its CRC right or far beyond the end."""
+    short = b"\x0c\0\0\0" + bytes((BIRTH, 5, 0, 0))
+    short += zlib.crc32(short, 7).to_bytes(4, "little")
+    for size in (2**31 - 1, 2**32 - 1):
+        long = size.to_bytes(4, "little") + short[4:8]
+        for head in (short, long):
+            data = head + bytes(40)
+            assert both(choose, lambda: whole_records(data, 9, [9], [7], 0)) == ([], [])  # noqa: B023
 
 
 def running_jobs(jobs: list[int]) -> dict[int, tuple[int, int, int]]:
@@ -212,6 +224,7 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
         (extension.unclaimed, ([held, held], 2**63 + 1, running)),
         (extension.unclaimed, ([held], 5, running)),
         (extension.take, (line[:2], 1, 1)),
+        (extension.take, (line, 1, -1)),
         (extension.take, (tuple(line), 1, 1)),
         (extension.take, ([SPEC, "", None], 1, 1)),
     ):  # fmt: skip
