@@ -24,6 +24,32 @@ if TYPE_CHECKING:
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
 SOURCES: Final = (5, "33e5390980501892")
 TELL: Final = "from taskq import _native; print(_native.language())"
+#: Uses the extension of a path, or says that an interpreter does not get it.
+USE: Final = """
+import importlib.machinery, importlib.util
+loader = importlib.machinery.ExtensionFileLoader("taskq._native._plain", {path!r})
+spec = importlib.util.spec_from_loader(loader.name, loader)
+try:
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+except ImportError:
+    print("refused", flush=True)
+else:
+    assert module.born_records(b"", [b"body"], 1, 2)[2] == 14
+    print("works", flush=True)
+"""
+#: Does so here, in another interpreter, and here again once that is gone.
+IN_TURN: Final = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+exec({use!r})
+other = interpreters.create()
+interpreters.run_string(other, {use!r})
+interpreters.destroy(other)
+exec({use!r})
+"""
 
 
 def test_whoever_changes_the_sources_raises_their_version() -> None:
@@ -59,6 +85,14 @@ def test_it_is_used_only_where_an_environment_variable_asks_for_it(
     monkeypatch.delenv("TASKQ_NATIVE")
     assert native._load() is None
     assert run_python("-c", TELL, check=True).stdout == "Python\n"
+
+
+def test_another_interpreter_has_a_state_of_its_own_or_is_refused(library: Path) -> None:
+    """Refused is one with a GIL of its own, where Python knows such; there Python does the work."""
+    use = USE.format(path=str(library))
+    said = run_python("-W", "ignore", "-c", IN_TURN.format(use=use), check=True).stdout.split()
+    assert said[0] == said[-1] == "works"
+    assert said[1] == ("works" if sys.version_info < (3, 12) else "refused")
 
 
 def test_without_a_compiler_there_is_none_and_nothing_is_said(
