@@ -125,15 +125,15 @@ def whole_records(
         )
         if read is not None:
             return read
-    unpack, crc32, kind_at, last = codec.LENGTH.unpack_from, codec.crc32, codec.KIND_AT, len(data)
+    unpack, crc32, kind_at, last = codec.LENGTH.unpack_from, codec.crc32, codec.KIND_AT, len(data) - least
     records: list[bytes] = []
-    for at in range(number, len(jobs)):
-        start = locations[at] - first
-        if not 0 <= start <= last - least or data[start + kind_at] != _BIRTH:
+    for location, lsn in zip(locations[number:], jobs[number:], strict=True):
+        start = location - first
+        if not 0 <= start <= last or data[start + kind_at] != _BIRTH:
             break
         size = unpack(data, start)[0]
         record = data[start : start + size]
-        if crc32(record, jobs[at] & 0xFFFFFFFF) != whole or size < least or len(record) < size:
+        if crc32(record, lsn & 0xFFFFFFFF) != whole or size < least or len(record) < size:
             break
         records.append(record)
     return records
