@@ -64,7 +64,6 @@ def whole_records(
     whole: int,
     locations: Sequence[int],
     jobs: Sequence[int],
-    number: int,
     /,
 ) -> list[bytes] | None: ...
 def claimed(

@@ -262,22 +262,22 @@ taskq_plain_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize
     return records;
 }
 
-/* whole_records(data, first, kind, size_min, whole, locations, jobs, number) -> list, or None
+/* whole_records(data, first, kind, size_min, whole, locations, jobs) -> list, or None
 
-   Those from ``number`` on, up to the first that is not in ``data``, whose first byte stands at the
-   location ``first``, of that kind, at least as long and with a CRC that comes to ``whole``. */
+   Those up to the first that is not in ``data``, whose first byte stands at the location ``first``,
+   of that kind, at least as long and with a CRC that comes to ``whole``. */
 PyObject *
 taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     const State *state = state_of(module);
     uint64_t first, kind, size_min, whole, location, job;
 
-    if (!is_call("whole_records", count, 8)) return NULL;
+    if (!is_call("whole_records", count, 7)) return NULL;
     PyObject *data = args[0], *locations = args[5], *jobs = args[6];
-    Py_ssize_t number = PyLong_AsSsize_t(args[7]), size = PyObject_Size(jobs);
-    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t size = PyObject_Size(jobs);
+    if (size < 0) return NULL;
     if (!PyBytes_CheckExact(data) || !get_number(args[1], &first) || !get_number(args[2], &kind)
-        || !get_number(args[3], &size_min) || !get_number(args[4], &whole) || number < 0
+        || !get_number(args[3], &size_min) || !get_number(args[4], &whole)
         || size_min <= KIND_AT || !is_column(jobs, size) || !is_column(locations, size)) {
         Py_RETURN_NONE;
     }
@@ -285,7 +285,7 @@ taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (records == NULL) return NULL;
     const char *bytes = PyBytes_AS_STRING(data);
     uint64_t end = (uint64_t)PyBytes_GET_SIZE(data);
-    for (; number < size; number++) {
+    for (Py_ssize_t number = 0; number < size; number++) {
         if (!get_number(item(locations, number), &location)
             || !get_number(item(jobs, number), &job)) {
             Py_DECREF(records);

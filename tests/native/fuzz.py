@@ -81,7 +81,7 @@ class Cases:
                 size = chance.choice((0, 3, 8, 23, 24, 2**31, 2**32 - 1)).to_bytes(4, "little")
                 data = data[:at] + size + data[at + 4 :]
         read = self.extension.whole_records(
-            data, first, int(BIRTH), codec.BORN.size, codec.CRC_OF_WHOLE, places, jobs, 0
+            data, first, int(BIRTH), codec.BORN.size, codec.CRC_OF_WHOLE, places, jobs
         )
         whole = sum(place - first + len(record) <= at for place, record in zip(places, records))  # noqa: B905
         assert read[:whole] == records[:whole], (data, places, jobs)
@@ -97,7 +97,7 @@ class Cases:
         calls: tuple[tuple[Callable[..., Any], list[Any]], ...] = (
             (extension.born_records, [SPEC.tail, [b"a", b"b"], 5, 6]),
             (extension.plain_records, [bytes(8), [1, 2], [3, 4], [5, 6]]),
-            (extension.whole_records, [bytes(40), 5, 1, 24, 7, [5, 6], [1, 2], 0]),
+            (extension.whole_records, [bytes(40), 5, 1, 24, 7, [5, 6], [1, 2]]),
             (extension.claimed, claim),
             (extension.unclaimed, [[held], 4, running]),
             (extension.take, [line, 100, 48]),

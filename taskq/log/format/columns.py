@@ -112,22 +112,23 @@ def born_records(
 
 
 def whole_records(
-    data: bytes, first: int, locations: Sequence[int], jobs: Sequence[int], number: int
+    data: bytes, first: int, locations: Sequence[int], jobs: Sequence[int]
 ) -> list[bytes]:
-    """Return enqueue records from ``number`` on, up to the first that ``data`` does not hold whole.
+    """Return the enqueue records of jobs up to the first that ``data`` does not hold whole.
 
     ``first`` is the location of its first byte.
     """
     least, whole = codec.BORN.size, codec.CRC_OF_WHOLE
     if native.is_on:
         read: list[bytes] | None = native.plain.whole_records(
-            data, first, _BIRTH, least, whole, locations, jobs, number
+            data, first, _BIRTH, least, whole, locations, jobs
         )
         if read is not None:
             return read
-    unpack, crc32, kind_at, last = codec.LENGTH.unpack_from, codec.crc32, codec.KIND_AT, len(data) - least
+    unpack, crc32, kind_at = codec.LENGTH.unpack_from, codec.crc32, codec.KIND_AT
+    last = len(data) - least
     records: list[bytes] = []
-    for location, lsn in zip(locations[number:], jobs[number:], strict=True):
+    for location, lsn in zip(locations, jobs, strict=True):
         start = location - first
         if not 0 <= start <= last or data[start + kind_at] != _BIRTH:
             break

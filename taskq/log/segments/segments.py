@@ -43,6 +43,8 @@ def sweep_gone(disk: Disk, directory: str) -> None:
 
 _READ_AHEAD: Final = 16 * 1024
 _READ_AHEAD_MAX: Final = 256 * 1024
+#: Records that are looked for in one window at a time.
+_READ_MANY: Final = 256
 #: What a disk fails to give back, it fails in pieces of this size.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
@@ -465,13 +467,13 @@ class SegmentFiles:
         A backlog is read so: a step for each job costs as much as all else that a claim does.
         """
         records: list[bytes] = []
-        while len(records) < len(lsns):
+        while (done := len(records)) < len(lsns):
             ordinal, start, data = self._window
+            part = slice(done, done + _READ_MANY)
             first = (ordinal << OFFSET_BITS) + start
-            records += whole_records(data, first, locations, lsns, len(records))
-            if len(records) < len(lsns):
-                # Of another window, or carried, or damaged.
-                records.append(self.record(locations[len(records)], lsns[len(records)]))
+            run = whole_records(data, first, locations[part], lsns[part])
+            # Of another window, or carried, or damaged.
+            records += run or [self.record(locations[done], lsns[done])]
         return records
 
     def unchecked_record(self, location: int) -> bytes:
