@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 #: Of the sources in C beside this, which say the same; raised whenever they change.
-VERSION: Final = 6
+VERSION: Final = 7
 #: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
 EMPTY, TURN, SPOILT = 0, 1, 2
 

@@ -176,7 +176,7 @@ taskq_born_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (records != NULL && places != NULL) {
         uint64_t end = fill_born(state_of(module), tail, bodies, lsn, location, records,
                                  PyBytes_AS_STRING(places));
-        if (end != 0 || Py_SIZE(bodies) == 0) {
+        if (end != 0) {
             result = Py_BuildValue("(OOK)", records, places, (unsigned long long)end);
         }
         else if (!PyErr_Occurred()) {
@@ -364,8 +364,8 @@ taskq_claimed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t cou
     Py_ssize_t size = PyObject_Size(args[5]);
     if (size < 0) return NULL;
     if (!PyType_Check(args[0]) || !PyType_IsSubtype(type, &PyTuple_Type)
-        || type->tp_itemsize != sizeof(PyObject *) || !get_number(args[4], &token)
-        || !is_column(args[5], size) || !is_column(args[6], size) || !is_column(args[7], size)
+        || !get_number(args[4], &token) || !is_column(args[5], size)
+        || !is_column(args[6], size) || !is_column(args[7], size)
         || !is_column(args[8], size) || !PyDict_CheckExact(args[9])) {
         Py_RETURN_NONE;
     }

@@ -213,6 +213,7 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
         (extension.whole_records, (*read[:5], [0, 1], [0])),
         (extension.whole_records, (*read[:5], [None], [0])),
         (extension.claimed, (list, *claim)),
+        (extension.claimed, (memoryview, *claim)),
         (extension.claimed, (1, *claim)),
         (extension.claimed, (Delivery, *claim[:3], -1, *claim[4:])),
         (extension.claimed, (Delivery, *claim[:5], [1, 2], *claim[6:])),

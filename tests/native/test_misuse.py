@@ -189,6 +189,31 @@ async def test_what_is_left_of_a_job_is_a_coroutine_like_any_other(extension: An
     ]
 
 
+@pytest.mark.parametrize(("turn", "expected"), [(0.25, 1), (0.5, 0)])
+def test_the_loop_turns_once_its_time_is_over(extension: Any, turn: float, expected: int) -> None:
+    """It is 1.0 behind each job."""
+    slot, parts = hot([delivery(PLAIN)] * 3, limits=(0.5, 256, 0xF0))
+    assert run(extension, slot, parts, turn) == expected
+    assert len(parts[6].outcomes) == (1 if expected else 3)
+
+
+def test_outcomes_are_handed_on_as_soon_as_there_are_enough(extension: Any) -> None:
+    counts: list[int] = []
+    slot, parts = hot([delivery(PLAIN)] * 3, limits=(60.0, 2, 0xF0))
+    parts[6].flush = lambda: counts.append(len(parts[6].outcomes))
+    assert run(extension, slot, parts) == 0
+    assert counts == [2, 3]
+
+
+def test_more_is_asked_for_as_soon_as_too_few_are_left(extension: Any) -> None:
+    counts: list[int] = []
+    slot, parts = hot([delivery(PLAIN)] * 4)
+    parts[4].low = 2
+    parts[4].refill = lambda: counts.append(len(parts[3]))
+    assert run(extension, slot, parts) == 0
+    assert counts == [1, 0]
+
+
 @pytest.mark.parametrize("args", [(), (1,), (None, None, None, 4, (), {}), (1, 2, 3, "4", (), {}),
     (None, None, None, 4, [], {}), (None, None, None, 4, (), None)])  # fmt: skip
 def test_a_call_of_something_else_is_refused(extension: Any, args: Any) -> None:
