@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, 
 from taskq import telemetry
 from taskq.app.around import Around
 from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, with_choices
-from taskq.app.hooks import Hooks
+from taskq.app.hooks import Hooks, StepDone
 from taskq.app.schedules import rule_of, schedule_of
 from taskq.app.shared import LogHolder
 from taskq.app.tasks import Task, no_call
@@ -19,12 +19,7 @@ from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_app, no_attribute
 from taskq.calls.origins import origin_of
 from taskq.calls.serialization import encode_loose
-from taskq.conditions.breakers import (
-    FAILURES_DEFAULT,
-    PAUSE_SECONDS_DEFAULT,
-    PAUSE_SECONDS_MAX_DEFAULT,
-    breaker_rule,
-)
+from taskq.conditions import breakers
 from taskq.conditions.failures import is_network_failure
 from taskq.connection import places
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
@@ -56,6 +51,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="DeathCall")
+StepHook = TypeVar("StepHook", bound="Callable[[StepDone], object]")
 OneAround = TypeVar("OneAround", bound="AroundFunction")
 
 
@@ -91,8 +87,7 @@ class TaskQ(LogHolder):
     ) -> None:
         if shards is not None and data_dir is None:
             data_dir = os.fspath(shards.root)
-        unknown = options.keys() - LogOptions.__annotations__.keys()
-        if unknown:
+        if unknown := options.keys() - LogOptions.__annotations__.keys():
             raise unknown_option(min(unknown))
         self._given = given = numbers_checked(options)
         is_told = settings or data_dir == "" or not isinstance(data_dir, str | Path | None)
@@ -229,9 +224,7 @@ class TaskQ(LogHolder):
         kwargs: Mapping[str, Any] | None = None,
         **choices: Unpack[ScheduleChoices],
     ) -> TaskDecorator:
-        """Enqueue a task at each whole multiple of an interval since 1970 in UTC: ``"10m"``.
-
-        All else is as with ``cron``.
+        """Enqueue a task at each multiple of ``"10m"`` since 1970 in UTC; else as with ``cron``.
 
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
@@ -265,9 +258,9 @@ class TaskQ(LogHolder):
         self,
         queue: str = "default",
         *,
-        failures: int = FAILURES_DEFAULT,
-        pause: Duration = PAUSE_SECONDS_DEFAULT,
-        pause_max: Duration = PAUSE_SECONDS_MAX_DEFAULT,
+        failures: int = breakers.FAILURES_DEFAULT,
+        pause: Duration = breakers.PAUSE_SECONDS_DEFAULT,
+        pause_max: Duration = breakers.PAUSE_SECONDS_MAX_DEFAULT,
         probe: Condition | Check | None = None,
         is_failure: Callable[[BaseException], bool] = is_network_failure,
     ) -> None:
@@ -288,7 +281,8 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: an argument is wrong, or the queue has another breaker already.
         """
-        self.hooks.add_breaker(breaker_rule(queue, failures, pause, pause_max, probe, is_failure))
+        rule = breakers.breaker_rule(queue, failures, pause, pause_max, probe, is_failure)
+        self.hooks.add_breaker(rule)
 
     def lifespan(self, function: OneAround) -> OneAround:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
@@ -386,9 +380,8 @@ class TaskQ(LogHolder):
                 items = await connection.pack_many(loose)
             answers = await connection.send_many(items)
             tag, both = connection.tag, zip(calls, answers, strict=True)
-            return sending.sent(
-                [make_handle(self, call.task, tag, answer) for call, answer in both]
-            )
+            jobs = [make_handle(self, call.task, tag, answer) for call, answer in both]
+            return sending.sent(jobs)
 
     def transaction(self) -> AppTransaction:
         """Calls enqueued and jobs cancelled together, or not at all.
@@ -581,8 +574,15 @@ class TaskQ(LogHolder):
         of killed workers that were taken back here; with ``tasks``, those of the tasks so named.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
-        names = None if tasks is None else frozenset(tasks)
-        self.hooks.deaths.add((hook, names), origin_of(hook))
+        self.hooks.deaths.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
+        return hook
+
+    def on_step(self, hook: StepHook) -> StepHook:
+        """Call a function with each ``durable.StepDone`` of the jobs that workers of this app run.
+
+        A decorator of a plain function: the job waits for it. What it raises is logged.
+        """
+        self.hooks.add_step_hook(hook)
         return hook
 
     def __repr__(self) -> str:

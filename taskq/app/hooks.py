@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from taskq.app.decorate import tasks_with
 from taskq.app.schedules import Listeners, Planned
 from taskq.calls.naming import checked_modules
-from taskq.calls.origins import Declared, origin_here
+from taskq.calls.origins import Declared, origin_here, origin_of
 from taskq.calls.serialization import load_checks
 from taskq.core.errors import UsageError
+from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taskq.app.around import Around
     from taskq.app.tasks import Task
     from taskq.app.workers import DeathCall
     from taskq.calls.origins import Origin
     from taskq.conditions.breakers import BreakerRule
+
+
+class StepDone(NamedTuple):
+    """Tell of a step that a job has done.
+
+    ``name`` and ``number`` are the step's; ``form`` is "step", "sleep", "event", "timeout" or
+    "call"; ``seconds`` is how long its function ran, 0 where none did.
+    """
+
+    job_id: str
+    task: str
+    queue: str
+    attempt: int
+    name: str
+    number: int
+    form: str
+    seconds: float
 
 
 class Hooks:
@@ -33,6 +52,7 @@ class Hooks:
         included: modules with tasks, which whoever runs the jobs imports.
         lifespans, middleware: the first is the outermost.
         deaths: who hears of dead letters, and the tasks whose letters it wants; None for all.
+        steps: who hears of each step that a job has done.
         breakers: by the names of their queues.
         schedules: what is enqueued by the clock.
     """
@@ -44,6 +64,7 @@ class Hooks:
         self.lifespans: Declared[Around] = Declared()
         self.middleware: Declared[Around] = Declared()
         self.deaths: Declared[tuple[DeathCall, frozenset[str] | None]] = Declared()
+        self.steps: Declared[Callable[[StepDone], object]] = Declared()
         self.breakers: dict[str, BreakerRule] = {}
         self.schedules = Planned()
         self._breaker_origins: dict[str, Origin] = {}
@@ -61,6 +82,30 @@ class Hooks:
         """
         self.tasks = tasks_with(self.tasks, task)
         self.renewed.tell()
+
+    def add_step_hook(self, hook: Callable[[StepDone], object]) -> None:
+        """Tell a function of each step that a job has done.
+
+        Raises:
+            UsageError: it is an async one.
+        """
+        if inspect.iscoroutinefunction(hook):
+            raise UsageError(
+                f"on_step takes a plain function, for a job waits for it: {hook.__qualname__} is "
+                f"async; let it start a task, or read app.stream(kinds=['stepped'])"
+            )
+        self.steps.add(hook, origin_of(hook))
+
+    def tell_step(self, done: StepDone) -> None:
+        """Call all hooks of steps; log what they raise."""
+        import logging  # noqa: PLC0415 - few apps have such hooks
+
+        for hook in self.steps:
+            try:
+                hook(done)
+            except Exception:
+                logger = logging.getLogger("taskq")
+                logger.exception("an on_step hook failed on job %s; it goes on", done.job_id)
 
     def include(self, modules: Iterable[str]) -> None:
         """Let whoever runs the jobs import these modules, too.

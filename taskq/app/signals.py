@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskq.calls.serialization import encode_loose
 from taskq.connection.connection import split_job_id
-from taskq.core.errors import JobNotFound, JobSettled, UsageError
+from taskq.core.errors import InvalidCall, JobNotFound, JobSettled, UsageError
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.parsing import check_name
 from taskq.log.decide.steps import NewSignal
@@ -24,7 +24,10 @@ async def send_signal(connection: Connection, job: JobId, name: str, value: Any,
     check_name("the name of a signal", name)
     if len(str(once).encode()) > NAME_BYTES_MAX:
         raise UsageError(f"once is {once!r:.60}: give a text of at most {NAME_BYTES_MAX} bytes")
-    body = encode_loose(f"signal {name!r}", (), {"value": value})[len(_HEAD) : -len(_TAIL)]
+    try:
+        body = encode_loose(f"signal {name!r}", (), {"value": value})[len(_HEAD) : -len(_TAIL)]
+    except InvalidCall as error:
+        raise UsageError(str(error).replace("the arguments", "the value", 1)) from None
     port = await connection.port()
     connection.check_tag(tag, lsn)
     try:

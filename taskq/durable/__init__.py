@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
+from taskq.app.hooks import StepDone
 from taskq.connection.blocking import run
 from taskq.core.durations import nanoseconds
 from taskq.core.errors import UsageError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EventTimeout",
+    "StepDone",
     "Suspended",
     "call",
     "call_sync",

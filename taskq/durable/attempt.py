@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskq import telemetry
 from taskq.app.context import is_remote, running_job
+from taskq.app.hooks import StepDone
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose
 from taskq.connection import tracing
@@ -380,7 +381,18 @@ class Run:
             self._look_soon()
         if done is not None and form != Form.FAILED:
             self._done[name, number] = done
+            if self._job.app.hooks.steps:
+                self._tell(done, began_ns)
         return done
+
+    def _tell(self, done: Stepped, began_ns: int) -> None:
+        job, form = self._job, Form(done.form).name.lower()
+        seconds = (self.now_ns() - began_ns) / SECOND_NS if began_ns else 0.0
+        job.app.hooks.tell_step(
+            StepDone(
+                job.id, job.task, job.queue, job.attempt, done.name, done.number, form, seconds
+            )
+        )
 
     async def _items(self, calls: list[Call[Any]]) -> tuple[Item, ...]:
         job, loose = self._job, []

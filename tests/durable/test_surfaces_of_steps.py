@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from taskq import TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.why import Why
+from taskq.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,3 +160,48 @@ async def test_a_replay_of_what_is_not_there_says_what_is(
     done = await asyncio.to_thread(CliRunner().invoke, main, command)
     assert done.exit_code in (1, 2)
     assert said in " ".join(done.output.split())
+
+
+async def test_a_log_without_a_worker_stands_waiting_for_what_its_jobs_wait_for(app: TaskQ) -> None:
+    async with app:
+        await waiting(app)
+    words = ["health", "-d", str(app.data_dir)]
+    shown = (await asyncio.to_thread(CliRunner().invoke, main, words)).output
+    assert "No worker runs: 1 job waits for signal 'paid'" in shown
+
+
+async def test_a_signal_that_json_cannot_hold_is_refused_by_its_name(app: TaskQ) -> None:
+    async with app:
+        job = await waiting(app)
+        with pytest.raises(UsageError, match="signal 'paid': the value cannot be written as JSON"):
+            await app.signal(job, "paid", object())
+
+
+async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[durable.StepDone] = []
+
+    @app.on_step
+    def fails(done: durable.StepDone) -> None:
+        raise OSError(done.name)
+
+    app.on_step(told.append)
+    async with app:
+        job = await waiting(app)
+        await app.signal(job, "paid", 5)
+        async with app.worker():
+            assert await job.result() == 5
+    assert [(done.name, done.number, done.form, done.attempt) for done in told] == [
+        ("charge", 1, "step", 1), ("paid", 1, "event", 1),
+    ]  # fmt: skip
+    assert {(done.job_id, done.task, done.queue) for done in told} == {(job.id, "order", "default")}
+    assert told[0].seconds > told[1].seconds == 0
+    assert caplog.text.count("an on_step hook failed on job") == len(told)
+
+
+async def test_an_async_hook_of_steps_is_refused(app: TaskQ) -> None:
+    async def told(_: durable.StepDone) -> None: ...
+
+    with pytest.raises(UsageError, match=r"on_step takes a plain function.*told is async"):
+        app.on_step(told)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from taskq import TaskQ, retry
+from taskq import TaskQ, durable, retry
 from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
@@ -95,6 +95,24 @@ async def test_people_get_a_table_and_columns_are_named_as_the_pipelines(data: P
     assert named[-3:] == ["state", "wait_seconds", "run_seconds"]
     assert "part" not in named
     assert "date" in [row["column_name"] for row in rows(data, "DESCRIBE records")]
+
+
+async def test_steps_are_what_the_log_says(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data")
+
+    @app.task(name="order")
+    async def order() -> int:
+        assert await durable.step("charge", str, 7) == "7"
+        await durable.event("never", int)
+        raise AssertionError("nobody signals")
+
+    async with app:
+        await order.enqueue()
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+    query = "SELECT name, number, form, attempt, size_bytes, took_ns >= 0 AS took FROM steps"
+    charge = {"name": "charge", "number": 1, "form": "step", "attempt": 1, "size_bytes": 3}
+    assert rows(tmp_path / "data", query) == [charge | {"took": True}]
 
 
 async def test_attempts_are_asked_for_in_seconds_and_by_their_state(data: Path) -> None:

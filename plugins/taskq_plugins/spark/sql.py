@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from taskq.engine import LogReader
 
-_FOLDED: Final = re.compile(r"\b(jobs|attempts)\b", re.IGNORECASE)
+_FOLDED: Final = re.compile(r"\b(jobs|attempts|steps)\b", re.IGNORECASE)
 #: Where the lake puts its rows, which no table shows.
 _HIDDEN: Final = "part"
 _NUMBERS: Final = re.compile(r"u?int|double|float|decimal")
@@ -39,7 +39,7 @@ _NUMBERS: Final = re.compile(r"u?int|double|float|decimal")
 @click.option("--lake", "lake_path", type=LakePlace(), help="Ask the pipeline's tables instead.")
 @json_option
 def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json: bool) -> None:
-    """Answer a question in SQL over the log's tables: records, jobs and attempts.
+    """Answer a question in SQL over the log's tables: records, jobs, attempts and steps.
 
     They are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs" names them.
     Attempts have state, wait_seconds and run_seconds, too.
@@ -84,7 +84,7 @@ def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
 
 
 def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
-    """Return the tables of a log by name; with ``folds`` those of jobs and attempts, too.
+    """Return the tables of a log by name; with ``folds`` those of jobs, attempts and steps, too.
 
     Raises:
         LogError: a segment is missing, unreadable or another one.
@@ -100,11 +100,15 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     records = details.select(SCHEMA.names)
     tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}
     if folds:
+        from taskq_plugins.spark.closed import closed_duckdb  # noqa: PLC0415 - as above
         from taskq_plugins.spark.tables.batches import rows_of  # noqa: PLC0415 - as above
         from taskq_plugins.spark.tables.logs import log_rows, logs_of  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.steps import steps  # noqa: PLC0415 - as above
 
         rows = rows_of(details, logs_of(log_rows(details)))
         tables |= {"jobs": _shown(rows.jobs), "attempts": _handy(_shown(rows.attempts))}
+        with closed_duckdb({"new_records": _with_bytes(details)}) as duck:
+            tables["steps"] = steps(duck)
     return tables
 
 
@@ -128,6 +132,15 @@ def answer(query: str, tables: dict[str, Any]) -> pa.Table:
 
 def _shown(table: pa.Table) -> pa.Table:
     return table.drop_columns(_HIDDEN)
+
+
+def _with_bytes(records: pa.Table) -> pa.Table:
+    """Return them with their values as bytes, as a lake has them."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
+    import pyarrow.compute as pc  # noqa: PLC0415 - as above
+
+    values = pc.coalesce(records["value_bytes"], records["value"].cast(pa.binary()))
+    return records.set_column(records.schema.get_field_index("value"), "value", values)
 
 
 def _handy(attempts: pa.Table) -> pa.Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.values import NamedTuple
@@ -226,6 +227,15 @@ class Steps:
         return packed is not None and any(
             wait.form == Form.EVENT and wait.name == name for wait in unpack_waits(packed)
         )
+
+    def tell_waits(self) -> Counter[str]:
+        """Count by words what jobs wait for, but for those that wait for a time alone."""
+        counts: Counter[str] = Counter()
+        for packed, count in Counter(self.waits.values()).items():
+            waits = unpack_waits(packed)
+            if any(wait.form != Form.SLEEP for wait in waits):
+                counts[waited_for(waits)] += count
+        return counts
 
     def moment(self, job: int) -> int:
         """Return when the job's wait is over at the latest; 0 if never, or it does not wait."""

@@ -471,8 +471,10 @@ class LogReader:
         problems = [loss.explain(self.path) for loss in self._journal.lost]
         if is_marked_failed(self._journal.disk, self.path):
             problems.append(FAILED)
-        ready = self.ready_jobs()
-        return standing(stats.queues, owners, ready, problems=problems, stopped=stopped)
+        ready, waits = self.ready_jobs(), Counter[str]()
+        if not (ready or workers):
+            waits = self._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
+        return standing(stats.queues, owners, ready, waits, problems=problems, stopped=stopped)
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""

@@ -58,6 +58,7 @@ def standing(
     queues: Iterable[QueueStats],
     owners: Iterable[OwnerView],
     ready: Mapping[tuple[str, str], int],
+    waits: Mapping[str, int],
     *,
     problems: Iterable[str] = (),
     stopped: frozenset[int] = frozenset(),
@@ -68,6 +69,7 @@ def standing(
         queues: the counts of each.
         owners: processes that have the log open, and dead ones that hold jobs.
         ready: the jobs of each (queue, task) that may be claimed, but for those put as bytes.
+        waits: scheduled jobs by what they wait for, in words, but for those that wait for a time.
         problems: what is wrong with the log itself, as sentences.
         stopped: ids of processes that a signal has stopped.
     """
@@ -85,7 +87,7 @@ def standing(
         for owner in workers if owner.pid in stopped
     ]  # fmt: skip
     if not awake:
-        remarks += _unworked(queues, sum(ready.values()), lost)
+        remarks += _unworked(queues, sum(ready.values()), lost, waits)
     else:
         servings = [serving for owner in awake for serving in owner.serves]
         if servings:
@@ -110,7 +112,9 @@ def past_standing(queues: Iterable[QueueStats]) -> Standing:
     return Standing(remarks=(Remark("well", text),), strays=Strays({}, {}), workers=0)
 
 
-def _unworked(queues: tuple[QueueStats, ...], ready: int, lost: int) -> Iterator[Remark]:
+def _unworked(
+    queues: tuple[QueueStats, ...], ready: int, lost: int, waits: Mapping[str, int]
+) -> Iterator[Remark]:
     ended = f"{lost:,} {'was' if lost == 1 else 'were'} running when theirs died" if lost else ""
     waiting = _jobs(ready, "waits", "wait") if ready else ""
     if ready or lost:
@@ -121,7 +125,11 @@ def _unworked(queues: tuple[QueueStats, ...], ready: int, lost: int) -> Iterator
     if plain:
         yield Remark("slow", f"{_jobs(plain, 'waits', 'wait')} for a program that claims them")
     elif later:
-        yield Remark("slow", f"No worker runs: {_jobs(later, 'is', 'are')} due later")
+        parts = sorted(waits.items(), key=lambda part: (-part[1], part[0]))[:_NAMED_MAX]
+        told = [f"{_jobs(count, 'waits', 'wait')} for {what}" for what, count in parts]
+        later -= sum(count for _, count in parts)
+        told += [f"{_jobs(later, 'is', 'are')} due later"] if later else []
+        yield Remark("slow", f"No worker runs: {', '.join(told)}")
     else:
         yield Remark("well", "No worker runs, and no job waits")
 

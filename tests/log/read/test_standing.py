@@ -58,19 +58,19 @@ def test_the_worst_is_told_first(
     level: str,
     text: str,
 ) -> None:
-    stands = standing(queues, owners, ready)
+    stands = standing(queues, owners, ready, {})
     assert (stands.level, stands.text) == (level, text)
 
 
 def test_jobs_that_wait_in_vain_are_told_before_what_goes_well() -> None:
-    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): 1})
+    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): 1}, {})
     assert [remark.level for remark in stands.remarks] == ["bad", "well"]
     assert stands.text.startswith("1 job waits that no worker knows: ghost (1)")
     assert stands.strays.by_task == {"ghost": 1}
 
 
 def test_a_stopped_worker_works_on_nothing_and_is_told_how_to_go_on() -> None:
-    stands = standing((WAITING,), (WORKER,), MAIL, stopped=frozenset({1}))
+    stands = standing((WAITING,), (WORKER,), MAIL, {}, stopped=frozenset({1}))
     assert stands.workers == 0
     assert stands.text == (
         "Process 1 is stopped by a signal with 2 jobs: let it go on with kill -CONT 1"
@@ -79,10 +79,18 @@ def test_a_stopped_worker_works_on_nothing_and_is_told_how_to_go_on() -> None:
 
 
 def test_what_is_wrong_with_the_log_itself_comes_first() -> None:
-    stands = standing((WAITING,), (DEAD,), MAIL, problems=("An fsync failed",))
+    stands = standing((WAITING,), (DEAD,), MAIL, {}, problems=("An fsync failed",))
     assert stands.text == "An fsync failed"
 
 
 def test_of_a_moment_only_counts_are_known() -> None:
     assert past_standing((WAITING,)).text == "0 jobs were running, 110 waited"
     assert past_standing(()).level == "well"
+
+
+def test_jobs_that_wait_within_their_run_are_told_by_what_they_wait_for() -> None:
+    waits = {"signal 'paid'": 3, "2 jobs that it called": 1}
+    text = "No worker runs: 3 jobs wait for signal 'paid', 1 job waits for 2 jobs that it called"
+    assert standing((QueueStats(queue="a", scheduled=4),), (), {}, waits).text == text
+    stands = standing((QueueStats(queue="a", scheduled=6),), (), {}, waits)
+    assert stands.text == f"{text}, 2 jobs are due later"
