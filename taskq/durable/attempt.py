@@ -567,6 +567,8 @@ _told: Final[set[str]] = set()
 def _reason(end: End) -> str:
     if end.state is State.DEAD:
         return (end.body or b"").decode("utf-8", "replace")
+    if end.state is State.ABSENT:
+        return "the log has no such job any more: it is kept for as long as the job that called it"
     return end.state.name.lower()
 
 
