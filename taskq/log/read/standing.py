@@ -126,10 +126,10 @@ def _unworked(
         yield Remark("slow", f"{_jobs(plain, 'waits', 'wait')} for a program that claims them")
     elif later:
         parts = sorted(waits.items(), key=lambda part: (-part[1], part[0]))[:_NAMED_MAX]
-        told = [f"{_jobs(count, 'waits', 'wait')} for {what}" for what, count in parts]
-        later -= sum(count for _, count in parts)
-        told += [f"{_jobs(later, 'is', 'are')} due later"] if later else []
-        yield Remark("slow", f"No worker runs: {', '.join(told)}")
+        texts = [f"{_jobs(count, 'waits', 'wait')} for {what}" for what, count in parts]
+        later -= sum(waits.values())
+        texts += [f"{_jobs(later, 'is', 'are')} due later"] if later else []
+        yield Remark("slow", f"No worker runs: {', '.join(texts)}")
     else:
         yield Remark("well", "No worker runs, and no job waits")
 

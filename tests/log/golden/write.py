@@ -13,8 +13,11 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core.flows import FlowPart
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Cause, Kind
+from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, EnqueueSpec, Op
@@ -46,7 +49,14 @@ def said(path: Path, seconds: float) -> dict[str, Any]:
              job.payload.hex()[:40], (job.key or b"").hex(), job.headers, job.reason]
             for job in reader.jobs(None, None, None, 1_000)
         ]  # fmt: skip
-    return {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
+        steps = {
+            str(job[0]): [[step.title, step.form, step.attempt, (step.value or b"").decode()]
+                          for step in reader.steps(job[0])]
+            for job in jobs
+        }  # fmt: skip
+        waits = reader._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
+    known = {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
+    return known | {"steps": steps, "waits": waits} if any(steps.values()) else known
 
 
 def _plain(process: Process) -> None:
@@ -91,11 +101,42 @@ def _compacted(process: Process) -> None:
     tend(process)
 
 
+def _stepped(process: Process) -> None:
+    """Jobs with steps, of which one waits for a signal, one for its children and one for a time."""
+    for number in range(4):
+        process.enqueue(b"%d" % number, spec=_PLAIN)
+    waits, calls, sleeps, ends = process.claim(4)
+    for delivery in (waits, calls, sleeps, ends):
+        process.ask(Op.STEP, NewStep(delivery, Form.STEP, "charge", 1, b'"receipt"', 0, SECOND_NS))
+    process.ask(Op.SIGNAL, NewSignal(waits.job, "paid", b"5", "once"))
+    process.ask(Op.SIGNAL, NewSignal(waits.job, "other", b"6"))
+    process.ask(Op.STEP, NewStep(waits, Form.EVENT, "paid", 1))
+    items = ((_PLAIN, b"child", Extras(flow=FlowPart(parent=calls.job))),)
+    called = process.ask(Op.STEP, NewStep(calls, Form.CALL, "call", 1, items=items))
+    for delivery, wait in (
+        (waits, Wait(Form.EVENT, "paid", 2)),
+        (calls, Wait(Form.CALL, "call", 1, 0, called.first, called.jobs)),
+        (sleeps, Wait(Form.SLEEP, "sleep", 1, 10**16)),
+    ):
+        process.settle(delivery, Kind.RELEASED, body=pack_waits([wait]), cause=Cause.WAITS)
+    process.settle(ends, body=b"7")
+
+
+def _carried_steps(process: Process) -> None:
+    """The same, written again."""
+    _stepped(process)
+    for _ in range(3):
+        fill_segment(process)
+    tend(process)
+
+
 _LOGS: Final[dict[str, Callable[[Process], None]]] = {
     "plain": _plain,
     "sync-points": _rested,
     "edits": _edited,
     "compacted": _compacted,
+    "steps": _stepped,
+    "carried-steps": _carried_steps,
 }
 
 
