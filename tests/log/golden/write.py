@@ -44,15 +44,16 @@ def said(path: Path, seconds: float) -> dict[str, Any]:
              queue.cancelled, queue.expired, queue.paused]
             for queue in reader.stats().queues
         ]  # fmt: skip
+        views = reader.jobs(None, None, None, 1_000)
         jobs = [
             [job.lsn, job.state.name, job.queue, job.task, job.priority, job.attempt,
              job.payload.hex()[:40], (job.key or b"").hex(), job.headers, job.reason]
-            for job in reader.jobs(None, None, None, 1_000)
+            for job in views
         ]  # fmt: skip
         steps = {
-            str(job[0]): [[step.title, step.form, step.attempt, (step.value or b"").decode()]
-                          for step in reader.steps(job[0])]
-            for job in jobs
+            str(job.lsn): [[step.title, step.form, step.attempt, (step.value or b"").decode()]
+                           for step in reader.steps(job.lsn)]
+            for job in views
         }  # fmt: skip
         waits = reader._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
     known = {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
