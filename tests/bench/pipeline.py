@@ -4,8 +4,9 @@
 over them through Spark, and looks at what its processes take. ``waiting`` asks what one batch of
 small work takes while so many other jobs wait in the lake, without Java. ``open`` keeps a pipeline
 open while a log grows by 1 000 records every five seconds. ``engines`` measures what decides
-whether a run takes Spark. ``read`` reads all columns, and two of them, through Spark. Every job
-must be in every table.
+whether a run takes Spark. ``read`` reads all columns, and two of them, through Spark. ``devices``
+asks what an increment takes beside so many devices that are silent. Every job must be in every
+table.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest import mock
 
 from taskq import Put, TaskLog
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.requests import EnqueueSpec
 from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.run.increment import RunOptions
+from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.session import open_session
 from tests.bench.harness import (
     MIB,
@@ -40,9 +44,12 @@ from tests.bench.harness import (
     rss_bytes,
     scratch,
 )  # fmt: skip
+from tests.fleet.made_logs import MadeLog, claimed, succeeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from taskq_plugins.spark.lake import LakeWriter
 
 LOGS: Final = 4
 JOBS: Final = (1_000_000, 2_500_000, 5_000_000, 10_000_000)
@@ -52,6 +59,8 @@ BATCH_JOBS: Final = 10_000
 ROUNDS: Final = 3
 #: Jobs of two logs whose difference tells what a MiB takes.
 ENGINE_JOBS: Final = (300_000, 900_000)
+#: Devices of which all but one are silent.
+DEVICES: Final = (1_000, 10_000)
 #: Three records each, and some of the log's own.
 OPEN_JOBS: Final = 333
 OPEN_SECONDS: Final = 5.0
@@ -326,12 +335,43 @@ def engines(given: Any) -> None:
     table.print()
 
 
+def increment(writer: LakeWriter, journals: Path, log: MadeLog) -> tuple[float, float]:
+    """Return processor seconds and KiB of Delta's logs that three records of a log take."""
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in writer.lake.path.rglob("_delta_log/*.json"))
+
+    first = log.next_lsn
+    log.enqueue()
+    log.frame(claimed(first), succeeded(first, first + 1, first + 2))
+    before, began = size(), time.process_time()
+    run_increment(writer, RunOptions(journals=journals, max_bytes=64 * MIB), mock.Mock())
+    return time.process_time() - began, (size() - before) / 1_024
+
+
+def devices(given: Any) -> None:
+    """Print what an increment takes by how many devices are silent, in a run that is kept open."""
+    table = Table("an increment of three records", "devices", "CPU s", "Delta's logs, KiB")
+    for count in (given.jobs,) if given.jobs else DEVICES:
+        with scratch(given.dir) as place:
+            logs = [MadeLog(place / "hub" / f"edge-{number}") for number in range(count)]
+            for log in logs:
+                log.enqueue(3)
+            with Lake.open(place / "lake", create=True).writer() as writer:
+                # The first two read all, and learn what does not change.
+                taken = [increment(writer, place / "hub", log) for log in logs[: 2 + ROUNDS]]
+        medians = (median(values) for values in zip(*taken[2:], strict=True))
+        table.row(f"{count:,}", *(f"{value:.2f}" for value in medians))
+    table.print()
+
+
 LOADS: Final = {
     "growth": growth,
     "waiting": waiting,
     "open": keep_open,
     "read": read,
     "engines": engines,
+    "devices": devices,
 }
 
 

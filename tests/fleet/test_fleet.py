@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet import LogPlace
 
 
+def durable_mark(log: LogPlace) -> Mark:
+    return fleet.durable_end(log, fleet.segments(log)).mark
+
+
 def only(path: Path) -> LogPlace:
     (log,) = fleet.find_logs(path)
     return log
@@ -86,7 +90,7 @@ def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: P
     os.rename(os.fsencode(made.path), os.fsencode(tmp_path) + b"/caf\xe9")  # noqa: PTH104 - bytes
     log = only(tmp_path)
     assert log.device == r"caf\xe9"
-    assert fleet.durable_mark(log) == mark_after(made)
+    assert durable_mark(log) == mark_after(made)
 
 
 def test_a_copied_log_is_an_error_that_names_both_directories(tmp_path: Path) -> None:
@@ -177,28 +181,28 @@ def test_a_segment_of_an_unknown_version_is_named(tmp_path: Path) -> None:
 
 def test_the_mark_of_a_whole_log_is_its_end(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
-    assert fleet.durable_mark(only(made.path)) == Mark(1, 64, 1, 11)
+    assert durable_mark(only(made.path)) == Mark(1, 64, 1, 11)
     for _ in range(5):
         made.enqueue(3)
-        assert fleet.durable_mark(only(made.path)) == mark_after(made)
+        assert durable_mark(only(made.path)) == mark_after(made)
     made.rotate()
-    assert fleet.durable_mark(only(made.path)) == Mark(16, 64, 16, 11)
+    assert durable_mark(only(made.path)) == Mark(16, 64, 16, 11)
 
 
 def test_a_sync_point_declares_all_before_it(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     made.enqueue(3)
     made.frame()
-    mark = fleet.durable_mark(only(made.path))
+    mark = durable_mark(only(made.path))
     assert (mark.offset, mark.next_lsn) == (made.file.stat().st_size, 4)
     made.enqueue(2)
-    assert fleet.durable_mark(only(made.path)) == mark_after(made)
+    assert durable_mark(only(made.path)) == mark_after(made)
 
 
 def test_a_log_without_a_segment_has_a_mark_of_nothing(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     shutil.rmtree(made.path / "log")
-    assert fleet.durable_mark(only(made.path)) == Mark(0, 0, 0, 0)
+    assert durable_mark(only(made.path)) == Mark(0, 0, 0, 0)
 
 
 def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -> None:
@@ -209,10 +213,10 @@ def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -
     whole = made.file.read_bytes()
     for size in range(last.offset + 1, last.end):
         made.file.write_bytes(whole[:size])
-        assert fleet.durable_mark(only(made.path)) == mark_after(made, 1)
+        assert durable_mark(only(made.path)) == mark_after(made, 1)
     # After a power loss the file may be as long as it was, and hold zeros.
     made.file.write_bytes(whole[: last.offset + 60].ljust(last.end, b"\0"))
-    assert fleet.durable_mark(only(made.path)) == mark_after(made, 1)
+    assert durable_mark(only(made.path)) == mark_after(made, 1)
 
 
 def test_damage_before_the_end_does_not_end_the_log(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_damage_before_the_end_does_not_end_the_log(tmp_path: Path) -> None:
         made = MadeLog(tmp_path / str(at))
         frames = [made.enqueue(2) for _ in range(4)]
         damage(frames[1], at)
-        assert fleet.durable_mark(only(made.path)) == mark_after(made)
+        assert durable_mark(only(made.path)) == mark_after(made)
 
 
 def test_what_nobody_synced_counts_once_this_process_has_synced_it(
@@ -238,9 +242,9 @@ def test_what_nobody_synced_counts_once_this_process_has_synced_it(
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert fleet.durable_mark(only(made.path)) == mark_after(made, 0)
+    assert durable_mark(only(made.path)) == mark_after(made, 0)
     refused[0] = False
-    assert fleet.durable_mark(only(made.path)) == mark_after(made)
+    assert durable_mark(only(made.path)) == mark_after(made)
 
 
 def test_after_a_failed_fsync_only_what_is_declared_counts(tmp_path: Path) -> None:
@@ -249,9 +253,9 @@ def test_after_a_failed_fsync_only_what_is_declared_counts(tmp_path: Path) -> No
     log = only(made.path)
     (made.path / "failed").write_text(json.dumps({"segment": 1, "durable_lsn": 3}))
     # The last frame declares four synced.
-    assert fleet.durable_mark(log).offset == frames[3].end
+    assert durable_mark(log).offset == frames[3].end
     (made.path / "failed").unlink()
-    assert fleet.durable_mark(log).offset == frames[4].end
+    assert durable_mark(log).offset == frames[4].end
 
 
 def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_p
     made.rotate()
     for _ in range(2):
         made.frame(next_job(made), synced=False)
-    assert fleet.durable_mark(only(made.path)) == Mark(1, frames[2].end, 4, 11)
+    assert durable_mark(only(made.path)) == Mark(1, frames[2].end, 4, 11)
 
 
 def test_a_scan_reads_again_only_what_has_grown(
@@ -275,7 +279,7 @@ def test_a_scan_reads_again_only_what_has_grown(
     for _ in range(200):
         made.enqueue(5, size=500)
     log = only(made.path)
-    assert fleet.durable_mark(log) == mark_after(made)
+    assert durable_mark(log) == mark_after(made)
     reads: list[int] = []
     really_read = SegmentFile.read
 
@@ -284,10 +288,10 @@ def test_a_scan_reads_again_only_what_has_grown(
         return really_read(self, count, offset)
 
     monkeypatch.setattr(SegmentFile, "read", read)
-    assert fleet.durable_mark(log) == mark_after(made)
+    assert durable_mark(log) == mark_after(made)
     assert not reads
     made.enqueue()
-    assert fleet.durable_mark(log) == mark_after(made)
+    assert durable_mark(log) == mark_after(made)
     assert len(reads) < 8
 
 
@@ -299,7 +303,7 @@ def test_the_mark_of_a_real_log_is_where_its_readers_see_the_end(tmp_path: Path)
         journal = open_journal(str(tmp_path))
         end = (journal.segment, journal.offset, journal.next_lsn, journal.epoch)
         journal.close()
-        assert fleet.durable_mark(only(tmp_path)) == end
+        assert durable_mark(only(tmp_path)) == end
     store.close()
     assert len(fleet.segments(only(tmp_path))) > 2
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from taskq import Put, TaskLog, TaskQ, durable
 from taskq.arrow import DETAILS, Corrupt, Piece, as_bytes, decode
-from taskq_plugins.fleet import durable_mark, find_logs, segments
+from taskq_plugins.fleet import durable_end, find_logs, segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,9 @@ def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
     """Return all records of the logs in a directory, behind the lsns by log in ``after``."""
     batches: list[pa.RecordBatch] = []
     for log in find_logs(root):
-        mark = durable_mark(log)
-        for place in segments(log):
+        places = segments(log)
+        mark = durable_end(log, places).mark
+        for place in places:
             end = mark.offset if place.first_lsn == mark.segment else place.size_bytes
             piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, 0, end)
             batches.extend(decode(piece, COLUMNS, corrupt=Corrupt.FAIL))

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from pyarrow import parquet
@@ -115,13 +116,16 @@ def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
     def full(self: LakeWriter, *given: Any, **options: Any) -> bool:
         raise MemoryError
 
+    folded = mock.Mock(wraps=batch.fold_share)
     monkeypatch.setattr(Following, "next", noted)
+    monkeypatch.setattr(batch, "fold_share", folded)
     with monkeypatch.context() as small:
         small.setattr(LakeWriter, "commit", full)
         for _ in range(3):
             assert run(tmp_path, *words).exit_code != 0
     assert run(tmp_path, *words).exit_code == 0
     assert planned[:4] == [2**22, 2**21, 2**20, 2**19]
+    assert folded.call_count == 4, "so few records are one share, however often"
     asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
     planned.clear()
     assert run(tmp_path, *words).exit_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskq_plugins.fleet.breaks import Break, breaks
 from taskq_plugins.fleet.inventory import SegmentRow, segment_rows
 from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.marks import durable_end, durable_mark
+from taskq_plugins.fleet.marks import durable_end
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace, find_logs
 from taskq_plugins.fleet.problems import FleetError, LogTwice, log_problem
 
@@ -19,7 +19,6 @@ __all__ = [
     "SegmentRow",
     "breaks",
     "durable_end",
-    "durable_mark",
     "find_logs",
     "log_problem",
     "segment_rows",

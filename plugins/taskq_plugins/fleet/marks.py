@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import Gap, LocalDisk, Replica
-from taskq_plugins.fleet.listing import segments
 from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
@@ -43,8 +42,8 @@ NOWHERE: Final = End(Mark(0, 0, 0, 0), 0, 0)
 _known: Final[Memory[str, _Known]] = Memory()
 
 
-def durable_mark(log: LogPlace) -> Mark:
-    """Return the log's durable end: what was read up to there is never cut off again.
+def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
+    """Return the durable end of a log with these segments: what was read up to there stays.
 
     Hops over frame headers from the mark that this process knew before; bodies are read only of
     frames that nothing declares synced yet.
@@ -53,11 +52,6 @@ def durable_mark(log: LogPlace) -> Mark:
         SegmentUnreadable: the last segment cannot be read.
         FormatError: a newer taskq wrote it.
     """
-    return durable_end(log, segments(log)).mark
-
-
-def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
-    """Return the same for a log whose segments are listed already."""
     usable = [place for place in places if place.epoch]
     if not usable:
         return NOWHERE
