@@ -135,6 +135,9 @@ def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
     assert run(tmp_path).exit_code == 0
     shown = taskq_json("pipeline", "status", "--lake", tmp_path / "lake")
     assert len(shown["tables"]) == 9
+    for table in DERIVED:
+        columns = DeltaTable(str(tmp_path / "lake" / table)).schema().fields
+        assert all(column.metadata.get("comment") for column in columns), columns
 
 
 def test_an_increment_looks_only_at_what_came_and_went(

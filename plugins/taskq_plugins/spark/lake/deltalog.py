@@ -18,7 +18,7 @@ from taskq_plugins.spark import parts
 from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.durable import publish, sync_directory, sync_file
 from taskq_plugins.spark.lake.errors import LakeConflict, LakeDiskError, LakeError
-from taskq_plugins.spark.lake.words import COMMENTS, DESCRIPTIONS, NEVER_NULL
+from taskq_plugins.spark.lake.words import COMMENTS, DESCRIPTIONS, NEVER_NULL, OF_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -153,7 +153,7 @@ def _configuration(table: str) -> dict[str, str]:
 
 
 def _described(table: str, field: pa.Field) -> pa.Field:
-    comment = COMMENTS.get(field.name)
+    comment = OF_TABLE.get(table, {}).get(field.name) or COMMENTS.get(field.name)
     if field.name in NEVER_NULL.get(table, ()):
         field = field.with_nullable(nullable=False)
     return field if comment is None else field.with_metadata({"comment": comment})

@@ -1,22 +1,5 @@
 """Where logs do not go on as they were read: what is missing, and what was restored.
 
-======================  ======  ====================================================================
-column                  type    meaning
-======================  ======  ====================================================================
-device, log_id          string
-kind                    string  gap: records are missing; fork: the device was set back to an
-                                earlier day and went on otherwise
-is_declared             bool    by the device, to its hub; else it was found, and gone over
-branch                  int     of the records behind it; null: none was read, or what the other
-                                branch had was not read
-lsn                     long    the first that is missing; of a fork the first that both branches
-                                have otherwise
-goes_on_lsn             long    the first lsn behind a gap
-end_lsn                 long    behind the last record that the device had when it declared it, or
-                                that compaction wrote before it took what is missing
-cause                   string  in the device's words, or that compaction took it
-======================  ======  ====================================================================
-
 Jobs that were not over, and that no record tells of from ``goes_on_lsn`` to ``end_lsn``, have the
 state ``lost``: whatever is not over is written again before a segment goes. So have those that only
 the branch has which was left.

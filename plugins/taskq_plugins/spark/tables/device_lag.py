@@ -3,28 +3,6 @@
 A row is one task log. Times in ``*_at`` with "record" or "waiting" in their names are by the
 device's clock, times of arrival by the hub's, which is trusted.
 
-======================  ======  ====================================================================
-column                  type    meaning
-======================  ======  ====================================================================
-device, log_id          string
-logs_of_device          long    logs under this device's name; of a reinstalled one 2 or more
-is_current              bool    whether it is the one of these that arrived last
-last_record_at          time    newest record: of the segments, or else that was read; null: none
-last_arrival_at         time    when a segment of it was last written on the hub; null: no segment
-record_lag_seconds      double  from the newest record to ``as_of``; negative: it is in the future
-arrival_lag_seconds     double  from the last arrival to ``as_of``
-clock_skew_seconds      double  see below
-clock                   string  ahead, ok, behind or late; null: not known
-waiting, scheduled,     long    jobs in the states ready, scheduled, running and dead
-running, dead
-oldest_waiting_at       time    when the oldest of the jobs that are ready was enqueued
-oldest_waiting_seconds  double  from then to ``as_of``
-segments                long    segment files here
-size_bytes              long    bytes of them
-missing_segments        long    gaps between them
-missing_from            list    the first lsn of each gap, in order, at most 20
-======================  ======  ====================================================================
-
 **Clock skew.** A record cannot arrive before it is written. So for each segment the device's clock
 is ahead of the hub's by at least (time of its last record - time of its arrival), and the largest
 such difference over its segments is the best that the hub can know. Above 60 s the device's clock
@@ -182,7 +160,7 @@ def count_jobs(
 
 
 def device_lag(duck: duckdb.DuckDBPyConnection, as_of_ns: int) -> pa.Table:
-    """Return one row per task log of the fleet (columns: see the module's docstring).
+    """Return one row per task log of the fleet (columns: see lake/words.py).
 
     Args:
         duck: with the tables ``waiting`` (of ``count_jobs``), ``read`` (the last record of a

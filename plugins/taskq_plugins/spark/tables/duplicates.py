@@ -4,19 +4,6 @@ A key keeps a job from being enqueued twice in one log. Nothing keeps two device
 same work, each in its own log, and this table is where it shows. A job counts once it was claimed;
 those that never ran did no work.
 
-=================  ======  =======================================================================
-column             type    meaning
-=================  ======  =======================================================================
-queue, key         -       the key within its queue, as a log has it; key is binary
-tasks              list    names of the tasks, in order, at most 20
-devices            long    devices on which it ran: at least 2
-jobs               long    jobs that ran
-succeeded          long    those among them that succeeded
-first_at, last_at  time    the first and the last of the jobs' first claims, by the devices' clocks
-runs               list    the first run on each device: device, job_id, started_at and jobs (how
-                           many ran there), the earliest first, at most 20
-=================  ======  =======================================================================
-
 A device that was reinstalled has two logs under one name, and counts as one device.
 """
 

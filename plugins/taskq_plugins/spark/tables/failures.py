@@ -4,28 +4,6 @@ A failed attempt is one that was retried, died or was lost (its worker's process
 that of its own reason; a dead job's kind is that of the job's reason. ``fingerprints`` tells how a
 reason is normalised.
 
-===================  ======  =======================================================================
-column               type    meaning
-===================  ======  =======================================================================
-fingerprint          string  16 hex digits, the same in every lake
-task                 string  null for jobs that were put as bytes
-pattern              string  the normalised reason
-failed_attempts      long    failed attempts of this kind
-jobs                 long    jobs with such an attempt, or dead of this kind
-dead_jobs            long    jobs that are dead of this kind now
-devices              long    devices of these jobs
-workers              long    worker processes (device and owner) of these attempts
-first_seen           time    the first of the ends of these attempts and jobs, by the device's clock
-last_seen            time    the last
-queues               list    names of their queues, in order, at most 20
-example_device,      string  of the one seen last: its device, job, and the whole reason (at most
-example_job_id,              2 000 characters)
-example_reason
-poison_jobs          long    jobs among ``dead_jobs`` whose call is poison
-poison               bool    whether there are any
-poison_job_ids       list    their ids, in order, at most 20
-===================  ======  =======================================================================
-
 **Poison.** Calls are the same when task, queue and key are, or task and payload (payloads without
 any argument aside: such a call brings nothing that could be at fault). A call is poison when its
 jobs that are dead now were exhausted in two places or more, a place being one worker process of one
@@ -125,7 +103,7 @@ _KINDS: Final = f"""
 
 
 def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Return one row per kind of failure (columns: see the module's docstring).
+    """Return one row per kind of failure (columns: see lake/words.py).
 
     Args:
         duck: with the tables ``jobs`` and ``attempts``.

@@ -5,32 +5,6 @@ things, each in the hour in which it happened: jobs enqueued, jobs settled, atte
 that waits over midnight counts in two rows, and a row changes only when a job or an attempt does
 that counts in its hour. Jobs that were purged are gone from here as well.
 
-=======================  ======  ==================================================================
-column                   type    meaning
-=======================  ======  ==================================================================
-device                   string
-queue, task              string  task is null for jobs that were put as bytes
-hour                     time    its start
-enqueued                 long    jobs enqueued in the hour
-succeeded, dead,         long    jobs settled in the hour that are in that state now
-cancelled, expired
-settled                  long    the sum of the four
-attempts_succeeded,      long    attempts that ended in the hour, by outcome: lost ones ended with
-attempts_retried,                their worker's process, released ones were given back and do not
-attempts_dead,                   count as attempts
-attempts_released,
-attempts_lost
-attempts_ended           long    all that ended in the hour
-failure_rate             double  of attempts: (retried + died + lost) / (these + succeeded); null
-                                 when there were none
-dead_rate                double  of jobs: dead / (dead + succeeded); null when there were none
-wait_p50_seconds,        double  of the attempts that ended in the hour (released ones too): how
-wait_p95_seconds,                long each waited from when it could run until it was claimed;
-wait_p99_seconds,                null when none is known
-wait_max_seconds
-run_p50_seconds, ...     double  likewise from the claim to the end
-=======================  ======  ==================================================================
-
 A percentile lies at rank p * (n - 1) of the sorted values, between two ranks in proportion: as
 ``numpy.percentile`` has it. It is exact; those of a fleet are to be
 taken of the raw values in ``attempts``, not of its devices' percentiles. Negative spans, which a

@@ -1,23 +1,5 @@
 """What jobs have done in steps, sleeps and waits that they do not repeat.
 
-=================  ======  =======================================================================
-column             type    meaning
-=================  ======  =======================================================================
-device, log_id     string
-branch             int
-job_id, job        -       the job; its task, queue and state are in ``jobs``
-place              long    which of the job's steps it is, from 0
-name, number       -       the step's name, and which call of this name it is, from 1
-form               string  step, sleep, event, timeout (of an event that did not come) or call (of
-                           other jobs)
-attempt            int     in which it was done
-began_at, ended_at time    by the device's clock; when it began is null where it is not told
-began_ns, ended_ns long    the same, whole
-took_ns            long    between them; at least 0
-size_bytes         long    of its value as JSON; null where records have no values
-date               date    of its end
-=================  ======  =======================================================================
-
 A step that is done stays so: compaction writes it again, and it counts as it was told first. Steps
 that a job did before its log was restored stand under the branch that they were done in.
 """
