@@ -179,8 +179,8 @@ class Enqueuer(Generic[P, R]):
         if submit is not None:
             body = submit(connection, task, spec, MAILBOX_MAX, args, kwargs)
             if type(body) is tuple:  # it is in the line already
-                future, store = body
-                lsn = await future
+                body, store = body  # or the collector would meet the tuple while it waits
+                lsn = await body
                 job: JobHandle[R] = native.plain.new_handle(JobHandle, app, task, store.tag, lsn)
                 return job
         elif is_plain:
