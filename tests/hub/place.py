@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import uvicorn
 from anyio import to_thread
+from click.testing import CliRunner
 
 from taskq import TaskLog
+from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
@@ -24,15 +26,18 @@ from taskq_plugins.hub.device.line import Http, Line, Told
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
+from taskq_plugins.hub.wire import carried
 from tests.processes.harness import STEP_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from click.testing import Result
     from starlette.types import ASGIApp
 
     from taskq_plugins.hub.device.push import Verdict
+    from taskq_plugins.hub.messages import Request
 
 DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"
@@ -61,13 +66,24 @@ class Place:
         self._servers: list[Server] = []
         self.restart()
 
+    @property
+    def log(self) -> Path:
+        """Return the directory of the device's log."""
+        return self.path / DEVICE
+
+    @property
+    def copy(self) -> Path:
+        """Return the hub's only copy."""
+        (copy,) = (self.hub / "devices" / DEVICE).glob("*-*")
+        return copy
+
     @cached_property
     def token(self) -> str:
         """Enrol the device."""
         return Registry(self.hub).enrol(DEVICE)
 
     async def write(self, count: int = 3, size: int = 10) -> None:
-        async with TaskLog.open(self.path / DEVICE) as log:
+        async with TaskLog.open(self.log) as log:
             for number in range(count):
                 await log.put(b"%d" % number + bytes(size))
 
@@ -80,14 +96,14 @@ class Place:
 
     async def sync_over(self, line: Line) -> list[Verdict]:
         try:
-            return (await sync(str(self.path / DEVICE), line)).verdicts
+            return (await sync(str(self.log), line)).verdicts
         finally:
             await line.close()
 
     async def order(self, url: str, count: int, seconds: float = STEP_SECONDS) -> None:
         """Enqueue jobs for a device that rests; each comes within so many seconds."""
         await self.write()
-        log = self.path / DEVICE
+        log = self.log
         settings = HubSettings(accept=("update",), every=900, poll=900)
         line = Line(url, self.token, None, settings)
         following = asyncio.create_task(follow(str(log), line))
@@ -112,7 +128,7 @@ class Place:
         return {file.name: file.read_bytes() for file in files}
 
     def segments(self) -> dict[str, bytes]:
-        files = (self.path / DEVICE / "log").glob("*.log")
+        files = (self.log / "log").glob("*.log")
         return {file.name: file.read_bytes() for file in files}
 
     async def ask(
@@ -123,6 +139,11 @@ class Place:
         transport = httpx.ASGITransport(self.server.app)
         async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
+
+    async def sent(self, asked: Request) -> httpx.Response:
+        """Return what a message of the device is answered."""
+        method, path, headers, body = carried(asked)
+        return await self.ask(method, path, headers=headers, content=body)
 
     def restart(self, **settings: Any) -> None:
         self.server = Server(self.hub, **settings)
@@ -140,7 +161,7 @@ class Place:
 
     def remove(self) -> None:
         """Let the device's directory be gone."""
-        shutil.rmtree(self.path / DEVICE)
+        shutil.rmtree(self.log)
 
     def lose_log_only(self, log_id: str) -> None:
         """Let the hub have no segment of a log, and nothing that was noted of them."""
@@ -174,6 +195,11 @@ def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+def run(*words: object) -> Result:
+    """Return what a command says, and how it exits."""
+    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:

@@ -48,16 +48,16 @@ def _bytes(path: Path) -> bytes:
 async def _grown(place: Place) -> Path:
     """Return the copy of a device that forked, with bodies, jobs from here, and old files."""
     job = None
-    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=64 * 1024) as log:
+    async with TaskLog.open(place.log, spill=True, segment_bytes=64 * 1024) as log:
         for _ in range(60):
             await log.put(bytes(4_000))
         await log.put(os.urandom(2 * 2**20))
     await place.sync()
-    shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    shutil.copytree(place.log, place.path / "yesterday")
     await place.write()
     await place.sync()
     place.remove()
-    (place.path / "yesterday").rename(place.path / _DEVICE)
+    (place.path / "yesterday").rename(place.log)
     await place.write(4)
     await place.sync()
     async with Hub(place.hub) as hub:
@@ -66,8 +66,7 @@ async def _grown(place: Place) -> Path:
     for path in place.hub.rglob("*"):
         if path.is_file():
             os.utime(path, (_LONG_AGO, _LONG_AGO))
-    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
-    return copy
+    return place.copy
 
 
 def _being_written(copy: Path) -> None:

@@ -5,28 +5,20 @@ from __future__ import annotations
 import asyncio
 import glob
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from click.testing import CliRunner
 
-from taskq.cli.main import main
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.wire import HubStops
+from tests.hub.place import DEVICE as _DEVICE
+from tests.hub.place import run as _run
 
 if TYPE_CHECKING:
-    from click.testing import Result
-
     from tests.hub.place import Place
-
-_DEVICE: Final = "edge-7"
-
-
-def _run(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
@@ -52,11 +44,11 @@ async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: 
     await place.write()
     await place.sync()
     backup = place.path / "backup"
-    assert _run("backup", place.path / _DEVICE, backup).exit_code == 0
+    assert _run("backup", place.log, backup).exit_code == 0
     await place.write(5)
     await place.sync()
     place.remove()
-    assert _run("restore", backup, place.path / _DEVICE).exit_code == 0
+    assert _run("restore", backup, place.log).exit_code == 0
     await place.write(4, 20)
     await place.sync()
     result = _run("hub", "breaks", place.hub)
@@ -72,7 +64,7 @@ async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: 
 def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) -> None:
     asyncio.run(place.write())
     asyncio.run(place.sync())
-    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
+    copy = place.copy
     before = place.tree()
     job = json.loads(_run("ls", copy, "--json").stdout)[0]["id"]
     for words in (
@@ -91,7 +83,7 @@ def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) ->
 
 def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
     asyncio.run(place.write())
-    log, stick = place.path / _DEVICE, place.path / "stick"
+    log, stick = place.log, place.path / "stick"
     result = _run("sync", log, "--status")
     assert (result.exit_code, "never in sync" in result.output) == (1, True)
     assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
@@ -101,7 +93,7 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
 
 def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -> None:
     asyncio.run(place.write())
-    log, token, stick = place.path / _DEVICE, place.path / "token", place.path / "stick"
+    log, token, stick = place.log, place.path / "token", place.path / "stick"
     assert _run("hub", "init", place.hub).exit_code == 0
     token.write_text(_run("hub", "enrol", place.hub, "pump-3").output)
     token.chmod(0o600)
@@ -114,7 +106,7 @@ def test_a_stick_never_has_a_device_by_another_name(
 ) -> None:
     """Also where the settings' address is none that a token goes to; what is no token is told."""
     asyncio.run(place.write())
-    log, token, stick = place.path / _DEVICE, place.path / "token", place.path / "stick"
+    log, token, stick = place.log, place.path / "token", place.path / "stick"
     token.write_text("garbage")
     token.chmod(0o600)
     result = _run("sync", log, "--to", stick, "--token-file", token)

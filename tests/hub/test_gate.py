@@ -34,8 +34,6 @@ from tests.effort import grows, some
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
-    from httpx import Response
-
     from taskq_plugins.hub.messages import Request
     from tests.hub.place import Place
 
@@ -54,11 +52,6 @@ _ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000
                        "zz" * 56, "00" * 56, "ff" * 56, "?2", "sha-256=::", "é", "1" * 36,
                        "bytes=0-0,2-2", "bytes=9-1", "bytes=-9999999999999999999999",
                        "bytes=" + "0-0," * 1_000)  # fmt: skip
-
-
-async def _sent(place: Place, asked: Request | Question) -> Response:
-    method, path, headers, body = carried(asked)
-    return await place.ask(method, path, headers=headers, content=body)
 
 
 async def test_a_content_type_lifts_no_limit(place: Place) -> None:
@@ -82,9 +75,9 @@ async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
         return delivered(*given)
 
     monkeypatch.setattr("taskq_plugins.hub.gate.bodies.delivered", noted)
-    session = (await _sent(place, _SYNC)).json()["session"]
+    session = (await place.sent(_SYNC)).json()["session"]
     question = Question(session, _ID, NOWHERE, {}, waiting=False)
-    assert (await _sent(place, question)).status_code == 204
+    assert (await place.sent(question)).status_code == 204
     assert threads
     assert threading.current_thread() not in threads
 
@@ -128,10 +121,10 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
         _ID, 2**63 - 1, frozenset(f"{number:040}" for number in range(32)),
         NOWHERE, 2**53 - 1, "", 2**63 - 1,
     )  # fmt: skip
-    session = (await _sent(place, most)).json()["session"]
+    session = (await place.sent(most)).json()["session"]
     cause = "\x1b[2J\n" * 1_000
     declared = Declare(session, _ID, Kind.GAP, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
-    assert (await _sent(place, declared)).status_code == 200
+    assert (await place.sent(declared)).status_code == 200
     for words in (
         ("status",),
         ("status", "--json"),
@@ -179,7 +172,7 @@ class _Fuzz:
         """Send so many; returns what they were answered."""
         statuses = set()
         for _ in range(count):
-            begun = await _sent(self.place, _SYNC)
+            begun = await self.place.sent(_SYNC)
             asked = self.chance.choice(
                 _requests(begun.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
             )

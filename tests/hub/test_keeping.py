@@ -33,7 +33,7 @@ _MIB: Final = 2**20
 
 async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
     """Put jobs and finish them, so that all of it may go; then let it go."""
-    async with TaskLog.open(place.path / _DEVICE, segment_bytes=_SMALL, **limits) as log:  # type: ignore[arg-type]
+    async with TaskLog.open(place.log, segment_bytes=_SMALL, **limits) as log:  # type: ignore[arg-type]
         for _ in range(jobs):
             await log.put(bytes(4_000))
             (delivery,) = await log.claim(1, queues=["default"])
@@ -46,7 +46,7 @@ def _first(place: Place) -> str:
 
 
 def _pin(place: Place) -> int:
-    return reader_positions(LocalDisk(), str(place.path / _DEVICE))[HUB_READER][1]
+    return reader_positions(LocalDisk(), str(place.log))[HUB_READER][1]
 
 
 def _arrived(place: Place, seconds: float) -> None:
@@ -143,7 +143,7 @@ async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_oth
     await place.sync()
     _arrived(place, 40 * _DAY)
     await place.sync()
-    shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    shutil.copytree(place.log, place.path / "yesterday")
     await _work(place, keep_segments=1)
     await place.sync()
     _arrived(place, 40 * _DAY)
@@ -151,7 +151,7 @@ async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_oth
     soon = time.time_ns() - round(30 * _DAY) * 10**9
     assert hub.keep(copy, soon, dry_run=True)
     place.remove()
-    (place.path / "yesterday").rename(place.path / _DEVICE)
+    (place.path / "yesterday").rename(place.log)
     await place.write()
     assert Verdict.FORKED in await place.sync()
     _arrived(place, 40 * _DAY)
@@ -161,14 +161,14 @@ async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_oth
 
 async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Place) -> None:
     """Its large bodies are with it until then; that it was is told for ever."""
-    async with TaskLog.open(place.path / _DEVICE, spill=True) as log:
+    async with TaskLog.open(place.log, spill=True) as log:
         await log.put(bytes(2 * _MIB))
     await place.sync()
-    yesterday = shutil.copytree(place.path / _DEVICE, place.path / "yesterday")
+    yesterday = shutil.copytree(place.log, place.path / "yesterday")
     await place.write()
     await place.sync()
-    shutil.rmtree(place.path / _DEVICE)
-    yesterday.rename(place.path / _DEVICE)
+    shutil.rmtree(place.log)
+    yesterday.rename(place.log)
     await place.write(4)
     assert Verdict.FORKED in await place.sync()
     hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
@@ -199,7 +199,7 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Pl
 
 
 async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Place) -> None:
-    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=_SMALL) as log:
+    async with TaskLog.open(place.log, spill=True, segment_bytes=_SMALL) as log:
         await log.put(os.urandom(2 * _MIB), queue="later")
         await log.put(os.urandom(3 * _MIB))
         (over,) = await log.claim(1, queues=["default"])

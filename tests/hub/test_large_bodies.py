@@ -67,15 +67,6 @@ async def test_no_body_is_asked_for_but_those_of_records_that_go(place: Place) -
     assert not [path for path in asked if "spill" in path]
 
 
-async def test_a_deep_check_tells_of_a_body_that_is_not_there(place: Place) -> None:
-    await _put(place, os.urandom(2 * _MIB))
-    await place.sync()
-    (body,) = place.hub.rglob("spill/*")
-    body.unlink()
-    (fault,) = faults(place.hub, deep=True)
-    assert body.name in fault.what
-
-
 async def test_a_body_that_was_held_back_is_owed_though_the_line_dropped_meanwhile(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,53 +8,41 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from click.testing import CliRunner
 
 from taskq import TaskLog
-from taskq.cli.main import main
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.care import hub_backed_up
 from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubStops
+from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import is_copy
+from tests.hub.place import run as _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from click.testing import Result
-
     from tests.hub.place import Place
 
-_DEVICE: Final = "edge-7"
 _MIB: Final = 2**20
 
 
-def _run(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 async def _work(place: Place, jobs: int = 60, body: int = 0) -> None:
-    async with TaskLog.open(place.path / _DEVICE, spill=True, segment_bytes=64 * 1024) as log:
+    async with TaskLog.open(place.log, spill=True, segment_bytes=64 * 1024) as log:
         for _ in range(jobs):
             await log.put(os.urandom(4_000))
         if body:
             await log.put(os.urandom(body))
 
 
-def _copy(place: Place) -> Path:
-    (copy,) = (place.hub / "devices" / _DEVICE).glob("*-*")
-    return copy
-
-
 def _is_whole(place: Place) -> bool:
     bodies = {
         folder: {file.name: file.read_bytes() for file in folder.rglob("spill/*")}
-        for folder in (place.hub, place.path / _DEVICE)
+        for folder in (place.hub, place.log)
     }
-    is_equal = bodies[place.hub] == bodies[place.path / _DEVICE]
-    copies = {file.name: file.read_bytes() for file in (_copy(place) / "log").glob("*.log")}
+    is_equal = bodies[place.hub] == bodies[place.log]
+    copies = {file.name: file.read_bytes() for file in (place.copy / "log").glob("*.log")}
     return is_equal and is_copy(copies, place.segments())
 
 
@@ -96,7 +84,7 @@ def _gone(copy: Path) -> None:
 async def _check_holes(place: Place, break_it: Callable[[Path], None]) -> None:
     await _work(place)
     await place.sync()
-    break_it(_copy(place))
+    break_it(place.copy)
     place.restart()
 
 
@@ -138,7 +126,7 @@ async def test_a_repair_has_the_device_send_again_what_is_wrong(
 ) -> None:
     await _work(place, 60, 2 * _MIB)
     await place.sync()
-    break_it(_copy(place))
+    break_it(place.copy)
     checked = _run("hub", "check", place.hub, "--repair")
     assert (checked.exit_code, "asked for again" in checked.output) == (1, True), checked.output
     place.restart()
@@ -154,8 +142,8 @@ async def test_a_repair_has_the_device_send_again_what_is_wrong(
 async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(place: Place) -> None:
     await _work(place, 3, 2 * _MIB)
     await place.sync()
-    _body_gone(_copy(place))
-    next((place.path / _DEVICE / "spill").iterdir()).unlink()
+    _body_gone(place.copy)
+    next((place.log / "spill").iterdir()).unlink()
     _run("hub", "check", place.hub, "--repair")
     place.restart()
     await _work(place)
@@ -167,11 +155,11 @@ async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(plac
 async def test_no_command_advises_to_repair_a_copy(place: Place) -> None:
     await _work(place)
     await place.sync()
-    _gone(_copy(place))
+    _gone(place.copy)
     for words in (("verify",), ("health",), ("ls",), ("stats",)):
-        output = _run(*words, "-d", _copy(place)).output
+        output = _run(*words, "-d", place.copy).output
         assert "taskq repair" not in output, words
-    assert f"taskq hub check {place.hub} --repair" in _run("verify", "-d", _copy(place)).output
+    assert f"taskq hub check {place.hub} --repair" in _run("verify", "-d", place.copy).output
 
 
 async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
@@ -180,11 +168,11 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     """A branch that was left, bodies and jobs for devices are with it."""
     await _work(place, 20, 2 * _MIB)
     await place.sync()
-    before = shutil.copytree(place.path / _DEVICE, place.path / "before")
+    before = shutil.copytree(place.log, place.path / "before")
     await _work(place, 20)
     await place.sync()
     place.remove()
-    before.rename(place.path / _DEVICE)
+    before.rename(place.log)
     await _work(place, 30)
     await place.sync()
     put = "hub", "put", place.hub, _DEVICE, "update"
@@ -232,16 +220,16 @@ async def test_a_device_that_is_asked_to_sends_again_all_that_it_has(place: Plac
     """Meanwhile what is there stays, and another sync asks for nothing more."""
     await _work(place, 60, 2 * _MIB)
     await place.sync()
-    files = [*(_copy(place) / "log").glob("*.log"), *(_copy(place) / "spill").iterdir()]
+    files = [*(place.copy / "log").glob("*.log"), *(place.copy / "spill").iterdir()]
     inodes = {file.name: file.stat().st_ino for file in files}
     assert "files are asked for again" in _run("hub", "resend", place.hub, _DEVICE).output
     place.restart()
-    assert _run("verify", "-d", _copy(place)).exit_code == 0
+    assert _run("verify", "-d", place.copy).exit_code == 0
     await place.sync()
     assert _is_whole(place)
     renewed = {file.name for file in files if file.stat().st_ino != inodes[file.name]}
     assert renewed == {file.name for file in files} - {max(place.segments())}
-    assert not list((_copy(place) / "spill").glob("*.part"))
+    assert not list((place.copy / "spill").glob("*.part"))
 
 
 async def test_what_is_erased_is_gone_and_its_token_holds_no_more(place: Place) -> None:

@@ -22,14 +22,13 @@ from taskq_plugins.hub.messages import (
     Synced,
 )
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.wire import HubStops, carried, read
+from taskq_plugins.hub.wire import HubStops, read
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from httpx import Response
 
     from taskq.engine import Border
-    from taskq_plugins.hub.messages import Request
     from tests.hub.place import Place
 
 _DEVICE: Final = "edge-7"
@@ -37,13 +36,8 @@ _BLOCK: Final = 4_096
 _LOG: Final = UUID(int=7)
 
 
-async def _ask(place: Place, asked: Request) -> Response:
-    method, path, headers, body = carried(asked)
-    return await place.ask(method, path, headers=headers, content=body)
-
-
 async def _session(place: Place, log_id: UUID = _LOG) -> Synced:
-    answer = await _ask(place, Sync(log_id, 5, frozenset(), NOWHERE))
+    answer = await place.sent(Sync(log_id, 5, frozenset(), NOWHERE))
     return read(Synced, answer.json())
 
 
@@ -53,7 +47,7 @@ def _used(place: Place) -> int:
 
 def _borders(place: Place) -> tuple[UUID, list[Border]]:
     """Return the log's id and the ends of all its frames, the newest first."""
-    log = DurableLog(LocalDisk(), str(place.path / _DEVICE))
+    log = DurableLog(LocalDisk(), str(place.log))
     try:
         return log.identity.log_id, log.borders(log.segments[0])[::-1]
     finally:
@@ -62,8 +56,8 @@ def _borders(place: Place) -> tuple[UUID, list[Border]]:
 
 async def _fork(place: Place, log_id: UUID, at: Border) -> Response:
     synced = await _session(place, log_id)
-    return await _ask(
-        place, Declare(synced.session, log_id, Kind.FORK, synced.at, at, 9, "set back")
+    return await place.sent(
+        Declare(synced.session, log_id, Kind.FORK, synced.at, at, 9, "set back")
     )
 
 
@@ -101,7 +95,7 @@ async def test_what_a_fork_copies_counts_and_none_begins_that_does_not_fit(place
 
 async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> None:
     answers = [
-        (await _ask(place, Sync(_LOG, 5, frozenset({f"new-{number}"}), NOWHERE))).status_code
+        (await place.sent(Sync(_LOG, 5, frozenset({f"new-{number}"}), NOWHERE))).status_code
         for number in range(60)
     ]
     assert set(answers) == {200, 507}
@@ -120,7 +114,7 @@ async def test_files_count_however_little_is_in_them(place: Place, data: bytes) 
     for number in range(30):
         name = hashlib.sha256(bytes([number])).hexdigest()
         part = SpillPart(session, _LOG, name, 0, data, is_last=False)
-        answers.append((await _ask(place, part)).status_code)
+        answers.append((await place.sent(part)).status_code)
     assert answers[0] == 200
     assert answers[-1] == 507
     assert _used(place) <= room
@@ -133,7 +127,7 @@ async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -
     account = place.server._account(_DEVICE)
     for _ in range(3):
         session = (await _session(place, log_id)).session
-        await _ask(place, Seal(session, log_id, borders[0], bytes(32)))
+        await place.sent(Seal(session, log_id, borders[0], bytes(32)))
         await place.sync()
     assert len(list(place.hub.rglob("torn/*"))) == 3
     assert _used(place) <= account.used

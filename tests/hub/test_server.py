@@ -28,7 +28,7 @@ from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
-from tests.hub.place import DEVICE, Place, is_copy
+from tests.hub.place import Place, is_copy
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
 
     monkeypatch.setattr(Body, "read", reading)
     monkeypatch.setattr(Server, "_piece", writing)
-    async with TaskLog.open(place.path / DEVICE, spill=True) as log:
+    async with TaskLog.open(place.log, spill=True) as log:
         await log.put(bytes(1_500_000))
     await place.sync()
     assert waited

@@ -35,7 +35,7 @@ def _is_equal(place: Place) -> bool:
 
 @pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
 async def test_a_device_of_yesterday_ends_its_next_sync_well(place: Place, works: bool) -> None:
-    device, backup = place.path / _DEVICE, place.path / "backup"
+    device, backup = place.log, place.path / "backup"
     await place.write(5)
     await place.sync()
     shutil.copytree(device, backup)
@@ -63,7 +63,7 @@ async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_break(
     place: Place,
 ) -> None:
     backup = place.path / "backup"
-    async with TaskLog.open(place.path / _DEVICE, segment_bytes=64 * 1024) as log:
+    async with TaskLog.open(place.log, segment_bytes=64 * 1024) as log:
         for _ in range(50):
             await log.put(bytes(4_000))
         await place.sync()

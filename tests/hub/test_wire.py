@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -72,28 +71,6 @@ def test_a_request_comes_out_as_it_went_in(asked: Request) -> None:
 def test_an_answer_comes_out_as_it_went_in(asked: Request, answer: Answer) -> None:
     status, _, body = answered(answer)
     assert understood(asked, status, body) == answer
-
-
-_ODD: Final = ["0", "-1", "none", "?1", "9" * 30]
-_TEXTS: Final = st.one_of(st.text(max_size=60), st.sampled_from(_ODD))
-_BODIES: Final = [b"[" * 90_000, b"{}", b'{"session": null}']
-
-
-@given(
-    st.sampled_from([carried(asked)[:2] for asked in _REQUESTS]),
-    st.dictionaries(
-        st.sampled_from(
-            ["taskq-session", "upload-offset", "taskq-stem", "upload-complete", "repr-digest"]
-        ),
-        _TEXTS,
-    ),
-    st.one_of(st.binary(max_size=80), st.sampled_from(_BODIES)),
-)
-def test_what_is_no_request_is_refused_in_one_of_three_ways(
-    where: tuple[str, str], headers: dict[str, str], body: bytes
-) -> None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        delivered(*where, headers, body)
 
 
 @given(

@@ -4,14 +4,10 @@ A device pushes its task log over a bad line; the hub keeps a directory for each
 ordinary task log that nobody else writes to. The hub's file is the position: each session begins
 with where it ends *and what stands there*, and one pure function (``compare``) draws the verdict.
 
-Seven verdicts, in an order of their own; each break is declared and set aside, never passed over. A
-fork's place is *asked* for (``Ask``), since to declare is to act: a place that merely fits would be
-taken. A segment follows by the link in its header, which names the end before it by place and CRC;
-a time alone says less, and a recovery changes it. After a break the hub's position is the place
-that it waits for, so that a device which has lost that place meanwhile declares again. A log that
-is set back to before a gap has again what the copy lacks at its beginning: it begins anew
-(``OLDER``). A sync point that ends a log is not sent before something follows it: it says nothing
-new, costs a resting device a request, and a recovery may take it back.
+Each break is declared and set aside, never passed over; PROTOCOL.md says how the two compare. A
+segment follows by the link in its header, which names the end before it by place and CRC; a time
+alone says less, and a recovery changes it. After a break the hub's position is the place that it
+waits for, so that a device which has lost that place meanwhile declares again.
 
 What a device asks and a hub answers are values (``messages``); who carries them is not this
 package's concern, so that a simulation can lose, cut, double and delay every one.

@@ -53,6 +53,10 @@ class Copies:
         wall_ns: says what time it is.
         disk_of: makes the disk for what a device has written; None: as make_disk.
         may_fork: says whether a device may declare one more fork now.
+
+    Raises (any method):
+        OSError: the disk refused; nothing was answered for.
+        LogError: a copy cannot be read.
     """
 
     def __init__(
@@ -91,9 +95,6 @@ class Copies:
             device: who asks, as its token says.
             asked: the request.
             more: it is a piece of one, nobody is told of it, and the next one comes soon.
-
-        Raises:
-            OSError: the disk refused; nothing was answered for.
         """
         begins = asked if isinstance(asked, Sync) else None
         if not begins and not self._is_latest(device, asked):
@@ -107,11 +108,7 @@ class Copies:
             return refusal.answer
 
     def is_at(self, device: str, asked: Question) -> bool:
-        """Return whether a question is of its log's latest session, and the copy has its ``up``.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Return whether a question is of its log's latest session, and the copy has its ``up``."""
         if not self._is_latest(device, asked):
             return False
         with self._held(device, asked.log_id) as copy:
@@ -191,11 +188,7 @@ class Copies:
         return len(known), sum(left.is_fork for left in known)
 
     def keep(self, copy: Kept, before_ns: int, *, dry_run: bool = False) -> list[Old]:
-        """Let go what ``due`` says of a copy; with ``dry_run`` nothing is touched.
-
-        Raises:
-            OSError, LogError: the disk refused.
-        """
+        """Let go what ``due`` says of a copy; with ``dry_run`` nothing is touched."""
         key = copy.device, copy.log_id
         gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, Floor()))
         if gone and not dry_run:

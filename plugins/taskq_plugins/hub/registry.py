@@ -92,6 +92,7 @@ class Registry:
     Raises (any method):
         OSError: the disk refused.
         LogDamaged: the file is damaged.
+        UsageError: that is no name of a device or group, or no device was enrolled under it.
     """
 
     def __init__(self, hub: Path | None = None) -> None:
@@ -101,11 +102,7 @@ class Registry:
     # -- tokens, codes, machines ------------------------------------------------------------------
 
     def enrol(self, device: str, machine: str = "") -> str:
-        """Give a device a token, which is told this once; of those it had the latest holds on.
-
-        Raises:
-            UsageError: that is no name of a device.
-        """
+        """Give a device a token, which is told this once; of those it had the latest holds on."""
         token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
@@ -113,11 +110,7 @@ class Registry:
         return token
 
     def invite(self, device: str) -> str:
-        """Give a device a code for which it gets a token: once, within a day.
-
-        Raises:
-            UsageError: that is no name of a device.
-        """
+        """Give a device a code for which it gets a token: once, within a day."""
         secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
         code = f"{checked(device)}.{secret}"
         with self._changed(device) as facts:
@@ -191,11 +184,7 @@ class Registry:
         return [name for (name,) in self.run("SELECT name FROM devices ORDER BY name")]
 
     def known(self, device: str) -> str:
-        """Return the name, if a device was ever enrolled under it.
-
-        Raises:
-            UsageError: none was.
-        """
+        """Return the name, if a device was ever enrolled under it."""
         if not self._facts(checked(device)):
             raise UsageError(
                 f"{self._hub} has no device {device!r}: see taskq hub status {self._hub}"
@@ -241,11 +230,7 @@ class Registry:
         return members
 
     def set_member(self, group: str, device: str, *, is_in: bool) -> None:
-        """Put a device into a group, or take it out.
-
-        Raises:
-            UsageError: the device is not enrolled, or that is no name of a group.
-        """
+        """Put a device into a group, or take it out."""
         checked(group, "group")
         with self._changed(self.known(device)) as facts:
             others = set(map(str, facts.get("groups", ()))) - {group}

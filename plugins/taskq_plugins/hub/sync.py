@@ -177,11 +177,12 @@ class _Session:
         self._hold.keep_from(max(older, default=lsn), lsn)
 
 
-class Own:
+class Own(NamedTuple):
     """What the hub has a device's own log do; it is opened for each, since most have none of it."""
 
-    def __init__(self, path: str, config: LogConfig, tag: str) -> None:
-        self._path, self._config, self._tag = path, config, tag
+    path: str
+    config: LogConfig
+    tag: str
 
     async def skip(self, lsn: int) -> None:
         """Have it give no number any more below that lsn."""
@@ -193,7 +194,7 @@ class Own:
         """Cancel a job, if it is that one of the hub; return whether it was."""
         async with self._opened() as (log, _):
             with contextlib.suppress(JobNotFound):
-                job_id = f"{self._tag}-{job}"
+                job_id = f"{self.tag}-{job}"
                 if (await log.get(job_id)).headers.get(JOB) == of:
                     return await log.cancel(job_id)
         return False
@@ -204,14 +205,14 @@ class Own:
             async with self._opened() as (log, _):
                 await log.adopt()
         except TaskqError as error:
-            _log.warning("%s: what the hub had waits in the inbox: %s", self._path, error)
+            _log.warning("%s: what the hub had waits in the inbox: %s", self.path, error)
 
     @contextlib.asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[TaskLog, Connection]]:
         from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
         from taskq.hooks import Connection  # noqa: PLC0415 - likewise
 
-        connection = Connection(self._path, self._config)
+        connection = Connection(self.path, self.config)
         async with TaskLog(connection) as log:
             yield log, connection
 

@@ -141,19 +141,24 @@ class LocalDisk(syscalls.Pace):
 
     def boot_id(self) -> int:
         """A number of this boot of this machine; of this process where the system tells nothing."""
-        try:
-            # The kernel's number alone: containers of one machine share it.
-            mark = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        except OSError:
-            # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
-            minute = int(time.time() - time.monotonic()) // 60
-            mark = f"{minute}{os.uname().nodename}".encode()
-        return int.from_bytes(blake2b(mark, digest_size=8).digest(), "little")
+        return _boot()
 
     def was_restored(self, descriptor: int) -> bool:
         """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""
         facts = os.fstat(descriptor)
         return facts.st_mtime_ns != facts.st_ctime_ns
+
+
+@functools.cache  # no process outlives its boot
+def _boot() -> int:
+    try:
+        # The kernel's number alone: containers of one machine share it.
+        mark = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
+        minute = int(time.time() - time.monotonic()) // 60
+        mark = f"{minute}{os.uname().nodename}".encode()
+    return int.from_bytes(blake2b(mark, digest_size=8).digest(), "little")
 
 
 class PatientDisk(LocalDisk):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskq.log.machine import disk as machine_disk
 from taskq.log.machine.disk import LocalDisk
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
@@ -38,6 +39,7 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
 def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a machine id of its own, or none; the kernel's number of the boot is the same."""
     boots = set()
+    monkeypatch.setattr(machine_disk, "_boot", machine_disk._boot.__wrapped__)  # each time anew
     for machine in (b"one image's", b"another image's", None):
 
         def read_bytes(path: Path, machine: bytes | None = machine) -> bytes:

@@ -305,6 +305,10 @@ class Line:
         token: of the device; "" while it has none.
         carrier: in place of the network.
         hub: the settings.
+
+    Raises (any method):
+        HubWaits: the line may not carry that now.
+        HubError: nobody answers, or not so that one can go on.
     """
 
     def __init__(
@@ -339,11 +343,7 @@ class Line:
         return max(min(size, room), 1)
 
     async def ask(self, asked: Request) -> Answer | None:
-        """Send a request, and read what it is answered; None: nothing is there.
-
-        Raises:
-            HubError: nobody answers, or not so that one can go on.
-        """
+        """Send a request, and read what it is answered; None: nothing is there."""
         left = self.allowance.left()
         if isinstance(asked, Question) and left is not None:
             asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
@@ -373,11 +373,7 @@ class Line:
         return _read(asked, reply)
 
     async def hold(self, asked: Question) -> Answer | None:
-        """Ask for what is there for this device, beside what goes over the line otherwise.
-
-        Raises:
-            HubError: as ``ask``; or the line has become metered.
-        """
+        """Ask for what is there for this device, beside what goes over the line otherwise."""
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
@@ -391,12 +387,7 @@ class Line:
         body: bytes = b"",
         carrier: Http | None = None,
     ) -> Told:
-        """Send anything.
-
-        Raises:
-            HubWaits: the line may not carry that now.
-            HubError: nobody answers.
-        """
+        """Send anything."""
         carrier = carrier or self._carrier
         await self.allowance.look()
         handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0
@@ -414,11 +405,7 @@ class Line:
             self.allowance.spend(carrier.used_bytes - used)
 
     async def redeem(self, code: str) -> str:
-        """Return the token of this machine for a code.
-
-        Raises:
-            HubError: the code does not hold, or the hub cannot be reached.
-        """
+        """Return the token of this machine for a code."""
         machine = machine_of(code.partition(".")[0], self.hub.machine)
         reply = await self.request(*carried(Enrol(code, machine)))
         if reply.status != _CREATED:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.registry import Registry
 
 _REFUSED: Final = 400
+_HUB: Final = "taskq_hub_"
 
 
 class Counting:
@@ -63,31 +64,28 @@ class HubMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield all figures."""
         known = list(self._registry.all_standing().values())
-        states = GaugeMetricFamily("taskq_hub_devices", "Devices by state", labels=["state"])
-        for state, count in sorted(Counter(str(each["state"]) for each in known).items()):
-            states.add_metric([state], count)
-        yield states
-        yield from self._lags([each for each in known if each["state"] == "active"])
-        refused = CounterMetricFamily(
-            "taskq_hub_refusals", "Requests that were refused, by status", labels=["status"]
-        )
-        for status, count in sorted(self._counting.refused.items()):
-            refused.add_metric([str(status)], count)
-        yield refused
-        yield CounterMetricFamily(
-            "taskq_hub_received_bytes", "Bytes of bodies that came", value=self._counting.received
-        )
+        active = [each for each in known if each["state"] == "active"]
+        silent = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
+        states = Counter(str(each["state"]) for each in known)
+        yield _each(GaugeMetricFamily, "devices", "Devices by state", "state", states)
+        text = "Longest time that an active device was not heard of"
+        yield GaugeMetricFamily(f"{_HUB}silent_seconds", text, value=max(silent, default=0))
+        text = "Records that active devices have and the hub lacks"
+        value = sum(each["behind"] for each in active)
+        yield GaugeMetricFamily(f"{_HUB}behind_records", text, value=value)
+        text, refused = "Requests that were refused, by status", self._counting.refused
+        yield _each(CounterMetricFamily, "refusals", text, "status", refused)
+        text, received = "Bytes of bodies that came", self._counting.received
+        yield CounterMetricFamily(f"{_HUB}received_bytes", text, value=received)
 
-    def _lags(self, active: list[dict[str, Any]]) -> Iterator[Metric]:
-        heard = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
-        yield GaugeMetricFamily(
-            "taskq_hub_silent_seconds", "Longest time that an active device was not heard of",
-            value=max(heard, default=0),
-        )  # fmt: skip
-        yield GaugeMetricFamily(
-            "taskq_hub_behind_records", "Records that active devices have and the hub lacks",
-            value=sum(each["behind"] for each in active),
-        )  # fmt: skip
+
+def _each(kind: Any, name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
+    """Return a figure that is counted by a label."""
+    family: Any = kind(f"{_HUB}{name}", text, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([str(value)], count)
+    figure: Metric = family
+    return figure
 
 
 @contextlib.contextmanager

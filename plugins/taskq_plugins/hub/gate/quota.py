@@ -51,11 +51,7 @@ class Account:
             raise OSError(errno.ENOSPC, "the disk is nearly full")
 
     def charge(self, size: int) -> None:
-        """Let so many bytes more be written.
-
-        Raises:
-            OSError: as ``require``.
-        """
+        """Let so many bytes more be written."""
         if size > 0:
             self.require(size)
             self.used += size

@@ -133,8 +133,8 @@ class Handing:
         """End what the copies say ended; returns what waits then."""
         waiting, readings = self._look(device), self._readings.get(device)
         if readings is None:
-            folder, begin = f"{self._path}/devices/{device}", self.note(device).begin
-            readings = self._readings[device] = Readings(self._disk, folder, begin)
+            begin = self.note(device).begin
+            readings = self._readings[device] = Readings(self._disk, self._path, device, begin)
         readings.read()
         return self._take_up(device, readings, waiting)
 
@@ -212,7 +212,7 @@ class Handing:
             self._ask(methodcaller("skip", after))
         waiting = self.settle(device)
         readings = self._readings[device]
-        if readings.names()[-1:] != [log]:
+        if readings.latest != log:
             return Given(tag, after, [], [])  # another of its logs came later
         if asked.refused:
             waiting = self._refuse(device, waiting, tag, asked.refused)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
-from taskq.engine import Border, Ended, Identity, LogRecord, Replica
-from taskq.errors import LogError
-from taskq_plugins.fleet.breaks import BREAKS
-from taskq_plugins.hub.kept import IDENTITY, LOG_ID, content
+from taskq.engine import Border, Ended, LogRecord, Replica
+from taskq_plugins.hub.kept import IDENTITY, Kept, kept
 from taskq_plugins.hub.messages import NOWHERE
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from taskq.engine import Disk
 
 #: Header of a job on a device: the number that it was handed over with.
@@ -68,19 +65,12 @@ class Reading:
     """
 
     def __init__(self, disk: Disk, path: str, log_id: UUID, at: Border = NOWHERE) -> None:
-        self._disk = disk
-        self.path = path
-        self._log_id = log_id
-        self.at = at
+        self._disk, self.path, self._log_id, self.at = disk, path, log_id, at
         self.live: dict[int, There] = {}
         self.ends: dict[There, Ended] = {}
 
     def read(self) -> None:
-        """Read what has come.
-
-        Raises:
-            OSError, LogError: the copy cannot be read.
-        """
+        """Read what has come."""
         files = Replica(self._disk, self.path, self._log_id)
         try:
             if not files.stands(self.at):
@@ -116,74 +106,64 @@ class Reading:
 class Readings:
     """How the copies of one device were read.
 
+    Args:
+        disk: of this machine.
+        hub: its directory.
+        device: whose they are.
+        begin: where a reading may begin, by the id of its log.
+
     Attributes:
-        logs: how each log was read, by its id.
+        logs: how each log was read, by its id, the one that came first before the others.
         is_whole: whether they began at the beginning of all that there is.
+
+    Raises (any method):
+        OSError, LogError: one cannot be read.
     """
 
-    def __init__(self, disk: Disk, path: str, begin: dict[str, Border]) -> None:
-        self._disk = disk
-        self._path = path
-        #: where a reading may begin, by the id of its log
-        self._begin = begin
+    def __init__(self, disk: Disk, hub: str, device: str, begin: dict[str, Border]) -> None:
+        self._disk, self._hub, self._device, self._begin = disk, hub, device, begin
         self.logs: dict[str, Reading] = {}
         self.is_whole = False
 
     def read(self) -> None:
-        """Read what has come to any of them.
-
-        Raises:
-            OSError, LogError: one cannot be read.
-        """
-        for name in self.names():
-            reading = self.logs.get(name)
-            if reading is None:
-                reading = self._opened(f"{self._path}/{name}", self._begin.get(name, NOWHERE))
-                if reading is None:
-                    continue
-                self.logs[name] = reading
+        """Read what has come to any of them."""
+        before, self.logs = self.logs, {}
+        for copy in self._copies():
+            name = str(copy.log_id)
+            at = self._begin.get(name, NOWHERE)
+            reading = before.get(name) or Reading(copy.disk, copy.path, copy.log_id, at)
+            self.logs[name] = reading
             reading.read()
 
     def read_whole(self) -> None:
-        """Read all that the hub ever had of them, what was set aside included.
-
-        Raises:
-            OSError, LogError: one cannot be read.
-        """
+        """Read all that the hub ever had of them, what was set aside included."""
         self._begin, self.logs, self.is_whole = {}, {}, True
         self.read()
-        for name, reading in self.logs.items():
-            for number in self._disk.names(f"{self._path}/{name}/old"):
-                left = self._opened(f"{self._path}/{name}/old/{number}", NOWHERE)
-                if left is not None:
-                    left.read()
-                    reading.ends = left.ends | reading.ends
+        for copy in self._copies():
+            reading = self.logs[str(copy.log_id)]
+            for number in copy.disk.names(f"{copy.path}/old"):
+                left = Reading(copy.disk, f"{copy.path}/old/{number}", copy.log_id)
+                left.read()
+                reading.ends = left.ends | reading.ends
 
-    def names(self) -> list[str]:
-        """Return the ids of the device's logs, the one that came first before the others."""
-        dated = [
-            (when, name)
-            for name in self._disk.names(self._path)
-            if LOG_ID.match(name)
-            and (when := self._disk.modified_ns(f"{self._path}/{name}/{IDENTITY}")) is not None
-        ]
-        return [name for _, name in sorted(dated)]
+    def _copies(self) -> list[Kept]:
+        """Return the copies of the device, the one that came first before the others."""
+        copies = kept(self._hub, self._disk, self._device)
+        times = [(self._disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in copies]
+        dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
+        return [copy for _, _, copy in sorted(dated)]
+
+    @property
+    def latest(self) -> str:
+        """Return the id of the log that came last, "" if none did."""
+        return next(reversed(self.logs), "")
 
     def has_gap(self, name: str) -> bool:
         """Return whether records of a log are missing: the end of a job may be among them."""
-        return any(
-            b'"kind": "gap"' in line
-            for line in content(self._disk, f"{self._path}/{name}/{BREAKS}").splitlines()
-        )
+        copy = Kept(self._disk, self._hub, self._device, UUID(name))
+        return any(line.get("kind") == "gap" for line in copy.breaks)
 
     def there(self, log: Reading) -> set[Identified]:
         """Return what lives in a log, and what ended in any of them and was not taken up yet."""
         ended = (there for reading in self.logs.values() for there in reading.ends)
         return {there.identified for there in (*log.live.values(), *ended)}
-
-    def _opened(self, path: str, at: Border) -> Reading | None:
-        try:
-            identity = Identity.read(self._disk, path)
-        except LogError:
-            return None
-        return None if identity is None else Reading(self._disk, path, identity.log_id, at)

@@ -254,8 +254,7 @@ def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
     """Return (path of the copy, what it says) of the job on its device; None: nothing."""
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
-    folder = hub / "devices" / view.queue.removeprefix(TO)
-    readings = Readings(LocalDisk(), str(folder), {})
+    readings = Readings(LocalDisk(), str(hub), view.queue.removeprefix(TO), {})
     readings.read_whole()
     latest: tuple[str, JobView] | None = None
     for reading in readings.logs.values():
