@@ -132,6 +132,7 @@ def work(path: str) -> None:
     async def run() -> None:
         app, _, _ = going_on(Path(path))
         async with app, app.worker(concurrency=JOBS):
+            await app.peek(1)  # it knows what waits, as a worker does that has been there a while
             print("ready", flush=True)
             await asyncio.Event().wait()
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from examples.hub.line import HubProcess
-from taskq import State, TaskLog, TaskQ
+from taskq import State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.core.model import SECOND_NS, Extras
@@ -488,6 +488,28 @@ async def test_why_tells_where_a_job_is(place: Place) -> None:
     await app.close()
     await place.sync()
     assert (await job.why()).code is Why.SUCCEEDED
+
+
+async def test_a_job_that_waits_on_its_device_goes_on_behind_its_steps_and_its_end_comes_back(
+    place: Place,
+) -> None:
+    app = place.apps["edge-7"]
+
+    @app.task(name="photos.send")
+    async def send(version: str) -> str:
+        await durable.step("note", place.ran.append, ("edge-7", version))
+        return f"{version} to {await durable.event('address', str)}"
+
+    await place.sync()
+    job = await place.hub.device("edge-7").enqueue(place.hub.call_by_name("photos.send", "7.2"))
+    await place.round()
+    assert await job.status() is State.READY
+    (there,) = _jobs(app.data_dir)
+    async with app:
+        assert await app.signal(there.job_id, "address", "Kyoto")
+    await place.round()
+    assert await job.result(timeout=1) == "7.2 to Kyoto"
+    assert place.ran == [("edge-7", "7.2")]
 
 
 async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
