@@ -38,8 +38,6 @@ _COMMIT_LOGS: Final = 20
 #: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
 _TRYING: Final = "_trying"
 _TRIES_MAX: Final = 8
-#: What stands before offsets: a checkpoint of Spark's has it so, and earlier versions kept one.
-_HEAD: Final = "v1\n{}\n"
 
 
 class Reached(NamedTuple):
@@ -79,7 +77,7 @@ class Reached(NamedTuple):
 
 
 def _text(offsets: Offsets) -> str:
-    return _HEAD + json.dumps(offsets_to_json(offsets))
+    return json.dumps(offsets_to_json(offsets), separators=(",", ":"))
 
 
 def _weight(moved: Offsets, count: int) -> float:
@@ -183,6 +181,7 @@ def offsets_of(batch: Batch | None) -> Offsets:
     """Return how far a batch read each log."""
     if batch is None or not batch.offsets:
         return {}
+    # In lakes of earlier versions the head of a checkpoint of Spark's stands before.
     return offsets_from_json(parse_json(batch.offsets.rstrip().rpartition("\n")[2]))
 
 
