@@ -208,6 +208,9 @@ def load_checks(signatures: Iterable[Signature]) -> None:
             return
 
 
+_SCALARS: Final = (bool, float, int, str)
+
+
 class ResultCodec:
     """Turns what one function returns into bytes, and back.
 
@@ -227,6 +230,8 @@ class ResultCodec:
             raise unusable(self._task, {"the result": annotation}, error) from error
         self._takes_none = plain.isinstance_python(None)
         self._look = looks_into(annotation)
+        #: whose values always fit: to have pydantic warn takes ten times as long as to write them
+        self._scalar = next((kind for kind in _SCALARS if kind is annotation), None)
 
     def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """Return the result as JSON, None for a None.
@@ -244,7 +249,10 @@ class ResultCodec:
         if self._look is not None and type(value) not in KEPT:
             self._refuse_changed(value)
         try:
-            body = self._serializer.to_json(value, warnings="error")
+            if type(value) is self._scalar:
+                body = self._serializer.to_json(value)
+            else:
+                body = self._serializer.to_json(value, warnings="error")
         except ValueError:
             body = self._encode_coerced(value)
         if is_deep(body):

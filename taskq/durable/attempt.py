@@ -33,10 +33,11 @@ from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.parsing import check_name
-from taskq.durable.values import called, codec_of, validator_of
+from taskq.durable.values import called, codec_of, is_async_function, validator_of
 from taskq.flows.building import Failed
 from taskq.log.decide.steps import NewStep
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_steps
+from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,8 @@ class Run:
         self._in_thread = in_thread
         self._job = job
         self._connection = job.app.connection
+        #: how its values are stored
+        self._packing = self._connection.config.packing(job.queue, None, None)
         #: by name and number: the steps that are done, and those of them that nobody asked for
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
@@ -176,7 +179,8 @@ class Run:
             token = step_here.set(self._key(name, number))
             try:
                 if tracing.tracer is None:
-                    value = await called(fn, args, kwargs)
+                    is_async = is_async_function(fn)
+                    value = await (fn(*args, **kwargs) if is_async else called(fn, args, kwargs))
                 else:
                     with telemetry.stepping(name, number, tracing.tracer):
                         value = await called(fn, args, kwargs)
@@ -364,12 +368,13 @@ class Run:
         """
         if self.suspended:
             raise Suspended
-        delivery, packer = self._job.delivery, self._connection.packer
+        delivery, packing = self._job.delivery, self._packing
         self._busy += 1
         try:
-            packing = packer.config.packing(delivery.queue, None, None)
-            what = f"step {name}#{number} of job {self._job.id}"
-            stored, flags = await packer.result(body, packing, what)
+            stored, flags = body, 0
+            if packing is not None or len(body) > QUICK_BYTES_MAX:
+                what = f"step {name}#{number} of job {self._job.id}"
+                stored, flags = await self._connection.packer.result(body, packing, what)
             new = NewStep(delivery, form, name, number, stored, flags, began_ns, items)
             port = await self._connection.port()
             done = await port.step(new)
@@ -523,11 +528,8 @@ class Run:
 
     def _encoded(self, name: str, number: int, fn: Callable[..., Any], value: Any) -> bytes:
         codec = codec_of(fn)
-        limit = self._connection.packer.bodies.limit(
-            self._connection.packer.config.packing(self._job.delivery.queue, None, None)
-        )
         try:
-            body = codec.encode(value, limit)
+            body = codec.encode(value, self._connection.packer.bodies.limit(self._packing))
         except UsageError as error:
             raise self._about(name, number, error) from None
         return b"null" if body is None else body

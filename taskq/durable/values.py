@@ -19,13 +19,13 @@ _FUNCTIONS_KEPT: Final = 512
 
 async def called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call an async function in this loop, any other in a thread."""
-    if _is_async(fn):
+    if is_async_function(fn):
         return await fn(*args, **kwargs)
     value = await on_thread(fn, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
 
 
-_is_async: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunction)
+is_async_function: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunction)
 
 
 @lru_cache(_FUNCTIONS_KEPT)
