@@ -6,9 +6,10 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -17,9 +18,6 @@ from taskq import TaskLog, TaskQ
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.effort import run
 from tests.recorder import Recorder, record
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.processes.warm import Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: What a machine with everything else to do may take; a program that hangs fails its test.
 SECONDS: Final = 120

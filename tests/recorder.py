@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from taskq import TaskQ
+from taskq.core.model import Extras, State
 from taskq.core.views import JobView
-from taskq.log.requests import Duplicate, Outcome, Plain
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
-    from taskq.core.model import Extras, State
-    from taskq.log.requests import EnqueueSpec
-    from taskq.log.store.store import Store
+from taskq.log.requests import Duplicate, EnqueueSpec, Outcome, Plain
+from taskq.log.store.store import Store
 
 
 class Recorder:

@@ -12,10 +12,11 @@ import enum
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from pydantic import ByteSize
@@ -30,9 +31,6 @@ from taskq.connection.settings import Settings
 from taskq.core.kinds import diagram
 from taskq.core.records import TABLE
 from taskq_workers.pool import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 ROOT: Final = Path(__file__).parents[1]
 #: Every page of the documentation.

@@ -7,14 +7,12 @@ import functools
 import importlib
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parents[1]
 #: Who comes from outside, and by which name its own modules begin.

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ import taskq.errors
 import taskq.views
 from taskq import _native as native
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 

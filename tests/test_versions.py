@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import taskq
 from taskq.deprecation import _deprecated, goes_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
 NUMBER = r"(?:0|[1-9]\d*)"

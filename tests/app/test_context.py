@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from taskq import TaskQ, current_job
 from taskq.app.context import JobContext, running_job
 from taskq.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
-from taskq.log.requests import Duplicate
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
+from taskq.log.requests import Delivery, Duplicate
 
 
 class FakeDelivery:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from taskq import Put, State, TaskLog, TaskQ, current_job
 from taskq.core.model import KEY_BYTES_MAX
 from taskq.core.rates import Limit, Rate
 from taskq.errors import DuplicateKey, JobCancelled, JobFailed, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> None:

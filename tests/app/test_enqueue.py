@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import State, TaskQ
+from taskq import State, Task, TaskQ
 from taskq.core.records import Kind
 from taskq.errors import (
     JobCancelled,
@@ -19,13 +20,7 @@ from taskq.errors import (
     ResultTimeout,
     WrongLog,
 )
-from taskq.log.requests import ClaimRequest, Settlement
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Task
-    from taskq.log.requests import Delivery
+from taskq.log.requests import ClaimRequest, Delivery, Settlement
 
 
 def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:

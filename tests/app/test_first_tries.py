@@ -6,7 +6,8 @@ import asyncio
 import os
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
@@ -15,9 +16,6 @@ from taskq import TaskQ, chain, telemetry
 from taskq.errors import InvalidCall, UsageError
 from taskq.testing import assert_enqueued, assert_not_enqueued
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def send(to: str, count: int = 1) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from taskq.calls.call import OptionChanges
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.testing import Sandbox
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Keywords of decorators and of calls, by library. Those that have the same name here are left out.
 OPTIONS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -10,10 +12,6 @@ from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import PayloadTooLarge, UsageError
 from taskq.log.read.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 HEADERS: Final = {
     "trace": "4bf92f35",

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ
+from taskq import JobHandle, Put, State, TaskLog, TaskQ
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Extras
 from taskq.errors import JobNotFound, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import JobHandle
-
 
 DAY = 86_400
 OTHER = EnqueueSpec("other", "mail.send")

@@ -6,18 +6,16 @@ Further in it would meet ``struct``, in the batch of others, or be a number that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from taskq import Put, TaskLog, TaskQ, retry
 from taskq.conditions import condition, disk_free
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: What is no count; the first are numbers all the same.
 COUNTS: Final[tuple[Any, ...]] = (1.5, 2.0, True, math.nan, -1, -(2**70), "7", [], b"1")

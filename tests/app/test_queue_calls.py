@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.errors import JobNotFound, UsageError
 from taskq.log.requests import WITHDRAWN_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: More than two slices.
 MANY = 2 * WITHDRAWN_MAX + 345

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,9 @@ from taskq.errors import (
     WrongLog,
 )
 from taskq.log.config import LogConfig
+from taskq.log.requests import ClaimRequest
 from taskq.log.store.port import LoopPort
 from taskq.testing.clock import FakeClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.requests import ClaimRequest
 
 
 async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:

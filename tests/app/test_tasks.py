@@ -6,20 +6,16 @@ import pydoc
 import runpy
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import taskq
-from taskq import TaskQ, progress, retry
+from taskq import Task, TaskQ, progress, retry
 from taskq.app.decorate import TaskChoices
 from taskq.core.records import Flag
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Task
 
 
 def plain(a: int, b: str = "b") -> str:

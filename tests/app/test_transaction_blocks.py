@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from taskq.errors import (
     UsageError,
     WrongLog,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Stop(Exception):

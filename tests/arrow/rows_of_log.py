@@ -6,7 +6,9 @@ are those of the decoder. Both are lists of dicts by column.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,27 +17,20 @@ from taskq.core import kinds
 from taskq.core.errors import TaskqError
 from taskq.core.folds.steps import Form
 from taskq.core.kinds import CARRYING, OF_JOBS
+from taskq.core.model import Extras
 from taskq.core.records import PACKED, Kind, Option
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
+from taskq.log.format.carried import Carried
 from taskq.log.format.frames import segment_lsn
 from taskq.log.format.options import each_option
+from taskq.log.format.record import LogRecord
+from taskq.log.journal.journal import Journal
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import entries
+from taskq.log.read.walks import Entry, entries
 from taskq.log.segments.bodystore import BodyStore
-from tests.log.world import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq.core.model import Extras
-    from taskq.log.format.carried import Carried
-    from taskq.log.format.record import LogRecord
-    from taskq.log.journal.journal import Journal
-    from taskq.log.read.walks import Entry
-    from tests.log.world import World
-    from tests.machine.crashable import Machine
+from tests.log.world import PATH, World
+from tests.machine.crashable import Machine
 
 Row = dict[str, Any]
 DEVICE: Final = "edge-7"

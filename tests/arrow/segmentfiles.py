@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from taskq.arrow import Piece
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import EnqueueSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 EPOCH: Final = 0xF122334455667788

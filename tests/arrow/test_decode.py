@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -37,7 +38,7 @@ from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated,
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.format.steps import Stepped, encode_signal, encode_step
 from taskq.log.segments.spill import Spill
-from tests.arrow.rows_of_log import decoded_rows
+from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
     EPOCH,
     LOG_ID,
@@ -47,11 +48,6 @@ from tests.arrow.segmentfiles import (
     enqueued,
     succeeded,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.arrow.rows_of_log import Row
 
 _LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
 _RICH: Final = Extras(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -38,12 +39,7 @@ from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.mix import CONFIGS, Mix
 from tests.log.simulation import Simulation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.log.world import World
-
+from tests.log.world import World
 
 _SOME: Final = pa.schema([DETAILS.field(name) for name in ("lsn", "value")])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.arrow.frames import place_seeds
-from taskq.arrow.layout import PAD_SIZE
+from taskq.arrow.layout import PAD_SIZE, Bytes, Ints
 from taskq.arrow.places import RECORDS_MIN, places, walk_in_stretches
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from tests.arrow.segmentfiles import claimed, enqueued
-
-if TYPE_CHECKING:
-    from taskq.arrow.layout import Bytes, Ints
 
 #: A payload that looks like records, in front of what is none.
 _DECOY: Final = claimed(1) + claimed(2) + claimed(3) + claimed(4) + b"\xff" * 9

@@ -22,15 +22,13 @@ import enum
 import sqlite3
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
 from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Enqueue, Tally
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
 #: Below so many rows ``json_each`` costs more than it saves.
 FEW: Final = 8

@@ -14,14 +14,11 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq import State, TaskQ
+from taskq import State, Task, TaskQ
 from taskq.errors import JobCancelled
 from tests.bench.harness import Table, options, percentile, scratch, start
-
-if TYPE_CHECKING:
-    from taskq import Task
 
 #: Of this module, since child processes look for their tasks in it.
 app: Final = TaskQ("cancel-bench")

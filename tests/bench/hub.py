@@ -19,7 +19,9 @@ import subprocess
 import sys
 import time
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,10 +40,6 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
 from tests.bench.harness import MIB, Table, cpu_seconds, options, percentile, rss_bytes, scratch
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 _LINES: Final = 60
 _BUSY: Final = (408, 429, 503)

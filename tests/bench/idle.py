@@ -16,13 +16,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 from tests.bench.harness import MIB, ROOT, Table, cpu_seconds, options, rss_bytes, scratch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LOOK_SECONDS: Final = 0.1
 #: One that imports next to nothing.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
 
 #: With the number beside it, the arguments of a call are about 100 bytes of JSON.
 SUBJECT: Final = "x" * 84

@@ -16,18 +16,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq import TaskQ
+from taskq import Task, TaskQ
 from tests.bench.harness import ROOT, Table, microseconds, options, percentile, scratch
 from tests.bench.load import SUBJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from taskq import Task
 
 RECORD_BYTES: Final = 200
 MODES: Final = ("fsync", "os")

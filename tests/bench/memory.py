@@ -10,9 +10,10 @@ import asyncio
 import gc
 import random
 import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
@@ -31,9 +32,6 @@ from tests.bench.harness import (
     scratch,
     serve,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MODULE: Final = "tests.bench.memory"
 PAYLOAD: Final = b"x" * 100

@@ -16,7 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import taskq
 from tests.bench.harness import (
@@ -31,10 +33,6 @@ from tests.bench.harness import (
     percentile,
     scratch,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 Sample = dict[str, Any]
 

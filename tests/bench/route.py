@@ -24,17 +24,15 @@ import tempfile
 import threading
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
 import taskq
 from taskq import TaskLog, TaskQ
 from taskq.cli.commands.jobs import show as show_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType
 
 ROOT = Path(taskq.__file__).parents[1]
 HOMES = {

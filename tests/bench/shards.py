@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from taskq import Shards, TaskQ
 from tests.bench.harness import Table, hear, median, options, say, scratch, start
-
-if TYPE_CHECKING:
-    import subprocess
 
 MODULE: Final = "tests.bench.shards"
 CALLERS: Final = 64

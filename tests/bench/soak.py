@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from taskq import TaskQ
 from taskq.log.read.reader import LogReader
 from tests.bench.harness import MIB, Table, options, rss_bytes, scratch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRODUCERS: Final = 200
 LOCK_SECONDS_MAX: Final = 0.050

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pydantic_core import from_json
 
+from taskq import Task, TaskQ
 from taskq.errors import InvalidCall, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq import Task, TaskQ
-    from tests.recorder import Recorder
+from tests.recorder import Recorder
 
 HOUR_NS = 3_600 * 10**9
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)

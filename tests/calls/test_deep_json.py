@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
@@ -20,10 +22,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq.schedules.view import _facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _MANY: Final = 100_000
 _DEEP: Final = b"[" * _MANY + b"]" * _MANY

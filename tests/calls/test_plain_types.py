@@ -7,11 +7,12 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, Optional
+from typing import Any, NotRequired, Optional
 
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
@@ -21,10 +22,6 @@ from taskq.calls.arguments import ArgumentCodec, _typed_dict
 from taskq.calls.serialization import compiled, compiled_fields, plain_schema
 from taskq.calls.signature import Signature
 from taskq.core.errors import InvalidCall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 PLAIN: list[Any] = [str, int, float, bool, Any, None, type(None)]
 OPTIONAL: list[Any] = [*(Optional.__getitem__(item) for item in PLAIN), str | None, int | None]

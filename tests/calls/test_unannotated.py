@@ -11,20 +11,18 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from taskq import TaskQ
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.errors import InvalidCall, JobFailed, UsageError
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 
 class Pair(NamedTuple):

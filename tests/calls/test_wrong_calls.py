@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from taskq import TaskQ
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.errors import InvalidCall, PayloadTooLarge, UsageError
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
-    from tests.recorder import Recorder
+from tests.recorder import Recorder
 
 WRONG = [
     ((), {}, "parameter 'to' (str) is missing; parameter 'count' (int) is missing"),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.cli.helpers import Sample, taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Time goes on between two commands.
 _AGO = re.compile(r" *\d+[smh](?= ago|$)", re.MULTILINE)

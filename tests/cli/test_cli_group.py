@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 import pytest
@@ -19,11 +20,6 @@ from taskq.cli.errors import Failure
 from taskq.cli.main import BUILT_IN, SECTIONS, Commands, main
 from taskq.core.errors import JobNotFound, UsageError
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 TASKQ = (sys.executable, "-m", "taskq")
 

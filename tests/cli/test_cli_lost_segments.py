@@ -6,16 +6,13 @@ import asyncio
 import logging
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import Put, TaskLog
 from taskq.log.upkeep.health import Check, check_health
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _KIB = 1024
 

@@ -8,7 +8,9 @@ import json
 import random
 import shutil
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -18,12 +20,7 @@ from taskq.cli.main import main
 from taskq.errors import TaskqError
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cli.helpers import Sample
+from tests.cli.helpers import Sample
 
 _DEEP: Final = b"[" * 100_000 + b"]" * 100_000
 _COMMANDS: Final = (

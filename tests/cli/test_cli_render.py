@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,10 +16,6 @@ from taskq.core import views as documents
 from taskq.core.model import SECOND_NS
 from tests.cli.helpers import taskq
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 NOW = 1_700_000_000 * SECOND_NS
 

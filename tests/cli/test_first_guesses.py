@@ -7,8 +7,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
@@ -17,10 +18,6 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import TaskqError
 from tests.terminal import Shell, matches, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 GUESSES: Final = Path(__file__).with_name("first_guesses.md")
 SHOP: Final = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,9 +16,6 @@ from taskq.log.journal.lock import process_state
 from taskq.log.read.reader import LogReader
 from tests.cli.helpers import taskq, taskq_json
 from tests.processes.harness import Child
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD: Final = {
     "slashes": "a/b//c/",

@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from uuid import UUID
 
 import click
@@ -26,10 +28,6 @@ from taskq.errors import JobFailed
 from taskq_plugins.fleet.breaks import BREAKS
 from taskq_plugins.hub.registry import Registry
 from tests.cli.helpers import taskq as invoke
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 #: A title, a colour that no command of ours uses, C1, bidi, a line that is written over.
 TEXT: Final = "a\x1b]0;t\x07b\x1b[41;5mc\x9b31md\u202ee\rOVER"

@@ -8,10 +8,12 @@ import functools
 import socket
 import threading
 import urllib.error
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from taskq import TaskQ
 from taskq.conditions import condition, disk_free, on_power, online, unmetered
 from taskq.conditions.base import aside, say_once
 from taskq.conditions.failures import is_network_failure
@@ -19,11 +21,6 @@ from taskq.conditions.machine import Supply, is_on_power, read_supplies
 from taskq.conditions.network import has_route, metered_devices
 from taskq.core.errors import UsageError
 from taskq.core.parsing import size_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import TaskQ
 
 
 def always() -> bool:

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 from taskq.reading.dead import DeadLetters
 from taskq.schedules.view import LogSchedules
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import JobHandle, State, TaskQ
+from taskq import JobHandle, State, Task, TaskQ
 from taskq.errors import (
     JobCancelled,
     JobExpired,
@@ -16,12 +17,7 @@ from taskq.errors import (
 )
 from taskq.log.read import reader
 from taskq.log.read.reader import LogReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Task
-    from tests.recorder import Recorder
+from tests.recorder import Recorder
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from taskq.connection.tracebacks import end_at_caller
 from taskq.core.rates import rate_of
 from taskq.errors import UsageError
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
 
 
 async def send(to: str) -> str:

@@ -9,7 +9,8 @@ import random
 import re
 import sys
 import tracemalloc
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -26,15 +27,11 @@ from taskq.errors import (
 )
 from taskq.extras import install_line
 from taskq.log.config import LogConfig
+from taskq.log.format.bodies import Compression
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.spill import Spill, decode_reference
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.format.bodies import Compression
-    from taskq.views import JobView
+from taskq.views import JobView
 
 TEXT: Final = b"the same words again and again, " * 200
 NOISE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX + 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,6 @@ from taskq import TaskQ
 from taskq.connection.settings import load_settings, settings_files
 from taskq.errors import LogError, UsageError
 from tests.cli.helpers import taskq
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 #: Each says a name, and sends the log to a stranger.
 _STRANGERS = {

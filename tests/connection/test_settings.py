@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.settings import Settings, load_settings
 from taskq.errors import UsageError
 from taskq.log.config import ALWAYS_SECONDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_without_any_setting_the_defaults_hold(tmp_path: Path) -> None:

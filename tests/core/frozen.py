@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.flows import Flows, needs_of
 from taskq.core.folds.agenda import Agenda
@@ -20,7 +21,7 @@ from taskq.core.folds.carried import (
 from taskq.core.folds.dedup import Dedup, _Page
 from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
-from taskq.core.folds.lanes import Lane
+from taskq.core.folds.lanes import Family, Lane
 from taskq.core.folds.moments import Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.resuming import apply_signal, apply_step, apply_waiting
@@ -28,11 +29,6 @@ from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.schedules import ScheduleState, Ticked, apply_ticked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.core.folds.lanes import Family
 
 ALL: Final = 2**62
 START_NS: Final = 10**18

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq import Discard, Retry, Snooze, retry
 from taskq.core.retry import DEFAULT, policy_of
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from taskq.retry import RetryPolicy
+from taskq.retry import RetryPolicy
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,15 @@ import dataclasses
 import gc
 import inspect
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import pytest
 
 from taskq.core import values
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 THREADS = 8
 FIRST_USES: dict[str, Callable[[Any], object]] = {

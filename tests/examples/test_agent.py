@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from examples.agent.__main__ import main
 from examples.agent.app import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 async def test_an_agent_that_is_killed_goes_on_and_pays_each_answer_once(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,10 +21,6 @@ from taskq.core.model import State
 from taskq.extras import missing
 from taskq.log.read.reader import LogReader
 from tests.programs import run_taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 FILES = 80
 ODD_NAMES = ("a b.txt", "100%.txt", "q?x#y.txt", "grüße.txt", "it's.txt", "-dash", "a\\b", "c:d")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from examples.from_celery.world import Order, world
 from taskq import State
 from taskq.testing import Sandbox
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ORDER = Order(customer="ann", email="ann@example.com", articles=("tea", "coffee"))
 _CHARGES = [("ann", 900)]

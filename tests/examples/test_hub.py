@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from examples.hub.__main__ import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_logs_come_to_a_hub_byte_for_byte_over_a_line_that_drops(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,9 +10,6 @@ from examples.orders.__main__ import main
 from examples.orders.app import app, order
 from examples.orders.world import world
 from taskq.testing import Sandbox
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

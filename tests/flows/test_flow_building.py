@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from taskq.errors import (
 )
 from taskq.flows import plan
 from taskq.log.decide import ends
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Parts:

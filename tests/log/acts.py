@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import KeyHeld
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.selection import letters
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import Delivery, EnqueueSpec, Op
 from taskq.log.state.story import tell
 from tests.log.editing import some_edit
-from tests.log.tending import fill_segment, keeping, meaning, tend
+from tests.log.tending import Meaning, fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
-    from taskq.log.requests import Delivery
-from tests.log.tending import Meaning
 
 _TIGHT: Final = keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None)
 

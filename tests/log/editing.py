@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Sequence
+from typing import Any
 
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, WAITING_STATES
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, Op
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-    from tests.log.world import Process
+from tests.log.world import Process
 
 
 def found(process: Process, job: int, **wish: Any) -> Edit:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taskq.calls.call import Options, make_call
 from taskq.core.flows import Policy
 from taskq.core.records import Flag
-from taskq.flows.plan import Chain, Group, Leaf, make_plan
-
-if TYPE_CHECKING:
-    from taskq.flows.plan import Node
+from taskq.flows.plan import Chain, Group, Leaf, Node, make_plan
 
 
 def call(name: str = "part") -> Any:

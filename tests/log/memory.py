@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from taskq.core.model import State
 from taskq.log.requests import Cancel
-
-if TYPE_CHECKING:
-    from tests.log.reference import Job, Reference
+from tests.log.reference import Job, Reference
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from taskq.core.errors import (
     DuplicateKey,
@@ -24,21 +25,15 @@ from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.selection import WaitingFilter, letters, waiting_page
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Withdrawal
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
+from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.editing import some_edit
 from tests.log.tending import FILLER, keeping, meaning, tend_a_while
 from tests.log.world import Process, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.config import LogConfig
-    from taskq.log.requests import Delivery
-    from taskq.log.state.facets import Facets
 
 ACTS: Final = 300
 HOUR: Final = 3_600

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.moments import STARVATION_NS
@@ -12,12 +13,8 @@ from taskq.core.folds.steps import Form, unpack_waits
 from taskq.core.kinds import OF_STEPS
 from taskq.core.model import PRIORITY_MAX, State
 from taskq.core.records import Cause, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from taskq.log.format.record import LogRecord
-    from taskq.log.state.facets import Facets
+from taskq.log.format.record import LogRecord
+from taskq.log.state.facets import Facets
 
 #: Jobs are dated to within so much.
 _STEP_NS: Final = STARVATION_NS // 64

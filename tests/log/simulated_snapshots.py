@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+import random
+from collections import Counter
+from collections.abc import Generator
+from typing import Final
 
 from taskq.core.errors import LogError
 from taskq.log.upkeep.snapshots import Snapshots
 from tests.log.told import check_same
+from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    import random
-    from collections import Counter
-    from collections.abc import Generator
-
-    from tests.log.world import Process, World
 
 _DONE: Final = object()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import (
     AppendFailed,
@@ -35,9 +36,11 @@ from taskq.log.requests import (
     Bundle,
     ClaimRequest,
     Delivery,
+    Done,
     Duplicate,
     EnqueueSpec,
     Op,
+    Request,
     Settlement,
 )
 from tests.log.memory import Memory, stays_cancelled
@@ -47,11 +50,6 @@ from tests.log.simulated_snapshots import Snapshooting
 from tests.log.simulated_uploads import Uploads
 from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.requests import Done, Request
 
 _PROCESSES_MAX: Final = 3
 _SPECS: Final = [

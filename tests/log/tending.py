@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Generator, Iterator
+from typing import Any, Final, TypeVar
 
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.steps import decode_step
+from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.log.state.facets import Facets
-    from tests.log.world import Process
+from tests.log.world import Process
 
 #: More steps than any of the tests needs.
 _STEPS_MAX: Final = 500_000

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-from taskq.core.folds.jobtable import META_BACK
+from taskq.core.folds.jobtable import META_BACK, JobTable
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
+from taskq.log.journal.journal import Journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.snapshots import Snapshots
-from tests.log.world import PLAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.folds.jobtable import JobTable
-    from taskq.log.journal.journal import Journal
-    from tests.log.world import Process, World
+from tests.log.world import PLAIN, Process, World
 
 _SPANS_NS: Final = (0, 10**9, 60 * 10**9, 3_600 * 10**9, 10**17)
 _OFFSET: Final = 2**32

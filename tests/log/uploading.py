@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pytest
+
+from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.log.inbox import writer as inbox
 from taskq.log.inbox.adopter import Adopter
+from taskq.log.inbox.manifest import Part
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish_with
-from taskq.log.requests import AdoptOrder
+from taskq.log.machine.ports import Disk
+from taskq.log.requests import AdoptOrder, EnqueueSpec
 from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pytest
-
-    from taskq.core.model import Extras
-    from taskq.log.inbox.manifest import Part
-    from taskq.log.machine.ports import Disk
-    from taskq.log.requests import EnqueueSpec
 
 INBOX: Final = f"{PATH}/inbox"
 _STEPS_MAX: Final = 100_000

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq.core.model import Durability
+from taskq.core.errors import TaskqError
+from taskq.core.model import Durability, Extras
 from taskq.core.records import Cause, Kind
+from taskq.core.views import JobView
 from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
+from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.record import LogRecord
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import (
+    ClaimRequest,
+    Delivery,
+    Duplicate,
+    EnqueueSpec,
+    Op,
+    Request,
+    Settlement,
+)
 from taskq.log.segments.segments import FLOOR
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
@@ -24,16 +37,6 @@ from taskq.testing.clock import FakeClock
 from tests.effort import every
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.peers import Neighbourhood
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras
-    from taskq.core.views import JobView
-    from taskq.log.commit.survey import BatchNeeds
-    from taskq.log.format.record import LogRecord
-    from taskq.log.requests import Delivery, Duplicate, Request
 
 PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tests.machine.machine import PLENTY_BYTES, Machine, PowerLost, ProcessKilled, parent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["CrashableDisk", "Machine", "PowerLost", "ProcessKilled"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    import random
+import random
+from typing import Final
 
 SECTOR_BYTES: Final = 512
 #: Earlier states of an unsynced sector or size that a crash may bring back.

@@ -6,13 +6,11 @@ import errno
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.core.values import NamedTuple
 from tests.machine.inode import SECTOR_BYTES, File
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Free bytes, and all bytes, of a disk that has no limit.
 PLENTY_BYTES: Final = 2**40

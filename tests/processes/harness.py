@@ -14,25 +14,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import pytest
 
 from taskq.core.model import Durability
+from taskq.core.records import Kind
 from taskq.log.config import LogConfig
+from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.story import records
-from taskq.log.store.store import open_store
+from taskq.log.store.store import Store, open_store
 from tests.processes.warm import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.records import Kind
-    from taskq.log.format.record import LogRecord
-    from taskq.log.store.store import Store
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 #: What holds in one mode by default holds in the other as a torture.

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq import State, TaskLog, TaskQ
 from taskq.connection.settings import HubSettings
@@ -36,12 +36,9 @@ from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import Synced, sync
 from tests.processes.harness import log_records
 from tests.processes.hub_matrix import content_of
-
-if TYPE_CHECKING:
-    from taskq_plugins.hub.sync import Synced
 
 _DEVICE: Final = "edge-7"
 _SMALL: Final = 64 * 1024

@@ -16,10 +16,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from examples.hub.line import BadLine, HubProcess
-from taskq import State, TaskLog, TaskQ
+from taskq import JobHandle, State, TaskLog, TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import JobError, LogError
 from taskq.log.read.reader import LogReader
@@ -27,9 +27,6 @@ from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
-
-if TYPE_CHECKING:
-    from taskq import JobHandle
 
 _OF_PROCESS: Final = 25
 _DROPS: Final = 0.05

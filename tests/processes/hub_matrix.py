@@ -30,8 +30,9 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import uvicorn
 
@@ -52,9 +53,6 @@ from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import is_readable, log_records
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _DEVICE, _OTHER = "edge-7", "edge-8"
 _SMALL: Final = 64 * 1024

@@ -22,16 +22,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from taskq import TaskLog
 from taskq.core.errors import LogError
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import eventually, is_readable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Who has the log, and who wants it.
 VICTIM, NEIGHBOUR = "daemon", "nobody"

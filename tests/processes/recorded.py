@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.values import NamedTuple
 from taskq.log.machine.door import make_directory
@@ -23,9 +24,6 @@ from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine
 from tests.machine.machine import parent
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Where those answers stand that a program was given; no part of its log.
 ANSWERS: Final = PATH + ".answers"

@@ -11,8 +11,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +26,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
 from tests.processes.harness import Child
 from tests.processes.neighbour import ATTACKS, NOT_BY_MODE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 AM_ROOT = os.geteuid() == 0

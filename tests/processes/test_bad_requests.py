@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from taskq.log.store.port import ThreadPort
 from tests.processes.harness import Pause, log_records, of_kind, open_here, put
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from taskq.log.requests import Delivery
-    from taskq.log.store.port import ThreadPort
 
 SPEC = EnqueueSpec()
 

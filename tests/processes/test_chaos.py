@@ -5,22 +5,18 @@ from __future__ import annotations
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq.core.kinds import after, legal
 from taskq.core.model import LIVE_STATES, Durability, State
 from taskq.core.records import Cause, Kind
+from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Settlement
 from tests.log.told import fold_of, told
 from tests.processes.harness import Child, eventually, log_records, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.format.record import LogRecord
 
 pytestmark = pytest.mark.disk
 PROCESSES = 3

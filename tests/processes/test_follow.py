@@ -5,23 +5,18 @@ from __future__ import annotations
 import random
 import struct
 import time
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.machine.ports import INTEREST_GROWTH
-from taskq.log.requests import ClaimRequest, EnqueueSpec
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Item
 from taskq.reading.stream import COMMIT_RECORDS_MAX
 from tests.effort import grows, some
 from tests.processes.harness import Child, eventually, log_records, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.requests import Item
 
 SLOT = struct.Struct("<QB7x")
 ROUNDS = 60

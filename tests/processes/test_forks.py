@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from taskq.core.records import Kind
 from taskq.log.machine.peers import owner_alive
 from tests.effort import grows, some
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOW = ["os", "fork", "spawn"]
 #: Forks at so many moments.

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import TaskQ
+from taskq import JobHandle, TaskQ
 from taskq.core.model import State
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_lost_worker import view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 
 def start_guard(

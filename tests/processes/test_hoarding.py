@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from taskq import JobHandle, TaskQ
 from taskq.core.records import Kind
 from tests.processes.harness import eventually, log_records
 from tests.processes.test_guard import opened, start_guard
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import JobHandle, TaskQ
 
 SLOTS = 2
 HELD_SECONDS_MAX = 1.0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @grows

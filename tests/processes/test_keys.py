@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from taskq.core.records import Kind
 from taskq.log.requests import Duplicate, EnqueueSpec
 from tests.log.reference import Reference
 from tests.processes.harness import MODES, Child, log_records, of_kind, open_here
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEYS = 60
 PROCESSES = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +13,13 @@ from taskq import TaskLog
 from taskq.core.errors import UploadDamaged, UsageError
 from taskq.core.model import Extras
 from taskq.core.records import Kind
+from taskq.log.inbox.manifest import Part
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.story import records
 from tests.processes.harness import Child, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.inbox.manifest import Part
 
 TAIL = encode_tail(EnqueueSpec(attempts=0))
 

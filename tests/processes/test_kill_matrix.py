@@ -7,16 +7,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq import JobHandle
 from taskq.core.model import State
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_lost_worker import TAKEOVER_SECONDS, enqueue, view
-
-if TYPE_CHECKING:
-    from taskq import JobHandle
 
 EXECUTORS = ("async", "thread", "process")
 #: These few run always, so that each executor, moment and successor is among them.

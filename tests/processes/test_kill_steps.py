@@ -16,22 +16,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.records import Cause, Kind
 from taskq.durable.attempt import Run
 from taskq.log.format.flows import takes_of
+from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
 from tests.effort import every, grows, some
 from tests.processes.harness import STEP_SECONDS, Child, eventually, log_records
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from taskq.log.format.record import LogRecord
 
 pytestmark = grows
 JOBS: Final = 12

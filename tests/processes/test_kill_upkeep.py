@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.state.facets import Facets
 from taskq.log.store.store import open_store
 from tests.processes.harness import Child
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Run:

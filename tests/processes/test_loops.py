@@ -6,17 +6,14 @@ import asyncio
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.errors import LogClosed
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.store.store import Store
 from tests.processes.harness import open_here, put
-
-if TYPE_CHECKING:
-    from taskq.log.store.store import Store
 
 SPEC = EnqueueSpec()
 #: More answers than a loop gets before the log gives it a pipe of its own.

@@ -6,22 +6,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from taskq import TaskQ
+from taskq import JobHandle, TaskQ
 from taskq.core.model import State
+from taskq.core.views import JobView
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import SCRIPTS, Child, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq import JobHandle
-    from taskq.core.views import JobView
 
 #: A dead worker's job is taken over within this time of its death, or of the next worker's start.
 TAKEOVER_SECONDS = 1.0

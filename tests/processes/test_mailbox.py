@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,8 @@ from taskq.core.errors import LogClosed
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from tests.processes.harness import Child, Pause, log_records, of_kind, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.requests import Delivery
 
 SPEC = EnqueueSpec()
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from taskq.core.model import Durability
 from taskq.core.records import Kind
+from taskq.log.format.record import LogRecord
 from tests.effort import grows, some
 from tests.processes.harness import MODES, Child, log_records, of_kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.core.model import Durability
-    from taskq.log.format.record import LogRecord
 
 PRODUCERS = 4
 #: What is promised on a machine of its own; ``-s`` prints the figures.

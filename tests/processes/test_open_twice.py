@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from taskq.log.store import thread as storage
 from taskq.log.store.store import open_store
 from tests.effort import every, grows
 from tests.processes.harness import Child, Pause, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = EnqueueSpec()
 

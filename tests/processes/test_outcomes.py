@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.commit import waiters as watchers
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Outcome, Settlement
 from taskq.log.state.facets import Facets
 from tests.processes.harness import Pause, log_records, of_kind, open_here, put
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    import pytest
-
-    from taskq.log.requests import Outcome
 
 
 def fail(*_: object) -> None:

@@ -6,17 +6,14 @@ import json
 import os
 import struct
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 SLOT = struct.Struct("<QB7x")
 

@@ -10,8 +10,9 @@ import hashlib
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -21,9 +22,6 @@ from taskq.log.machine.disk import LocalDisk
 from tests.effort import grows, some
 from tests.log.world import PATH
 from tests.processes.recorded import ANSWERS, Call, record, replayed, written_out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="macOS has no LD_PRELOAD"),

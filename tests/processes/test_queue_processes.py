@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.records import Kind
 from taskq.errors import JobFailed
 from tests.processes.harness import SCRIPTS, Child, eventually, log_records, of_kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LETTERS = 96
 

@@ -6,15 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="macOS has no LD_PRELOAD"),

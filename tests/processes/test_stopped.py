@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +18,9 @@ from taskq.log.config import LogConfig
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store.store import open_store
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from taskq.log.store.store import Store, open_store
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from taskq.log.requests import Delivery
-    from taskq.log.store.store import Store
 
 SPEC = EnqueueSpec()
 LIMIT_SECONDS = 0.5

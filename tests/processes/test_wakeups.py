@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +15,6 @@ from taskq.core.records import Kind
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from tests.processes.harness import Child, eventually, open_here, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLOT = struct.Struct("<QB7x")
 ROUNDS = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from taskq import TaskQ
 from taskq.core.model import State
 from tests.processes.harness import Child, eventually
 from tests.processes.test_lost_worker import enqueue, start_worker, view
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: An idle worker has nothing to drain.
 STOP_SECONDS = 5.0

@@ -25,11 +25,9 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 _NUMBER: Final = struct.Struct("<i")

@@ -8,8 +8,8 @@ import signal
 import socket
 import sys
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -21,13 +21,9 @@ from taskq.cli.main import main
 from taskq.errors import TaskqError
 from taskq.extras import missing
 from taskq_plugins.prometheus.serving import registry_of, serve, text_of, worker_metrics
+from taskq_workers import JobFinished
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_lost_worker import enqueue, start_worker, view
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_workers import JobFinished
 
 #: A sample: its name, and its labels in order.
 Key = tuple[str, ...]

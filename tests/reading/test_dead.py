@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.errors import JobNotFound, NotDead, UsageError, WrongLog
 from taskq.log.requests import LETTERS_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: More than two slices.
 MANY = 2 * LETTERS_MAX + 345

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,7 @@ from taskq import Put, State, TaskLog, TaskQ
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import UsageError
 from taskq.reading.replay import REPLAY_HEADER
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.views import JobView
+from taskq.views import JobView
 
 
 async def one_of_each(log: TaskLog) -> dict[str, str]:

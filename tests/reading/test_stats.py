@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.errors import DiskFull, UsageError
 from taskq.views import EngineStats, LogStats, QueueStats, Spread
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _MORE_THAN_ANY_DISK_HAS = 2**60
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import Put, Record, TaskLog, TaskQ
+from taskq import Put, Record, Stream, TaskLog, TaskQ
 from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import records
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Stream
 
 
 async def read(stream: Stream) -> list[Record]:

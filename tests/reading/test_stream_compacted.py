@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from taskq import Put, State, TaskLog
+from taskq import Put, Record, State, Stream, TaskLog
 from taskq.errors import ReaderFellBehind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.reading.replay import REPLAY_HEADER
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Record, Stream
 
 
 async def read(stream: Stream) -> list[Record]:

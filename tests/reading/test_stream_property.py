@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
-from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import records
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    import pytest
-
-    from taskq.log.format.record import LogRecord
 
 #: (what, how many, how large)
 STEPS = st.lists(

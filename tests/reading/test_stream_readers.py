@@ -7,11 +7,12 @@ import contextlib
 import gc
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import Put, TaskLog
+from taskq import Put, Record, Stream, TaskLog
 from taskq.errors import (
     LogDamaged,
     LogError,
@@ -23,11 +24,6 @@ from taskq.errors import (
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, Position, read_position, reader_positions
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import Record, Stream
 
 
 class Failed(Exception):

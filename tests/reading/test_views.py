@@ -6,7 +6,8 @@ import json
 import os
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, TypeAdapter
@@ -18,9 +19,6 @@ from taskq.errors import JobFailed, JobNotFound, UsageError, WrongLog
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.views import AttemptView, JobView
 from tests.cli.helpers import taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def send(to: str, count: int = 1, *rest: int) -> list[int]:

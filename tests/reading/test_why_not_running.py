@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from taskq import TaskLog, TaskQ
 from taskq.core.why import Why
 from taskq.errors import JobNotFound, WrongLog
 from taskq.log.read import why as asking
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from random import Random
+from typing import cast
 
+from taskq.log.requests import Delivery, EnqueueSpec, Settlement
 from taskq_workers.logpart import LogPart
 from taskq_workers.pool import Worker
+from tests.workers.fakes import FakeApp
 from tests.workers.slots.resting import App, Jobs, Log, Schedule
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from taskq.log.requests import Delivery, EnqueueSpec, Settlement
-    from tests.workers.fakes import FakeApp
 
 
 class TaggedLog(Log):

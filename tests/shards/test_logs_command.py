@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from taskq.app.logs import over
 from tests.cli.helpers import taskq, taskq_json
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOGS = ("a", "b", "c")
 TAKEOVER_SECONDS = 1.0

@@ -6,9 +6,11 @@ import asyncio
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -24,10 +26,6 @@ from tests.effort import grows, some
 from tests.shards.resting_logs import ManySchedule, TaggedLog
 from tests.shards.shares import Run
 from tests.workers.slots.resting import App, make_deterministic, run_seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:

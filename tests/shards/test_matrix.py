@@ -6,7 +6,9 @@ A command or method that is new fails here until it has a row.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import pytest
@@ -16,10 +18,6 @@ from taskq import JobHandle, Shards, TaskQ, current_job, group
 from taskq.cli.main import BUILT_IN, main
 from taskq.errors import UsageError, WrongLog
 from taskq.flows.handle import FlowHandle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECONDS: Final = 20
 REFUSAL: Final = "has 2 shards, and this is asked of one log: name it, such as -d "

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 from collections import defaultdict
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +19,6 @@ from taskq.errors import DuplicateKey, UsageError, WrongLog
 from taskq.shards.layout import FILE
 from taskq.testing import Sandbox
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def sharded(path: Path, bits: int = 2, **options: Any) -> TaskQ:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq import Discard, State, TaskQ, chain, chord, current_job, retry
+from taskq.app.tasks import Task
 from taskq.errors import JobFailed, UsageError
 from taskq.log.read.reader import LogReader
 from taskq.log.read.walks import entries
@@ -23,11 +25,6 @@ from taskq.testing import (
 from taskq.testing import sandbox as sandboxes
 from taskq.testing.clock import START_SECONDS, TravelClock, use_clock
 from taskq_workers.pool import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.app.tasks import Task
 
 
 class _Shop:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pyte
 import pytest
@@ -22,15 +24,9 @@ from taskq import State, TaskLog, TaskQ, progress
 from taskq.log.read.reader import LogReader
 from taskq_plugins.top.drawing import draw, spark
 from taskq_plugins.top.screen import Act, Screen
-from taskq_plugins.top.seen import Watcher
+from taskq_plugins.top.seen import Picture, Watcher
 from tests.cli.helpers import taskq
 from tests.processes.harness import is_readable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq_plugins.top.seen import Picture
 
 #: How long a terminal may take to show what is waited for; a busy machine is slow to start Python.
 PATIENCE_SECONDS: Final = 40.0

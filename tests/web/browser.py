@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import httpx
@@ -11,10 +13,6 @@ import httpx
 from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import Keys
 from taskq_plugins.web.site import make_site
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 HOST: Final = "127.0.0.1:8321"
 ORIGIN: Final = f"http://{HOST}"

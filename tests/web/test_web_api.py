@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from taskq import TaskQ, retry
 from tests.web.browser import browser, program, stranger
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
 
 import anyio.to_thread
 import pytest
@@ -18,9 +20,6 @@ from tests.web.visit import EVIL_HOST, Visit, faults, needs_chromium, visited
 
 api = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 PAGES: Final = (
     "/",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from taskq import TaskQ, progress
@@ -15,11 +16,6 @@ from taskq.engine import LogReader
 from taskq_plugins.web.showing import code_of
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, ids, send_form, shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
 
 
 @pytest.fixture

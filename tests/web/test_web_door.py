@@ -10,9 +10,10 @@ import stat
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from http.cookies import SimpleCookie
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -30,10 +31,6 @@ from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import FILE, Keys, kept_root
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ANYWHERE = str(IPv4Address(0))
 EVIL = "<script>alert(1)</script>\"'&--><img src=x onerror=alert(1)>"

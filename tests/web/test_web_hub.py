@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
@@ -14,9 +14,6 @@ from taskq_plugins.web.site import make_hub
 from tests.hub.place import DEVICE
 from tests.hub.place import Place as HubPlace
 from tests.web.browser import HOST, ORIGIN, running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> None:

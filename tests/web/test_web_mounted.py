@@ -8,24 +8,21 @@ import os
 import re
 import sys
 import urllib.request
-from datetime import date  # noqa: TC003 - read by the task
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount
 
 from taskq import TaskQ
 from taskq_plugins.web.mount import taskq_web, worker_page
 from tests.processes.harness import Child
 from tests.web.test_web_pages import forms, send_form
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from starlette.requests import Request
 
 HOST: Final = "http://shop.example"
 APP: Final = """

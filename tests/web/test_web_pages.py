@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import anyio
+import httpx
 import pytest
 
 from taskq import TaskQ, chord, progress
@@ -17,11 +19,6 @@ from taskq.core.errors import JobFailed, command
 from taskq_plugins.web.pages import _inside
 from tests.web.browser import ORIGIN, browser, program
 from tests.web.test_web_api import get, made
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
 
 NAME = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
 EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\x1b[31m"

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,10 +18,6 @@ from taskq_plugins.web import mount
 from taskq_plugins.web.door import Place
 from taskq_plugins.web.keys import Keys
 from taskq_plugins.web.site import make_site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HALVES = {
     "nothing": b"",

@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio.to_thread
 import pytest
@@ -22,8 +23,6 @@ from tests.web.visit import Visit, faults, needs_chromium, visited
 
 api = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
 
-if TYPE_CHECKING:
-    from collections import Counter
 
 HERE: Final = Path(__file__).parent
 JOBS: Final = 22_000

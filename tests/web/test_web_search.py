@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
-from taskq import TaskQ, retry
+from taskq import JobHandle, TaskQ, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
 from taskq_plugins.looks.reading import Looks
@@ -16,12 +17,6 @@ from taskq_plugins.web import acts, search
 from taskq_plugins.web.search import Search, find_jobs, job_named
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, send_form, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 COUNT = 30
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from taskq import TaskQ
 from tests.web.browser import browser, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HIDDEN: Final = "hunter2"
 PAYLOAD: Final[dict[str, Any]] = {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from taskq import TaskQ, durable, retry
 from tests.web.browser import browser, program
 from tests.web.test_web_api import get
 from tests.web.test_web_pages import shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_steps_are_told_with_state_times_attempt_and_value(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -21,9 +22,6 @@ from taskq.log.read.reader import LogReader
 from taskq.reading.looking import look_at_records
 from taskq.reading.record import Choice
 from tests.processes.harness import Child
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WORKER: Final = Path(__file__).parents[2] / "examples" / "js_worker" / "worker.mjs"
 

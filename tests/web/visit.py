@@ -6,16 +6,14 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio.to_thread
 import pytest
 
 from tests.processes.harness import Child
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
 #: ``npm install --prefix node axe-core`` makes it.

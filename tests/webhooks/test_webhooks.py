@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,10 +18,6 @@ from taskq import DeadLetter, TaskQ, retry
 from taskq.errors import UsageError
 from taskq.shards.layout import Shards
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SECRET = "whsec_" + "QUJD" * 8
 URL = "https://example.invalid/hook"

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import threading
-from datetime import datetime  # noqa: TC003 - a task's annotation
+from datetime import datetime
 from pathlib import Path
 
 from taskq import SoftTimeout, TaskQ, current_job, retry

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from taskq import Inject, TaskQ, injected
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 app = TaskQ("unused", durability="os")
 #: Longer than a child without lifespans gets to end.

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,10 +22,6 @@ from taskq import State, TaskQ
 from taskq.cli.main import main
 from taskq.log.read.reader import LogReader
 from tests.processes.warm import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECONDS = 30
 

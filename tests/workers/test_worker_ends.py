@@ -8,32 +8,25 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from anyio import CancelScope, sleep_forever
+from anyio.abc import TaskStatus
 
-from taskq import TaskQ
+from taskq import DeadLetter, TaskQ
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.core.views import Serving
 from taskq.errors import LogGone
 from taskq.log.commit.committer import LOOK_AROUND_NS
+from taskq.log.store.store import Store
 from taskq_workers import Worker
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from anyio.abc import TaskStatus
-
-    from taskq import DeadLetter
-    from taskq.log.store.store import Store
-    from tests.workers.fakes import FakeApp
-
+from tests.workers.fakes import FakeApp
 
 SECONDS = 30
 

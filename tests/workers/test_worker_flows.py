@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -10,9 +11,6 @@ from taskq import Failed, State, TaskQ, chain, chord, current_job, group, retry
 from taskq.errors import JobCancelled, JobFailed
 from taskq.flows import inputs
 from taskq.views import FlowProgress
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS: Final = 30
 

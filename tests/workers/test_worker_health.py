@@ -7,22 +7,18 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
+from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.log.config import LogConfig
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.upkeep import health
 from taskq.log.upkeep.health import check_health
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from taskq import TaskQ
 
 
 def found(path: Path, config: LogConfig | None = None) -> dict[str, bool]:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from anyio.lowlevel import checkpoint
@@ -19,20 +21,14 @@ from taskq.errors import (
     LogLocked,
     PayloadTooLarge,
     StaleDelivery,
+    TaskqError,
     UsageError,
 )
-from taskq.log.requests import Delivery
+from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq_workers import Worker, pool
 from taskq_workers.runs.threads import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import pace
-
-if TYPE_CHECKING:
-    from asyncio import Future
-    from collections.abc import Callable
-
-    from taskq.errors import TaskqError
-    from taskq.log.requests import Answer, ClaimRequest, Settlement
-    from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp
 
 
 def hold(fake: FakeApp) -> tuple[Any, asyncio.Event, asyncio.Event]:

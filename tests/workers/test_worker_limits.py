@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
+from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.core.errors import UsageError
 from taskq.core.model import State
 from taskq.core.why import Why
 from taskq_workers.pool import Worker
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 
 async def test_no_more_jobs_of_a_key_run_at_a_time_and_why_names_those_that_do(app: TaskQ) -> None:

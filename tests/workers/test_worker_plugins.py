@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Iterable
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import DeadLetter, JobContext, TaskQ
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from pathlib import Path
 
 TOLD: list[str] = []
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from taskq import TaskQ, current_job, progress, progress_sync, retry
+from taskq import JobHandle, TaskQ, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
 from taskq.core.views import ProgressView
 from taskq.errors import UsageError
@@ -21,13 +22,8 @@ from taskq.log.machine.peers import PROGRESS
 from taskq.log.machine.progress import JOBS_MAX, ProgressBoard
 from taskq.log.read.reader import open_journal
 from taskq.log.read.why import find_progress
+from taskq.views import Progress
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq import JobHandle
-    from taskq.views import Progress
 
 
 async def told(job: JobHandle[Any], message: str) -> Progress:

@@ -6,18 +6,16 @@ import asyncio
 import importlib
 import itertools
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq import State, TaskQ
 from taskq.conditions import condition
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SECONDS = 30
 _NUMBERS = itertools.count()

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from taskq import State, TaskQ
+from taskq import JobHandle, State, TaskQ
 from taskq.app.logs import over
 from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.inbox import PartWriter, encode_tail, publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 KEEP_BYTES = 8 * SEGMENT_BYTES_MIN
 SECONDS = 30

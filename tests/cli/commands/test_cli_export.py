@@ -7,7 +7,8 @@ import base64
 import builtins
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -16,9 +17,6 @@ from taskq import TaskLog
 from taskq.arrow import DETAILS
 from taskq.extras import install_line
 from tests.cli.helpers import Sample, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def lines(*arguments: object) -> list[dict[str, Any]]:

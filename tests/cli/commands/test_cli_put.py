@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from taskq import TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import SpillMissing
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def put(path: Path, *arguments: str, data: bytes | None = None) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import TaskLog
 from tests.cli.helpers import state, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def _fill(path: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +19,6 @@ from taskq.errors import JobFailed
 from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 from tests.programs import run_taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.helpers import Sample
-
 
 #: Commands that make no log where there is none.
 ON_A_LOG = (

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import TaskLog
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def _fill(path: Path) -> None:

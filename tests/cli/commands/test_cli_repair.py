@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import TaskLog
 from tests.cli.helpers import Sample, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.cli.helpers import Sample, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -8,19 +8,15 @@ import shutil
 import stat
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from taskq import TaskLog, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.excerpt import excerpt
-
-if TYPE_CHECKING:
-    from click.testing import Result
 
 SECONDS = 30
 PRIVATE = "the patient is well"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import TaskQ
 from taskq_workers.services.scheduler import Scheduler
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def _enrol(path: Path) -> None:

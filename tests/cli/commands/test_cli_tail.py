@@ -8,16 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.cli.helpers import Sample, taskq
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASKQ = (sys.executable, "-m", "taskq")
 #: A busy machine's patience for a process to start and tell something.

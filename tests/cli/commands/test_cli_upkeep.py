@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import Put, TaskLog, TaskQ
+from taskq.connection.logoptions import LogOptions
 from taskq.errors import UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.cli.helpers import taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.connection.logoptions import LogOptions
 
 
 @pytest.mark.parametrize(

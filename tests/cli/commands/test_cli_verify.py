@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.cli.helpers import Sample, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def damaged(sample: Sample, tmp_path: Path) -> Path:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import TaskLog, TaskQ
+from taskq import JobHandle, TaskLog, TaskQ
 from tests.cli.helpers import Sample, taskq, taskq_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 
 @pytest.mark.parametrize(

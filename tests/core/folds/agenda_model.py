@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 @dataclass(slots=True, kw_only=True)

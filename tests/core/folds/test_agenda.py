@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.carried import apply_requeued, forget_dead
 from taskq.core.folds.jobtable import META_EXPIRES, RUN_MIN
+from taskq.core.folds.lanes import Lane
 from taskq.core.folds.resuming import apply_step
 from taskq.core.kinds import TRANSITIONS, after
 from taskq.core.model import ATTEMPTS_MAX, State
@@ -16,9 +15,6 @@ from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
 from tests.core.frozen import picture
-
-if TYPE_CHECKING:
-    from taskq.core.folds.lanes import Lane
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND

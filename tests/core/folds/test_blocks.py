@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from taskq.core.folds import blocks
 from taskq.core.folds.blocks import SortedBlocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LARGEST = 2**64 - 1
 KEYS = st.integers(0, 12) | st.integers(0, LARGEST)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -15,9 +15,6 @@ from taskq.core.errors import UsageError
 from taskq.core.folds import dedup
 from taskq.core.folds.dedup import Dedup, key_hash
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Few values, so that hashes collide; neighbours at both ends; and any.
 HASHES = st.integers(1, 30) | st.integers(2**64 - 5, 2**64 - 1) | st.integers(1, 2**64 - 1)

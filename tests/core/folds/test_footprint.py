@@ -5,24 +5,20 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.folds.lanes import Lane
 from taskq.core.folds.resuming import apply_waiting
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.records import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.folds.lanes import Lane
 
 JOBS = 20_000
 NOW = 10**18

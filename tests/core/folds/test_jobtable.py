@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from taskq.core.folds import jobtable
 from taskq.core.folds.jobtable import JobTable
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK = 32
 ADD = st.tuples(st.just("add"), st.integers(1, 3))

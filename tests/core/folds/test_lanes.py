@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,6 @@ from taskq.core.folds import blocks, lanes
 from taskq.core.folds.blocks import NO_JOB
 from taskq.core.folds.lanes import Family, Lane
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
 RUN = st.tuples(st.just("push run"), st.integers(0, 13), st.just(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from taskq.core.folds import blocks
 from taskq.core.folds.blocks import Returned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JOBS = st.integers(1, 40)
 MOMENTS = st.integers(0, 30)

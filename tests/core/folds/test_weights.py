@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.lanes import Lane
 from taskq.core.folds.taking import WEIGHT_MAX, Weights
-
-if TYPE_CHECKING:
-    from taskq.core.folds.lanes import Lane
 
 
 class Filled:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from taskq.core.model import State
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from tests.log.world import PATH
-
-if TYPE_CHECKING:
-    from taskq.core.model import State
-    from taskq.log.requests import Op, Request
-    from tests.log.world import World
+from taskq.log.requests import Op, Request
+from tests.log.world import PATH, World
 
 MIN_FREE: Final = 100_000
 RESERVE: Final = 40_000

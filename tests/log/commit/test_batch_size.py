@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -12,11 +12,17 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.format import codec
-from taskq.log.requests import Bundle, ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import (
+    Bundle,
+    ClaimRequest,
+    Delivery,
+    EnqueueSpec,
+    Item,
+    Op,
+    Request,
+    Settlement,
+)
 from tests.log.world import PLAIN, Process, World
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Delivery, Item, Request
 
 _BIG: Final = bytes(PAYLOAD_BYTES_MAX)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import AppendFailed
 from taskq.core.model import Extras
 from taskq.core.records import Kind
-from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.requests import ClaimRequest, Op, Request, Settlement
 from tests.log.world import PLAIN, World
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Request
 
 _ROOM: int = 10_000_000
 

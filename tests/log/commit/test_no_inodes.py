@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,14 +20,8 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import open_store
 from taskq.log.upkeep.health import check_health
-from tests.log.world import SMALL, World
+from tests.log.world import SMALL, Process, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.log.world import Process
 
 _PLENTY: Final = 10_000
 _SECONDS: Final = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,10 +19,7 @@ from tests.log.commit.full_disks import (
     reserve_size,
     state,
 )
-from tests.log.world import PATH, PLAIN, World
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
+from tests.log.world import PATH, PLAIN, Process, World
 
 
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:

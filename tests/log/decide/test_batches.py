@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq.core.errors import TaskqError
 from taskq.core.model import Extras
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.decide.runs import together
 from taskq.log.machine.ports import INTEREST_OUTCOME
-from taskq.log.requests import EnqueueSpec, Op, Plain, Settlement
+from taskq.log.requests import Delivery, EnqueueSpec, Item, Op, Plain, Settlement
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.core.errors import TaskqError
-    from taskq.log.requests import Delivery, Item
 
 
 def _never(item: Settlement, error: TaskqError) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,13 +10,9 @@ from taskq.core.errors import JobCancelled
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.decide.cancel import is_asked
-from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op
+from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op
 from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq.core.errors import JobNotFound, KeyHeld, NotDead, UsageError
+from taskq.core.errors import JobNotFound, KeyHeld, NotDead, TaskqError, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import QueueStats
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
-from tests.log.world import PLAIN, SMALL, World
-
-if TYPE_CHECKING:
-    from taskq.core.errors import TaskqError
-    from taskq.log.requests import Outcome
-    from tests.log.world import Process
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Outcome
+from tests.log.world import PLAIN, SMALL, Process, World
 
 MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
 ALL = 2**62

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from taskq import DeadLetter
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import ClaimRequest, Ended, EnqueueSpec, Op, Settlement
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq import DeadLetter
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 TELL = EnqueueSpec(task="tell")
 ONCE = EnqueueSpec(attempts=1, task="mail")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.folds import taking
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.decide import cancel
 from taskq.log.read.listing import tell_jobs
@@ -17,11 +18,7 @@ from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.effort import grows, some
 from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 pytestmark = grows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -11,20 +11,15 @@ from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
-from taskq.flows.plan import Chain, Group
+from taskq.flows.plan import Chain, Group, Node
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
-from taskq.log.requests import Op, Settlement
+from taskq.log.requests import Delivery, Op, Settlement
 from tests.effort import grows, some
 from tests.log.flowing import chord, items_of, leaf, step
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import World
+from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.flows.plan import Node
-    from taskq.log.requests import Delivery
-    from tests.log.world import Process
 
 pytestmark = grows
 

@@ -5,7 +5,9 @@ A batch does a bounded part of what falls due at once; whoever claims waits for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
 
 import pytest
 
@@ -15,13 +17,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.log.decide import cancel
 from taskq.log.decide import claim as claiming
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 _HOUR_NS: Final = 3_600 * SECOND_NS
 _FIRST: Final = EnqueueSpec("first", "run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import ClaimRequest, Delivery, Op
 from taskq.log.store.patience import seconds_until_due
-
-if TYPE_CHECKING:
-    from tests.log.world import Process, World
+from tests.log.world import Process, World
 
 LEASE = 30
 

@@ -7,11 +7,13 @@ that decide under limits, one that folds what compaction left, and one that begi
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
 from taskq.core.flows import Policy
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.folds.queues import GONE
@@ -22,6 +24,7 @@ from taskq.flows.plan import Chain, Group
 from taskq.log.commit import chores as errand
 from taskq.log.requests import (
     ClaimRequest,
+    Delivery,
     EnqueueSpec,
     Enrolment,
     Op,
@@ -30,6 +33,7 @@ from taskq.log.requests import (
     Turn,
     Withdrawal,
 )
+from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy
 from tests.core.frozen import Columns
@@ -37,15 +41,8 @@ from tests.effort import grows, some
 from tests.log.flowing import items_of, leaf, step
 from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
 from tests.log.tending import FILLER
+from tests.log.world import Process
 from tests.machine.crashable import ProcessKilled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.log.requests import Delivery
-    from taskq.log.state.facets import Facets
-    from tests.log.world import Process
 
 HOUR_NS: Final = 3_600 * SECOND_NS
 #: What a killed process left half done cannot be closed.

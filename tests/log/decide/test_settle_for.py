@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.errors import UsageError
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.core.views import JobView
 from taskq.log.requests import Ended, EnqueueSpec, Op
 from tests.log.tending import meaning
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
 
 _QUEUE: Final = "to:edge-7"
 _SPEC: Final = EnqueueSpec(_QUEUE, "photos.send")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,22 +16,17 @@ from taskq.core.records import STEPS_FEATURE, Cause, Flag, Kind
 from taskq.log.config import QueuePolicy
 from taskq.log.decide import steps as decided
 from taskq.log.decide.steps import NewSignal, NewStep
+from taskq.log.format.steps import Stepped
 from taskq.log.read.flows import look_at_steps
 from taskq.log.read.selection import letters
-from taskq.log.read.timeline import steps_of
-from taskq.log.requests import EnqueueSpec, Op, Trait
+from taskq.log.read.timeline import StepView, steps_of
+from taskq.log.requests import Delivery, EnqueueSpec, Op, Trait
 from taskq.log.segments import identity
+from taskq.log.state.facets import Sight
 from taskq.log.state.story import read_story
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.told import check_same, write
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.log.format.steps import Stepped
-    from taskq.log.read.timeline import StepView
-    from taskq.log.requests import Delivery
-    from taskq.log.state.facets import Sight
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 
 def claim(process: Process) -> Delivery:

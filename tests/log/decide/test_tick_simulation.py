@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import random
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.format.frames import Cursor
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import records
 from taskq.schedules.times import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
 from tests.log.tending import keeping, tend
-from tests.log.world import World
+from tests.log.world import Process, World
 from tests.machine.machine import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.log.format.frames import Cursor
-    from tests.log.world import Process
 
 SPEC: Final = EnqueueSpec(task="report")
 BULK: Final = EnqueueSpec("bulk")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskq.core.errors import FormatError, UsageError
@@ -12,13 +10,9 @@ from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
-from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
+from taskq.log.requests import EnqueueSpec, Enrolment, Item, Op, Steer, Turn
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Item
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 SPEC = EnqueueSpec("mail", "report")
 RULE = Enrolment("nightly", b"cron 0 0 * * * UTC", b"{}")

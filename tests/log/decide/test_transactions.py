@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,13 +16,9 @@ from taskq.core.errors import (
 )
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.requests import Bundle, Cancel, Op, Settlement
+from taskq.log.requests import Bundle, Cancel, Delivery, Done, Op, Settlement
 from tests.effort import every, grows, some
-from tests.log.world import PATH, PLAIN, World, cuts
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Delivery, Done
-    from tests.log.world import Process
+from tests.log.world import PATH, PLAIN, Process, World, cuts
 
 pytestmark = grows
 

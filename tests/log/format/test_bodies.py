@@ -9,7 +9,8 @@ import random
 import re
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zstandard
@@ -28,9 +29,6 @@ from taskq.log.format.bodies import (
     decompress,
     original_size,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TEXT = b'{"name": "value", "number": 12345}' * 100
 WAYS: list[tuple[Compression, int]] = [("zlib", int(Flag.ZLIB)), ("zstd", int(Flag.ZSTD))]

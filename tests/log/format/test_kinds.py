@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -29,9 +30,6 @@ from taskq.log.state.fold_rare import Watch
 from taskq.log.state.story import Story
 from tests.log.golden.write import HERE
 from tests.tables import ROOT, specified
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Source files that may know a kind by its name.
 FILES_MAX: Final = 10

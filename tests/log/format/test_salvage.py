@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import zlib
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import Buffer
 
 from taskq.core.records import Cause, Kind
 from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
-
-if TYPE_CHECKING:
-    import random
-
-    from typing_extensions import Buffer
 
 _FIRST = 2**32 - 20  # the seeds of the records' CRCs begin anew among them
 

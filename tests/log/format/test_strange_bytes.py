@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -15,9 +16,6 @@ from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.read.reader import LogReader
 from tests.log.world import PATH, SMALL, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _FIRST: Final = f"{PATH}/log/00000000000000000001.log"
 _HUGE: Final = 2**32 - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.testing.clock import FakeClock
 from tests.log.golden.write import EXPECTED, HERE, said
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))
 

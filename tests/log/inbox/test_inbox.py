@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.errors import LogError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.inbox.directory import Inbox
+from taskq.log.inbox.manifest import Part
 from taskq.log.inbox.parts import PartFile
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend
@@ -28,12 +30,6 @@ from tests.log.uploading import (
 )
 from tests.log.world import PATH, SMALL, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.format.notes import UploadProgress
-    from taskq.log.inbox.manifest import Part
 
 
 def progress(world: World) -> list[UploadProgress]:

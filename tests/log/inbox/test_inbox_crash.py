@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -22,11 +22,8 @@ from tests.log.uploading import (
     upload,
     write_part,
 )
-from tests.log.world import PATH, World, cuts
+from tests.log.world import PATH, Process, World, cuts
 from tests.machine.crashable import CrashableDisk, PowerLost
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
 
 pytestmark = grows
 

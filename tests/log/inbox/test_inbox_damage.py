@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -36,9 +37,6 @@ from tests.log.uploading import (
 )
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BODIES: Final = numbered(6)
 

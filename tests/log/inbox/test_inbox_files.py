@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ from taskq.log.format import codec
 from taskq.log.inbox import manifest
 from taskq.log.inbox import parts as inboxparts
 from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import decode_upload, encode_upload
+from taskq.log.inbox.manifest import Part, Upload, decode_upload, encode_upload
 from taskq.log.inbox.parts import (
     PartFile,
     UploadReader,
@@ -26,16 +25,12 @@ from taskq.log.inbox.parts import (
     encode_tail,
 )
 from taskq.log.inbox.writer import PartWriter, discard, publish
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import EnqueueSpec, Slice
 from tests.effort import some
 from tests.log.uploading import INBOX, adopt, bodies_in
 from tests.log.uploading import publish as publish_in
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from taskq.log.inbox.manifest import Part, Upload
-    from taskq.log.requests import Slice
 
 SPECS = [EnqueueSpec("mail", "send", 3, 1), EnqueueSpec("sync"), EnqueueSpec("é", "t", 9, 0)]
 EXTRAS = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,10 +19,6 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import TailHint, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
 _BODY: Final = codec.encode_owner(1, bytes(1_000), 1)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.views import Damage
 from taskq.log.format import codec
+from taskq.log.format.frames import Frame
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from tests.effort import every, grows, some
 from tests.log.world import PATH, PLAIN, Process, World
-
-if TYPE_CHECKING:
-    from taskq.log.format.frames import Frame
 
 pytestmark = grows
 

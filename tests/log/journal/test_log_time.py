@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -13,10 +13,7 @@ from taskq.core.records import Kind
 from taskq.log.read.selection import WaitingFilter, waiting_page
 from taskq.log.requests import Op
 from tests.effort import grows, some
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 pytestmark = grows
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from taskq.log.segments.identity import REPLICA, read_identity
 from taskq.log.upkeep.repair import repair_directory
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 
 def _mark(path: Path, *features: str) -> None:

@@ -7,8 +7,9 @@ import errno
 import os
 import resource
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
@@ -21,9 +22,6 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.syscalls import Reader, StatusReader
 from taskq.log.read.reader import LogReader
 from taskq.log.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _CONFIG: Final = LogConfig(min_free_bytes=0, reserve_bytes=0)
 _CALLS: Final = (

@@ -6,7 +6,9 @@ import asyncio
 import queue
 import random
 import shutil
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -21,10 +23,6 @@ from taskq.log.requests import Op
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
 
 _LOCK: Final = f"{PATH}/write.lock"
 _JOBS: Final = 24

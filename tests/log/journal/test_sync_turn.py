@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq.log.journal.syncturn import SyncTurn
 from taskq.log.machine.disk import LocalDisk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.disk
 BOOT, GENERATION = 7, 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, replace_file
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def plant_link(path: Path) -> None:

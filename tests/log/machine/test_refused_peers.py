@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,9 +19,6 @@ from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import ClaimRequest, EnqueueSpec
 from taskq.log.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CODES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from taskq.core.rates import Limit, Rate
 from taskq.core.views import Hold, Serving
 from taskq.log.machine.owners import publish, read_servings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NAMES = st.none() | st.frozensets(st.text(max_size=5), max_size=3)
 _COUNT = st.integers(0, 2**40)

@@ -6,17 +6,15 @@ import ctypes
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.machine import syscalls
 from taskq.log.machine.disk import LocalDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PyDLL: Final = ctypes.PyDLL
 _CALLS: Final = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.read.walks import Chosen, each_job
@@ -17,9 +17,6 @@ from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.world import PLAIN, World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
 
 _OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
 

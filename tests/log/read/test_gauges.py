@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.model import Extras
 from taskq.core.records import Kind
+from taskq.core.views import EngineStats, QueueStats
 from taskq.log.commit.numbers import engine_stats
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
-from tests.log.world import PATH, SMALL, World
-
-if TYPE_CHECKING:
-    from taskq.core.views import EngineStats, QueueStats
-    from tests.log.world import Process
+from tests.log.world import PATH, SMALL, Process, World
 
 _MAIL: Final = EnqueueSpec("mail", "mail.send")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,12 +17,9 @@ from taskq.log.machine.ports import (
     INTEREST_READY,
 )
 from taskq.log.read.follow import Onlooker
-from taskq.log.requests import ClaimRequest, Op
+from taskq.log.requests import Answer, ClaimRequest, Op
 from taskq.log.segments.segments import Extent
 from tests.log.world import PATH, PLAIN, Process, World
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Answer
 
 HINT: Final = f"{PATH}/write.lock"
 

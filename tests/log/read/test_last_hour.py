@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import State, TaskQ, retry
 from taskq.engine import Moment
 from taskq.log.format import record
+from taskq.log.format.frames import Frame
 from taskq.log.read import gauges
 from taskq.log.read.reader import LogReader
 from taskq.testing import FakeClock
 from taskq.views import STATES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq.log.format.frames import Frame
 
 MINUTE_NS = 60 * 10**9
 

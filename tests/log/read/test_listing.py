@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.core.kinds import CANCEL, EXPIRY
 from taskq.core.model import State
+from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.codec import LSN_MAX
+from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
 from taskq.log.read import listing
 from taskq.log.read.listing import Wanted, newest_jobs
@@ -18,13 +20,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.acts import History
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.core.views import JobView
-    from taskq.log.format.frames import Frame
-    from tests.log.world import World
+from tests.log.world import World
 
 _STATES = [state for state in State if state is not State.ABSENT]
 

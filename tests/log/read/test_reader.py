@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import LogError
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.frames import Scanner
+from taskq.log.journal.journal import Journal
 from taskq.log.read.reader import LogReader
 from taskq.log.read.timetravel import Moment
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.segments.segments import SegmentFiles
+from taskq.log.state.facets import Facets
 from taskq.log.store.store import open_store
-
-if TYPE_CHECKING:
-    from taskq.log.format.frames import Scanner
-    from taskq.log.journal.journal import Journal
-    from taskq.log.state.facets import Facets
-
 
 # -- over several segments -------------------------------------------------------------------------
 

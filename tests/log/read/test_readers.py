@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,9 +24,6 @@ from taskq.log.read.readers import (
 from taskq.log.segments.identity import create_identity
 from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOG_ID = uuid.UUID(int=7)
 HERE = Position(segment=1, lsn=42, offset=64, epoch=9, time_ns=5)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskq.core.errors import MomentGone, UsageError
 from taskq.core.model import SECOND_NS
 from taskq.log.format.carried import encode_compacted
+from taskq.log.journal.journal import Journal
 from taskq.log.read.timetravel import Moment, stand_at
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.acts import History
-from tests.log.tending import meaning
+from tests.log.tending import Meaning, meaning
 from tests.log.world import PATH, World
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
-    from tests.log.tending import Meaning
 
 
 def _past(world: World, moment: Moment) -> Meaning:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from taskq.log.format.record import decode_record
 from taskq.log.read.reader import LogReader
 from taskq.log.read.timeline import events_of, timeline
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.folds.dedup import key_hash
 from taskq.core.kinds import OF_JOBS
@@ -17,14 +18,9 @@ from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.frames import Gap
 from taskq.log.format.notes import UploadProgress, encode_adopted
 from taskq.log.format.options import encode_extras
-from taskq.log.format.record import decode_record, places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.format.record import LogRecord
-    from taskq.log.journal.journal import Journal
-    from tests.log.world import Process
+from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.journal.journal import Journal
+from tests.log.world import Process
 
 _SPILLED: Final = int(Flag.SPILLED)
 _DONE_KINDS: Final = (

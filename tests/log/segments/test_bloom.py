@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,6 @@ from taskq.log.segments.index_format import (
     page_of,
     pages_for,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _KEYS: Final = st.lists(st.integers(0, 2**64 - 1), max_size=200)
 _CHANCE: Final = random.Random(5)

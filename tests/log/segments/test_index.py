@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from taskq.core.model import Durability, State
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.log.format.frames import Gap
+from taskq.log.journal.journal import Journal
 from taskq.log.segments.index_build import IndexBuilder
 from taskq.log.segments.index_memory import JobPlaces
 from taskq.log.state.story import Story, find_end, records, tell
@@ -21,10 +23,6 @@ from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan, Writer
 from tests.log.simulation import Simulation
 from tests.log.world import PATH, Process, World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
-    from taskq.log.journal.journal import Journal
 
 pytestmark = grows
 

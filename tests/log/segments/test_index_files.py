@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -17,10 +17,7 @@ from taskq.log.state.story import tell
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
 from tests.log.segments.test_index import check_lookups, index_files, random_log, save
-from tests.log.world import PATH, PLAIN, World, cuts
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
+from tests.log.world import PATH, PLAIN, Process, World, cuts
 
 pytestmark = grows
 

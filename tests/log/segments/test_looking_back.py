@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,13 +10,8 @@ from taskq.core.errors import JobNotFound
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Op
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.segments.lookup import RecordFound
-    from tests.log.world import Process
+from taskq.log.segments.lookup import RecordFound
+from tests.log.world import Process, World
 
 
 def _old_jobs() -> tuple[Process, list[int]]:

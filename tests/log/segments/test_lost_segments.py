@@ -7,10 +7,11 @@ compaction.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, Never
+from typing import Final, Never
 
 import pytest
 
+from taskq.core.views import VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
 from taskq.log.journal.chain import find_losses
@@ -23,9 +24,6 @@ from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
 from tests.log.world import PATH, World, cuts
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from taskq.core.views import VerifyReport
 
 pytestmark = grows
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.journal.journal import Journal
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from tests.log.tending import FILLER
 from tests.log.told import write
-from tests.log.world import PATH, PLAIN, World
+from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Delivery
-    from tests.log.world import Process
 
 LOW = EnqueueSpec("default", "mail.send", 0, 3)
 HIGH = EnqueueSpec("default", "mail.send", 9, 3)

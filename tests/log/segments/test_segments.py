@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.log.config import SEGMENT_BYTES_MIN
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 _LARGE: Final = b"x" * 20_000
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull, LogDamaged, LogError, SpillMissing
+from taskq.log.machine.ports import Disk
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files, renew
 from taskq.testing.clock import FakeClock
 from tests.log.tending import finish
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
 
 PATH: Final = "/srv/data"
 BODY: Final = b"a large body " * 500

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.errors import LogError, SpillMissing
 from taskq.core.records import Flag, Kind
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, OldFile, Op, Settlement
 from taskq.log.segments.spill import Spill, collect, decode_reference, old_files
 from tests.effort import grows, some
 from tests.log.tending import finish
 from tests.log.world import PATH, Process, World, cuts
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.log.requests import OldFile
 
 pytestmark = grows
 

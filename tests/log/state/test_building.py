@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,16 +16,11 @@ from taskq.core.model import Extras, State
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.machine.peers import LocalPeers
-from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
+from taskq.log.requests import Answer, ClaimRequest, Duplicate, Op, Request, Settlement
 from taskq.log.state import facets, fold
 from taskq.log.store import thread
 from taskq.log.store.mailbox import Mailbox
 from tests.log.world import PLAIN, SMALL, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.requests import Answer, Request
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +19,6 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.state.fold import fold_records
 from taskq.log.state.fold_rare import Watch
 from tests.log.state.history import BASE, EPOCH, START_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FIRST: Final = 1_000
 _HEADER: Final = codec.FrameHeader(0, 0, _FIRST, EPOCH, START_NS, 0, 0, 0)

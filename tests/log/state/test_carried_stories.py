@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.history import encode_history
 from taskq.log.state.story import find_end, is_job, read_outcome, tell
 from tests.log.world import Process, World
-
-if TYPE_CHECKING:
-    from taskq.core.views import JobView
 
 _SECOND: Final = 10**9
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from taskq.core.folds.dedup import key_hash
 from taskq.core.model import Extras
 from taskq.log.format import codec
+from taskq.log.format.frames import Cursor
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.state.snapshot import (
     AGENDA,
@@ -26,11 +28,6 @@ from taskq.log.state.snapshot import (
 from tests.effort import every, grows
 from tests.log.told import check_same, folded, names, told, write
 from tests.log.world import PATH, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.format.frames import Cursor
 
 _BLOCK: Final = 128
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import functools
 import os
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.log.machine.ports import Disk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.machine.crashable import CrashableDisk
+from tests.machine.crashable import CrashableDisk
 
 CODES: Final = (
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOENT, errno.ENOTDIR, errno.EROFS,

@@ -13,21 +13,18 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import FrameType, SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import pytest
 
 from taskq.log.machine import forks, owners, peers, syscalls
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.door import replace_file
 from taskq.log.machine.ports import Disk
 from taskq.log.store import thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    import pytest
 
 #: What writes may say, and what whoever looks may; besides, each call its own.
 _WRITES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

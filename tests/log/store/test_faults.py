@@ -7,9 +7,11 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -19,18 +21,12 @@ from taskq.core.model import LATE_SECONDS_MAX, SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.errors import ResultTimeout
 from taskq.log.format import codec
-from taskq.log.requests import ClaimRequest, Op, Settlement
+from taskq.log.requests import ClaimRequest, Op, Request, Settlement
 from taskq.log.store.patience import seconds_until_due
 from tests.effort import every, grows
 from tests.log.store.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq.log.requests import Request
 
 pytestmark = grows
 

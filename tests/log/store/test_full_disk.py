@@ -7,23 +7,19 @@ import errno
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
-from taskq.core.errors import AppendFailed, DiskFull
+from taskq.core.errors import AppendFailed, DiskFull, TaskqError
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq.core.errors import TaskqError
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
 _SIZE_BYTES: Final = 4 * 1024 * 1024

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -19,10 +21,6 @@ from taskq.log.requests import ClaimRequest, Op
 from taskq.testing import use_clock
 from taskq.testing.clock import FakeClock
 from tests.log.world import PATH, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _NOTICED_SECONDS: Final = 3 * LOOK_AROUND_NS / SECOND_NS
 

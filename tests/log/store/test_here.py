@@ -11,9 +11,12 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
 
 import pytest
 
@@ -26,17 +29,11 @@ from taskq.log.journal.tail import Tail
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store import here
 from taskq.log.store.here import Handlers
+from taskq.log.store.port import ThreadPort
 from taskq.log.store.store import Store
 from taskq.log.store.thread import StorageThread
 from tests.effort import every, grows
 from tests.processes.harness import eventually, log_records
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-    from pathlib import Path
-    from types import CodeType, FrameType
-
-    from taskq.log.store.port import ThreadPort
 
 SPEC: Final = EnqueueSpec()
 SECONDS: Final = 20

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import LogClosed
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.runs import Run
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort
 from taskq.log.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq.log.requests import Request
 
 MAIL = EnqueueSpec("mail")
 SMS = EnqueueSpec("sms")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -21,10 +23,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import Store
 from tests.processes.harness import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 _SPEC: Final = EnqueueSpec(task="mail.send")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from typing import Any, Final
 
 import pytest
 
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
-from taskq.log.requests import ClaimRequest, Duplicate, Op, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, Duplicate, Op, Settlement
 from taskq.log.state import snapshot as snapshotfile
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.world import PLAIN, Process, World, cuts
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from taskq.log.requests import Delivery
 
 pytestmark = grows
 _SEEDS: Final = some(3, 20)

@@ -8,7 +8,9 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
 
 import pytest
 
@@ -24,10 +26,6 @@ from taskq.log.store.store import Store
 from tests.effort import every, grows
 from tests.log.store.sites import ERRORS, Site, Sites
 from tests.processes.harness import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
 
 #: Nobody waits longer: a sleeper looks by itself each second, should a wake-up be lost.
 _SECONDS: Final = 10

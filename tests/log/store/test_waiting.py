@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from operator import attrgetter
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -22,10 +24,6 @@ from taskq.log.store.store import Store
 from taskq.log.store.waking import Bell
 from tests.effort import spread
 from tests.processes.harness import Pause, eventually, put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 #: What the thread calls between one batch and its sleep.
 STEPS = [

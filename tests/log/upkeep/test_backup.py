@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,9 +21,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.backup import back_up, restore
 from tests.processes.harness import Child
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: The smallest that a log may have.
 SEGMENT_BYTES = 64 * 1024

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,9 +20,6 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep import backup
 from taskq.log.upkeep.backup import back_up, restore
 from tests.effort import every, grows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: What needs room on the disk.
 GROWING = frozenset({"open", "write", "truncate", "make_directory"})

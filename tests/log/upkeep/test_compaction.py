@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq.core.errors import JobNotFound
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
-from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.requests import Duplicate, EnqueueSpec, Op
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.requests import Duplicate, EnqueueSpec, Op, Rewrite
 from taskq.log.state.story import is_job
 from tests.effort import grows, some
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.log.config import LogConfig
-    from taskq.log.requests import Rewrite
 
 DAY = 86_400
 SMALL = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)

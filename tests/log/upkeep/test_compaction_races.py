@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import every, grows
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DAY = 86_400
 WEEK = keeping(keep_seconds=7 * DAY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,7 @@ from taskq.log.config import LogConfig, QueuePolicy
 from taskq.log.requests import LETTERS_MAX, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.tending import keeping, tend
-from tests.log.world import World
-
-if TYPE_CHECKING:
-    from tests.log.world import Process
+from tests.log.world import Process, World
 
 HOUR = 3_600
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq.log.read.readers import NamedReader, Position
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import PATH, World
-
-if TYPE_CHECKING:
-    from taskq.log.upkeep.upkeep import Upkeep
-    from tests.log.world import Process
+from tests.log.world import PATH, Process, World
 
 LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 1}]
 

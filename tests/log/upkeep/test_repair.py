@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
@@ -11,7 +12,7 @@ from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.format import codec
-from taskq.log.format.frames import Gap
+from taskq.log.format.frames import Frame, Gap
 from taskq.log.read.verify import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
@@ -19,11 +20,6 @@ from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World, cuts
 from tests.machine.crashable import PowerLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.format.frames import Frame
 
 pytestmark = grows
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import KEEP_PARTS, QueuePolicy
+from taskq.log.journal.lock import TailHint
 from taskq.log.requests import Cancel, EnqueueSpec, Op
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.log.tending import keeping, tend
 from tests.log.world import Process, World
-
-if TYPE_CHECKING:
-    from taskq.log.journal.lock import TailHint
 
 HOUR = 3_600
 MARK = b"4111-1111-1111-1111"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone
 from tests.log.world import Process, World
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 def rotate(process: Process) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.log.requests import ClaimRequest, Op
@@ -12,9 +12,6 @@ from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
 from tests.log.told import check_same, exhaust, fill, names, write
 from tests.log.world import PLAIN, World
-
-if TYPE_CHECKING:
-    import pytest
 
 # -- what they are good for ------------------------------------------------------------------------
 

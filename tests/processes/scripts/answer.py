@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import Durability
@@ -18,9 +19,6 @@ from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 SPEC = EnqueueSpec()
 

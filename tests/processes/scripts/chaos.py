@@ -16,19 +16,14 @@ import os
 import random
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
 from taskq.log.upkeep import snapshots
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.requests import Delivery
 
 SPECS = [EnqueueSpec(priority=priority, attempts=0) for priority in (4, 5, 6)]
 KEYS = 20

@@ -9,16 +9,13 @@ import asyncio
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
 
+from taskq.core.errors import TaskqError
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest, Settlement
 from taskq.log.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from taskq.core.errors import TaskqError
 
 AT_A_TIME = 32
 

@@ -6,12 +6,9 @@ import asyncio
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 from taskq import Inject, TaskQ, current_job, injected
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 app = TaskQ("unused", durability="os")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,13 +11,10 @@ from taskq.app.context import JobContext, running_job
 from taskq_workers.children import runner
 from taskq_workers.children.child import Phase
 from taskq_workers.children.runner import ProcessRunner
-from taskq_workers.children.wire import Done
+from taskq_workers.children.wire import Done, Work
 from taskq_workers.runs.limits import Limits
 from taskq_workers.slots.shipping import Ended
-
-if TYPE_CHECKING:
-    from taskq_workers.children.wire import Work
-    from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp
 
 
 def work() -> None:

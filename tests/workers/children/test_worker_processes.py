@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import State
+from taskq import JobHandle, State
 from taskq.errors import JobFailed, UsageError
 from taskq_workers import Worker
 from taskq_workers.children.runner import ProcessRunner
 from tests.processes.harness import eventually
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 SECONDS = 30
 

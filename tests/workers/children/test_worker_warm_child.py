@@ -6,8 +6,9 @@ One worker has them all, as a program would: to start a child takes longer than 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from taskq_workers import JobFinished, Worker
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
 from tests.workers.children.test_worker_processes import SECONDS, failure, is_there, pid_in, pids
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 ENDED: list[JobFinished] = []
 

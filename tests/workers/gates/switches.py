@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from taskq import TaskQ
 from taskq.conditions import Condition, condition
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 
 class Switch:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
+
+from taskq import JobHandle, TaskQ
 from taskq.conditions import online
 from taskq.conditions.network import Online
 from taskq.core.why import Why
+from taskq_workers.gates.breaker import Breaker
 from taskq_workers.gates.gate import Mode
 from taskq_workers.pool import Worker
 from tests.workers.gates.switches import Switch, records
-
-if TYPE_CHECKING:
-    import pytest
-
-    from taskq import JobHandle, TaskQ
-    from taskq_workers.gates.breaker import Breaker
 
 
 def _breaker(worker: Worker, queue: str = "mail") -> Breaker:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from taskq import TaskQ
 from taskq_workers.pool import Worker
 from tests.workers.gates.switches import Switch, records
-
-if TYPE_CHECKING:
-    import pytest
 
 SWITCH = Switch(on=True)
 app = TaskQ("never-made")

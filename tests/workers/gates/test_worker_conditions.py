@@ -6,27 +6,22 @@ import asyncio
 import contextlib
 import gc
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from taskq import JobHandle, TaskQ
 from taskq.conditions import condition, online
 from taskq.core.errors import JobCancelled
 from taskq.core.model import State
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
 from taskq_workers.gates import gates, probes
-from taskq_workers.gates.gate import Mode
+from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
 from tests.workers.gates.switches import Switch, records
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from taskq import JobHandle, TaskQ
-    from taskq_workers.gates.gate import Gate
-
 
 _JOBS = 300
 

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import shlex
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,11 +22,6 @@ from taskq.errors import LogError, UsageError
 from taskq_workers.process.plain import plain_worker
 from taskq_workers.services import draining
 from tests.programs import run_python, run_taskq
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 #: Ends a process where Ctrl-C comes while the command is imported.
 INTERRUPTED = """

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq_workers.process import guard
 from taskq_workers.process.guard import Guard
 from taskq_workers.process.leash import Notifier, WorkerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Started:

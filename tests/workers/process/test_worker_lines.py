@@ -4,10 +4,10 @@ import io
 import threading
 from math import inf
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taskq.core.records import Kind
-from taskq_workers.events import JobFinished
+from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,
     Facts,
@@ -21,9 +21,6 @@ from taskq_workers.process.reporting import (
     style_for,
     summary_line,
 )
-
-if TYPE_CHECKING:
-    from taskq_workers.events import JobEnd
 
 PLAIN = Style(colours=False)
 

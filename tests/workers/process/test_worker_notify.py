@@ -6,16 +6,13 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from taskq_workers.process.leash import Notifier
 from tests.processes.harness import SCRIPTS, Child
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECONDS = 30
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import TaskQ
 from taskq.log.machine.forks import fill_standard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JOBS = """
 import os, sys

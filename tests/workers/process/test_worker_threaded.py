@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,6 @@ from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import threaded
 from taskq_workers.process.supervisor import run_to_the_end
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

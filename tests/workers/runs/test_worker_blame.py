@@ -9,24 +9,19 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from taskq import TaskQ, retry
+from taskq import JobHandle, TaskQ, retry
 from taskq.core.model import State
 from taskq.errors import JobFailed
 from taskq_workers.pool import Worker
 from taskq_workers.runs import guards
 from tests.programs import run_python
 from tests.workers.runs import forking_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
-
-    from taskq import JobHandle
-
 
 ATTEMPTS = 2
 DELAY = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from taskq import TaskQ
 from taskq.cli.main import main
@@ -17,13 +19,6 @@ from taskq_workers.runs.guards import importing
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.tasksearch import modules_with_tasks
 from tests.programs import run_python, run_taskq
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
-
-    from click.testing import Result
-
 
 _APP = "from taskq import TaskQ\napp = TaskQ('data', include=['proj.tasks'])\n"
 _TASKS = """

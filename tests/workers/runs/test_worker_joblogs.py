@@ -6,7 +6,8 @@ import asyncio
 import io
 import logging
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +19,6 @@ from taskq.errors import JobFailed, UsageError
 from taskq.log.read.reader import LogReader
 from taskq_workers.runs.joblogs import LEFT_OUT
 from tests.workers import joblogs_of_children
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECONDS = 30
 

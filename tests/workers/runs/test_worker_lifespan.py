@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import pytest
 
-from taskq import Inject, injected
+from taskq import Inject, TaskQ, injected
 from taskq.errors import InvalidCall, TaskqError, UsageError
 from taskq_workers import Worker
 from taskq_workers.runs import lifespans
 from taskq_workers.runs.lifespans import LifespanHolder, bound, resources_in_thread
 from tests.workers import lent_jobs
 from tests.workers.lent_jobs import app
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from taskq import TaskQ
 
 
 @dataclass

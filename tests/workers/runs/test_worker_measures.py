@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,9 +15,6 @@ from taskq.connection import tracing
 from taskq.errors import LogClosed, UsageError
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots.slots import Slots
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Labels = tuple[tuple[str, Any], ...]
 

@@ -6,23 +6,20 @@ import asyncio
 import ctypes
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from taskq import SoftTimeout, current_job
 from taskq.core.records import Kind
+from taskq.log.requests import Settlement
 from taskq_workers import Worker
 from taskq_workers.runs import threads, timeouts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.requests import Settlement
-    from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp
 
 SECONDS = 30
 FAST = 0.02

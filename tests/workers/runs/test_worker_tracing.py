@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Tracer
 
 from taskq import Discard, Snooze, TaskQ, current_job, durable, retry, telemetry
 from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX
 from taskq.errors import JobFailed, UsageError
+from taskq_workers import JobFinished
 from tests.programs import run_python
 from tests.workers import traced_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import Tracer
-
-    from taskq_workers import JobFinished
 
 PRODUCER, CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
 

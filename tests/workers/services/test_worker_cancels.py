@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from taskq.log.requests import ClaimRequest
 from taskq_workers.events import JobFinished
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import Style, job_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec, Op, Settlement
 from taskq.log.state.story import records
 from tests.log.world import World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONCE = retry.exponential(attempts=1)
 

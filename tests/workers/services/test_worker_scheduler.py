@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from taskq import TaskQ, current_job
 from taskq.core.errors import InvalidCall, UsageError
+from taskq.core.views import JobView
+from taskq.log.store.store import Store
 from taskq.schedules.times import CATCH_UP_MAX
 from taskq.testing.clock import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
 from taskq_workers.services.scheduler import LOOK_SECONDS, Scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from taskq.core.views import JobView
-    from taskq.log.store.store import Store
-    from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: Half an hour before the clocks go forward there.

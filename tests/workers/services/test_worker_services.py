@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from anyio import sleep_forever
+from anyio.abc import TaskStatus
 
+from taskq import TaskQ
 from taskq.core.errors import LogError
+from taskq.log.store.store import Store
 from taskq_workers.pool import Worker
 from taskq_workers.services import loopwatch
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import TaskQ
-    from taskq.log.store.store import Store
-
 
 SECONDS = 30
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
+from taskq import TaskQ
 from taskq_workers.pool import Worker
 from taskq_workers.services.strays import StrayWatch
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 _UNKNOWN = (
     "1 job waits that no worker knows: proj.send (1); start one with the app that registers them, "

@@ -7,7 +7,8 @@ import random
 import struct
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -15,18 +16,14 @@ from taskq import QueuePolicy, State, TaskQ, current_job, retry
 from taskq.core.errors import AppendFailed, ResultGone, SpillMissing
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
+from taskq.core.views import JobView
 from taskq.errors import JobFailed
 from taskq.extras import install_line
 from taskq.log.format.bodies import compress
 from taskq.log.segments.spill import Spill
+from taskq.log.store.port import LoopPort
 from taskq_workers.slots import outcomes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.core.views import JobView
-    from taskq.log.store.port import LoopPort
-    from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp
 
 SECONDS: Final = 30
 TEXT: Final = "the same words again and again, " * 200

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sentry_sdk
+from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, current_job, injected, retry
@@ -18,13 +21,6 @@ from taskq.errors import JobCancelled, JobFailed, UsageError
 from taskq_workers import Worker
 from taskq_workers.slots.slots import Slots
 from tests.workers import afar_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from sentry_sdk.envelope import Envelope
-
 
 SECONDS = 30
 _who: ContextVar[str] = ContextVar("who", default="nobody")

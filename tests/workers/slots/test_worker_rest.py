@@ -6,22 +6,18 @@ import asyncio
 import contextvars
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 from anyio.lowlevel import checkpoint
 
+from taskq import TaskQ
 from taskq.core.records import Kind
+from taskq.log.requests import Delivery
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
 from tests.effort import grows, some
+from tests.workers.fakes import FakeApp
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
-    from taskq.log.requests import Delivery
-    from tests.workers.fakes import FakeApp
-
 
 SECONDS = 30
 

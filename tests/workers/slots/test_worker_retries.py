@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,8 @@ from taskq import DeadLetter, Discard, Retry, Snooze, TaskQ, retry
 from taskq.core.model import SECOND_NS, State
 from taskq.errors import JobFailed, UsageError
 from taskq.testing.clock import TravelClock, use_clock
+from taskq.views import JobView
 from tests.workers import traced_jobs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.views import JobView
 
 HOUR_SECONDS = 3_600
 

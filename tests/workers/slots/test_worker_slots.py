@@ -8,7 +8,7 @@ import gc
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from anyio.lowlevel import checkpoint
@@ -16,14 +16,11 @@ from anyio.lowlevel import checkpoint
 from taskq import Discard, Retry, Snooze, current_job, retry
 from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
+from taskq.log.requests import Settlement
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots import slot
 from taskq_workers.slots.pace import BATCH_MAX
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Settlement
-    from tests.workers.fakes import FakeApp
-
+from tests.workers.fakes import FakeApp
 
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="clean")
 
