@@ -166,8 +166,8 @@ def test_a_command_works_on_one_of_them(name: str, other: Path, tmp_path: Path) 
 #: Of an app: whose log does not matter.
 APP: Final = frozenset({
     "breaker", "call_by_name", "connection", "cron", "data_dir", "every", "lifespan", "logs",
-    "middleware", "name", "on_dead", "over", "run_worker", "schedule", "settings", "task", "tasks",
-    "user_data", "worker", "worker_thread",
+    "middleware", "name", "on_dead", "on_step", "over", "run_worker", "schedule", "settings",
+    "task", "tasks", "user_data", "worker", "worker_thread",
 })  # fmt: skip
 #: It goes to one of the logs, by the key or the job that does it; see test_router.
 SENDS: Final = frozenset({"enqueue", "enqueue_by_name", "enqueue_flow", "enqueue_many", "flow"})
