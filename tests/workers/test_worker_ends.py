@@ -50,6 +50,16 @@ async def test_a_loop_that_ends_before_the_workers_first_step_ends_run(fake: Fak
     assert done
 
 
+async def test_a_worker_that_has_stopped_leaves_nothing_to_ask_it_at_the_end_of_its_loop(
+    tmp_path: Path,
+) -> None:
+    async with TaskQ(tmp_path) as app:
+        async with app.worker():
+            port = app.store().port()
+            assert port._stranded
+        assert not port._stranded
+
+
 class Slow:
     """A background part that takes its time to leave."""
 
