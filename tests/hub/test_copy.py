@@ -238,7 +238,7 @@ def test_nobody_but_the_hub_writes_to_a_copy(tmp_path: Path) -> None:
     (identity,) = tmp_path.rglob("taskq.json")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(LogError, match=DEVICE):
-        WriterLock(LocalDisk(), str(identity.parent), 1, 1.0)
+        WriterLock(LocalDisk(), str(identity.parent), 1)
     assert sorted(tmp_path.rglob("*")) == before
 
 

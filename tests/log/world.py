@@ -152,7 +152,7 @@ class Process:
         self.world = world
         self.disk = CrashableDisk(world.machine)
         self.disk.make_directory(world.path)
-        writer = WriterLock(self.disk, world.path, pid, config.lock_wait_seconds)
+        writer = WriterLock(self.disk, world.path, pid)
         self.journal = Journal(self.disk, world.clock, world.path, config, writer)
         try:
             with_reserve(self.disk, world.path, self.journal.open)

@@ -100,7 +100,7 @@ def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Pat
 def test_waiting_at_the_turnstile_and_for_the_lock_is_one_wait(tmp_path: Path) -> None:
     """So the limit counts both."""
     disk = LocalDisk()
-    first, second = (WriterLock(disk, str(tmp_path), pid, 1.0) for pid in (1, 2))
+    first, second = (WriterLock(disk, str(tmp_path), pid) for pid in (1, 2))
     in_the_way = list(first.descriptors)
     for descriptor in in_the_way:
         assert disk.try_lock(descriptor)

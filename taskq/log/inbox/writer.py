@@ -325,7 +325,7 @@ def discard(data_dir: Path, upload: str) -> int:
 def _make_log(disk: Disk, clock: Clock, path: str) -> None:
     config = LogConfig()
     disk.make_directory(f"{path}/log")
-    writer = WriterLock(disk, path, os.getpid(), config.lock_wait_seconds)
+    writer = WriterLock(disk, path, os.getpid())
     journal = Journal(disk, clock, path, config, writer)
     try:
         journal.open()

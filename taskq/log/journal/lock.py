@@ -125,11 +125,10 @@ class WriterLock:
         LogError: as ``check_writable``; nothing was written.
     """
 
-    def __init__(self, disk: Disk, path: str, pid: int, wait_seconds: float) -> None:
+    def __init__(self, disk: Disk, path: str, pid: int) -> None:
         check_writable(disk, path)
         self._disk = disk
         self._path = path
-        self._wait_seconds = wait_seconds
         self._file_path = f"{path}/{LOCK_FILE}"
         with contextlib.ExitStack() as undo:
             self._gate = disk.open(f"{path}/turnstile.lock", create=True)

@@ -86,7 +86,7 @@ class StorageThread:
         self._shut = shut
         self.path = mailbox.path
         self._disk = disk = LocalDisk()
-        self.writer = WriterLock(disk, self.path, os.getpid(), config.lock_wait_seconds)
+        self.writer = WriterLock(disk, self.path, os.getpid())
         clock = config.clock or SystemClock()
         self.journal = Journal(disk, clock, self.path, config, self.writer)
         self.peers: LocalPeers | None = None

@@ -159,7 +159,7 @@ def restore(path: str, target: str, above: int = 0) -> BackupReport:
 def _begin_epoch(disk: Disk, path: str, lsn: int) -> None:
     """Go on above the lsn. Opening a copy does that for what it holds, and none but for that."""
     config = LogConfig()
-    writer = WriterLock(disk, path, os.getpid(), config.lock_wait_seconds)
+    writer = WriterLock(disk, path, os.getpid())
     journal = Journal(disk, SystemClock(), path, config, writer)
     try:
         journal.open()

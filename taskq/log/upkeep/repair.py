@@ -101,7 +101,7 @@ def repair_directory(path: str, *, dry_run: bool = False) -> tuple[RepairReport,
     _refuse_if_open(directory)
     disk = LocalDisk()
     config = LogConfig()
-    writer = WriterLock(disk, directory, os.getpid(), config.lock_wait_seconds)
+    writer = WriterLock(disk, directory, os.getpid())
     journal = Journal(disk, SystemClock(), directory, config, writer)
     try:
         journal.open()

@@ -29,7 +29,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         disk = LocalDisk()
-        lock = WriterLock(disk, str(path), os.getpid(), 30.0)
+        lock = WriterLock(disk, str(path), os.getpid())
         self.journal = Journal(disk, SystemClock(), str(path), _CONFIG, lock)
         self.journal.open()
         self.journal.unlock()

@@ -19,7 +19,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[], WriterLock]]:
     made: list[WriterLock] = []
 
     def one() -> WriterLock:
-        made.append(WriterLock(LocalDisk(), str(tmp_path), _PID, 1.0))
+        made.append(WriterLock(LocalDisk(), str(tmp_path), _PID))
         return made[-1]
 
     yield one
