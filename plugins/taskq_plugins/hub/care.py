@@ -59,7 +59,7 @@ class Stick:
         path.mkdir(parents=True, exist_ok=True)
         self.device, self.hub, self.pins = checked(device), HubSettings(), False
         self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), None
-        self.sent_bytes, self.config = 0, LogConfig()
+        self.sent_bytes, self.config, self.url = 0, LogConfig(), ""
         self._copies = Copies(PatientDisk, str(path.absolute()))
 
     @staticmethod
