@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.erase import erase_jobs
 from taskq_plugins.spark.lake.store import DERIVED
-from taskq_plugins.spark.lake.tombstones import bury
-from taskq_plugins.spark.run.increment import RunOptions
+from taskq_plugins.spark.run.batch import commit_batch
+from taskq_plugins.spark.run.hands import Here
+from taskq_plugins.spark.run.increment import RunOptions, Stream
 from taskq_plugins.spark.run.increment import run as run_increment
+from taskq_plugins.spark.run.reached import reached
 from taskq_plugins.spark.run.report import Report
 from tests.bench.harness import family
 from tests.pipeline.rowmaking import do_steps, live
@@ -32,6 +35,8 @@ from tests.pipeline.twolakes import rows_of_equal_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from taskq_plugins.spark.source.positions import Offsets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600), pytest.mark.xdist_group("spark")]
 KILLS = int(os.environ.get("TASKQ_TORTURE_KILLS", "20"))
@@ -94,7 +99,9 @@ class Hub:
         asyncio.run(do_steps(self.journals / "orders", TURNS))
         size = sum(path.stat().st_size for path in self.journals.rglob("*.log"))
         self.max_bytes = size // batches
+        #: which jobs were erased, and how far the logs were read then
         self.erased: list[str] = []
+        self.until: Offsets = {}
 
     @contextmanager
     def start(
@@ -130,7 +137,9 @@ class Hub:
 
     def erase(self) -> None:
         """Erase jobs of all states, killed at each step."""
-        jobs = Lake.open(self.lake).dataset("jobs").to_table(columns=["job_id", "job"])
+        lake = Lake.open(self.lake)
+        self.until = reached(lake).offsets
+        jobs = lake.dataset("jobs").to_table(columns=["job_id", "job"])
         self.erased = [row["job_id"] for row in jobs.to_pylist() if row["job"] % 5 == 0]
         words = ("erase", "--where", CHOSEN, "--yes")
         for step, table in ERASING:
@@ -158,15 +167,20 @@ class Hub:
     def finish(self, *options: str) -> dict[str, int]:
         """Let a last run come to its end: how many rows are as an undisturbed one makes them.
 
-        What was planned comes first; of the rest it makes one batch, as that is not killed. What
-        was erased from the killed lake is erased before it comes into the other.
+        What was planned comes first; of the rest it makes one batch, as that is not killed. From
+        the other lake the same jobs are erased when as much was read.
         """
         with self.start(*self.words(*options, max_bytes=EVERYTHING)) as process:
             process.communicate()
         assert process.returncode == 0, self.said.read_text()
         options_here = RunOptions(journals=self.journals, max_bytes=EVERYTHING)
         with Lake.open(self.plain, create=True).writer() as writer:
-            bury(writer, self.erased)
+            if self.erased:
+                hands = Here()
+                stream = Stream(writer, options_here, hands, ({}, self.until))
+                while (batch := stream.plan()) is not None:
+                    commit_batch(writer, stream.read(batch), batch, hands)
+                erase_jobs(writer, self.erased)
             run_increment(writer, options_here, Report())
         return rows_of_equal_tables(self.plain, self.lake)
 
