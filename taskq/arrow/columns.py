@@ -202,11 +202,19 @@ def _step(rows: Rows) -> pa.Array:
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
     rows.plain_options.bytes_of(Option.STEP, start, end, valid)
-    valid &= end - start >= _NUMBER_SIZE
+    valid &= (end - start >= _NUMBER_SIZE) & rows.is_among(kinds.OF_STEPS)
     names = arrays.slices(rows.data, start + _NUMBER_SIZE, end, valid, is_text=True)
     number = layout.numbers_at(rows.data, np.where(valid, start, 0), "<u4")
     titles = pc.binary_join_element_wise(names, pa.array(number).cast(pa.string()), "#")
     return pc.if_else(pa.array(number > 0), titles, names)
+
+
+def _began_ns(rows: Rows) -> pa.Array:
+    if not rows.has(kinds.OF_STEPS):
+        return arrays.nothing(_LONG, len(rows))
+    out = np.zeros(len(rows), np.int64)
+    rows.plain_options.find_numbers(Option.BEGAN, out)
+    return arrays.numbers(out, (out != 0) & rows.is_among(kinds.OF_STEPS))
 
 
 def _enqueued_ns(rows: Rows) -> pa.Array:
@@ -278,5 +286,5 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "lease_ns": _lease_ns,
     "step": _step,
     "place": lambda rows: arrays.numbers(rows.field("place"), rows.is_among(_DONE_STEPS)),
-    "began_ns": _option_number(Option.BEGAN, "plain_options"),
+    "began_ns": _began_ns,
 }

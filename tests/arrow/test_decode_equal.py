@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from taskq.arrow import DETAILS, Corrupt, SegmentDamaged
 from taskq.arrow.export import batches_of
+from taskq.core.folds.steps import Form
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, Ticked
@@ -23,6 +24,7 @@ from taskq.log.format.bodies import compress
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_queue
 from taskq.log.format.notes import encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
+from taskq.log.format.steps import Stepped, encode_step
 from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.requests import EnqueueSpec
 from tests.arrow.rows_of_log import (
@@ -266,6 +268,18 @@ def test_any_records_at_all(
     finally:
         journal.close()
     _check((decoded_rows(pieces(journal, directory)), expected))
+
+
+def test_what_a_step_says_is_read_of_steps_alone(tmp_path: Path) -> None:
+    """A later version may give any record any option; both ways of reading then ignore it."""
+    step = Stepped("do", 1, Form.SLEEP, 0, began_ns=6, body=b"1")
+    options = codec.option(Option.STEP, b"\1\0\0\0do") + codec.option(Option.BEGAN, b"\6" * 8)
+    segments = Segments(tmp_path)
+    segments.frame(
+        lambda lsn: encode_step(step, 2, 1, 30, lsn),
+        lambda lsn: codec.encode_job(Kind.CLAIMED, Cause.CALLER, 3, 1, 5, None, lsn, options, 0),
+    )
+    _check(rows_of_directory(tmp_path))
 
 
 @pytest.mark.parametrize("count", [1, 3, 60, 700])
