@@ -146,6 +146,7 @@ class Times:
 
     def free_at(self, moment: int, rate: Rate) -> int:
         """Return the moment from which on the rate allows a claim, if none is made before."""
+        self.forget(moment)
         at = self._since(moment, rate)
         over = sum(self._counts[at:]) - rate.count + 1
         free = moment

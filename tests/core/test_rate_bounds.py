@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskq.core.errors import UsageError
@@ -47,6 +47,7 @@ def made(spans: list[tuple[int, int]], most: int) -> tuple[Times, list[int]]:
 @given(
     spans=CLAIMS, count=st.integers(1, 8), window=st.integers(1, WINDOW), later=st.integers(0, 99)
 )
+@example(spans=[(0, 1), (2, 1)], count=2, window=WINDOW, later=99)  # the first counts no more
 def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
     spans: list[tuple[int, int]], count: int, window: int, later: int
 ) -> None:

@@ -177,7 +177,7 @@ class LimitedMix(Mix):
             self.put_flow(process)
             self.settle(process)
         except ProcessKilled:
-            machine.stop_at(None)
+            machine.stop_at(None)  # those that join go on
             for number, (item, care) in enumerate(self.tended):
                 if item.disk.is_dead:
                     self.tended.pop(number)
@@ -188,7 +188,8 @@ class LimitedMix(Mix):
                     item.kill()
                     self.join()
                     break
-        machine.stop_at(None)
+        finally:  # also where one of these was refused
+            machine.stop_at(None)
 
     def check(self, when: str) -> None:
         super().check(when)
