@@ -109,31 +109,6 @@ async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_it
     assert b"transfer-encoding" not in asked[0].lower()
 
 
-async def test_a_request_on_whose_way_the_hub_hung_up_goes_once_more() -> None:
-    """As a proxy does with a connection that rested for long; without an answer first it fails."""
-    heads: list[bytes] = []
-
-    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        if len(heads) <= 3:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            with suppress(asyncio.IncompleteReadError):
-                heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.close()
-
-    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
-        line = Line(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN)
-        try:
-            for _ in range(2):
-                assert await line.request("GET", "/v1/logs", {}) == Told(200, b"{}")
-            for count in (5, 6):
-                with pytest.raises(HubError, match="cannot be reached"):
-                    await line.request("GET", "/v1/logs", {})
-                assert len(heads) == count
-        finally:
-            await line.close()
-
-
 async def test_a_request_that_was_given_up_is_no_end_of_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -169,8 +169,6 @@ class Http:
         #: until when the line is used up by what was sent
         self._busy_until = 0.0
         self._connection: http.client.HTTPConnection | None = None
-        #: the one that an answer came over
-        self._answered: http.client.HTTPConnection | None = None
         self._turn = threading.BoundedSemaphore(1)
         self.used_bytes = 0
 
@@ -183,26 +181,15 @@ class Http:
         """
         turn, asked = self._turn, (method, self._prefix + path, headers, body)
         try:
-            return await aside(partial(self._asked, turn, asked), turn)
+            return await aside(partial(self._exchanged, turn, asked), turn)
         except BaseException:
             # Where it was cancelled, this ends what the thread waits for, and others need not.
             self.close()
             self._turn = threading.BoundedSemaphore(1)
             raise
 
-    def _asked(self, turn: threading.BoundedSemaphore, asked: Carried) -> Told:
-        """Send a request; where the hub hung up while it was on its way, once more."""
-        connection = self._connected(turn)
-        try:
-            return self._exchanged(connection, asked)
-        except ConnectionError:  # http.client.RemoteDisconnected is one
-            if connection is not self._answered:
-                raise
-            self.close()
-            return self._exchanged(self._connected(turn), asked)
-
-    def _exchanged(self, connection: http.client.HTTPConnection, asked: Carried) -> Told:
-        method, path, headers, body = asked
+    def _exchanged(self, turn: threading.BoundedSemaphore, asked: Carried) -> Told:
+        connection, (method, path, headers, body) = self._connected(turn), asked
         own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
@@ -214,7 +201,6 @@ class Http:
             if len(content) > _ANSWER_BYTES_MAX:
                 raise http.client.HTTPException(f"an answer of over {_ANSWER_BYTES_MAX} bytes")
         self.used_bytes += len(str(answer.headers)) + len(content) + _RECORD_BYTES
-        self._answered = connection
         if answer.will_close:
             self.close()
         wait = answer.headers.get("Retry-After", "")
