@@ -214,6 +214,15 @@ def test_more_is_asked_for_as_soon_as_too_few_are_left(extension: Any) -> None:
     assert counts == [1, 0]
 
 
+async def test_who_gave_up_gets_no_answer(extension: Any) -> None:
+    loop = asyncio.get_running_loop()
+    gone, waits = loop.create_future(), loop.create_future()
+    gone.cancel()
+    extension.answer_all(iter([(gone, 1), (waits, 2), (gone, ValueError())]))
+    assert waits.result() == 2
+    assert gone.cancelled()
+
+
 @pytest.mark.parametrize("args", [(), (1,), (None, None, None, 4, (), {}), (1, 2, 3, "4", (), {}),
     (None, None, None, 4, [], {}), (None, None, None, 4, (), None)])  # fmt: skip
 def test_a_call_of_something_else_is_refused(extension: Any, args: Any) -> None:
