@@ -85,9 +85,13 @@ async def grown(path: Path) -> int:
 @grows
 @pytest.mark.usefixtures("own_settings")
 def test_no_more_objects_are_left_than_python_leaves(choose: Choose, tmp_path: Path) -> None:
-    """The log remembers some thousand ends, whoever brought them."""
-    left = {}
-    for language in ("Python", "C"):
+    """The log remembers some thousand ends, whoever brought them.
+
+    How many just then is chance, so it is looked at again: what leaks does so each time.
+    """
+
+    def left(language: str, attempt: int) -> int:
         choose(language == "C")
-        left[language] = asyncio.run(grown(tmp_path / language))
-    assert left["C"] - left["Python"] < JOBS / 10
+        return asyncio.run(grown(tmp_path / f"{language}{attempt}"))
+
+    assert any(left("C", attempt) - left("Python", attempt) < JOBS / 10 for attempt in range(3))
