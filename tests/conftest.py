@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -32,6 +33,10 @@ settings.register_profile("explore", _COMMON, max_examples=2_000)
 # each run the tests themselves: their asserts are rewritten, which takes longer than some folders.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Of a shell's background job, or under nohup: what tests start, and then interrupt, would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: A worker's command raises it for its process, which is not ours here.
 COLLECTS_AT: Final = gc.get_threshold()

@@ -114,7 +114,7 @@ def test_a_thread_that_blocks_commits_for_itself(
 def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
     stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
 ) -> None:
-    store = stores(LogConfig(durability=durability))
+    store = stores(LogConfig(durability=durability, interval_seconds=60))
 
     async def main() -> int:
         await store.port().enqueue(SPEC, b"x")
