@@ -16,6 +16,7 @@ import pytest
 from taskq import TaskLog
 from taskq.core.model import State
 from taskq.engine import DurableLog
+from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
 from taskq_plugins.hub.device.line import Line
@@ -23,7 +24,7 @@ from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import Own, sync
 from taskq_plugins.hub.wire import (
     FRAMES,
     PACKED,
@@ -263,8 +264,9 @@ async def test_a_stick_has_a_device_that_was_set_back_go_on_above_what_it_holds(
 ) -> None:
     await place.write()
     before = shutil.copytree(place.log, place.path / "before")
-    await place.write()
     stick, path = Stick(place.path / "stick", _DEVICE), str(place.log)
+    await Own(path, LogConfig(), _DEVICE).skip(2**22)  # further than any log goes on by itself
+    await place.write()
     end = (await sync(path, stick)).end  # type: ignore[arg-type]
     place.remove()
     before.rename(place.log)
