@@ -28,7 +28,7 @@ from taskq.log.requests import (
     Request,
     Settlement,
 )
-from taskq.log.segments.segments import FLOOR
+from taskq.log.segments.segments import FLOOR, SegmentGone
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
 from taskq.log.store.here import Here
@@ -302,7 +302,15 @@ class Process:
             self.journal.unlock()
 
     def catch_up(self) -> Facets:
-        """Return everything folded up to the end of the log."""
+        """Return everything folded up to the end of the log; as a committer's look does."""
+        try:
+            return self._caught_up()
+        except SegmentGone:  # who compacted died before it could tell where the log ends now
+            self.journal.lock()
+            self.journal.unlock()
+            return self._caught_up()
+
+    def _caught_up(self) -> Facets:
         self.journal.refresh()
         facets = self.committer.facets
         facets.catch_up()
