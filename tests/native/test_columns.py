@@ -16,7 +16,8 @@ from taskq.core.kinds import BIRTH, CLAIM, SUCCESS
 from taskq.log.decide.claim import claimed
 from taskq.log.decide.runs import take
 from taskq.log.decide.settle import unclaimed
-from taskq.log.format.columns import born_records, plain_records, whole_records
+from taskq.log.format.codec import born_records
+from taskq.log.format.columns import plain_records, whole_records
 from taskq.log.requests import Delivery, EnqueueSpec
 from tests.native.twins import examples, said
 

@@ -12,7 +12,6 @@ from taskq.core.kinds import CANCEL
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
 from taskq.core.records import PACKED, Cause, Flag
 from taskq.log.format import codec
-from taskq.log.format.columns import born_records
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
@@ -310,7 +309,7 @@ class Enqueues:
         tenth of what single jobs cost.
         """
         first, start = batch.lsn, batch.where + batch.size
-        records, locations, end = born_records(spec.tail, bodies, first, start)
+        records, locations, end = codec.born_records(spec.tail, bodies, first, start)
         batch.lsn += len(bodies)
         agenda = self._facets.agenda
         if agenda is not None:

@@ -147,8 +147,10 @@ from __future__ import annotations
 
 import struct
 import zlib
+from array import array
 from typing import TYPE_CHECKING, Final
 
+from taskq import _native as native
 from taskq.core import records
 from taskq.core.errors import FormatError
 from taskq.core.model import TIME_NS_MAX
@@ -156,6 +158,7 @@ from taskq.core.records import TABLE, Flag, Kind
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
     from typing_extensions import Buffer
@@ -400,6 +403,30 @@ def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
     """A record that ends in its own CRC, from what stands between its length and its body."""
     record = pack_length(len(tail) + len(body) + 8) + tail + body
     return record + pack_length(crc32(record, lsn & 0xFFFFFFFF))
+
+
+def born_records(
+    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int
+) -> tuple[list[bytes], array[int], int]:
+    """Return the enqueue records of plain jobs from ``lsn`` on, where each stands, and their end.
+
+    ``tail`` is what they have between their length and their body.
+    """
+    if native.is_on:
+        made = native.plain.born_records(tail, bodies, lsn, location)
+        if made is not None:
+            return made[0], array("Q", made[1]), made[2]
+    extra, pack, crc = len(tail) + 8, pack_length, crc32
+    whole: list[bytes] = []
+    locations: list[int] = []
+    for body in bodies:
+        record = pack(extra + len(body)) + tail + body
+        record += pack(crc(record, lsn & 0xFFFFFFFF))
+        whole.append(record)
+        locations.append(location)
+        location += len(record)
+        lsn += 1
+    return whole, array("Q", locations), location
 
 
 def encode_job(

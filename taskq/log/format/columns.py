@@ -87,30 +87,6 @@ def plain_records(
     return packed(words)
 
 
-def born_records(
-    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int
-) -> tuple[list[bytes], array[int], int]:
-    """Return the enqueue records of plain jobs from ``lsn`` on, where each stands, and their end.
-
-    ``tail`` is what they have between their length and their body.
-    """
-    if native.is_on:
-        made = native.plain.born_records(tail, bodies, lsn, location)
-        if made is not None:
-            return made[0], array("Q", made[1]), made[2]
-    extra, pack, crc32 = len(tail) + 8, codec.pack_length, codec.crc32
-    records: list[bytes] = []
-    locations: list[int] = []
-    for body in bodies:
-        record = pack(extra + len(body)) + tail + body
-        record += pack(crc32(record, lsn & 0xFFFFFFFF))
-        records.append(record)
-        locations.append(location)
-        location += len(record)
-        lsn += 1
-    return records, array("Q", locations), location
-
-
 def whole_records(
     data: bytes, first: int, locations: Sequence[int], jobs: Sequence[int]
 ) -> list[bytes]:
