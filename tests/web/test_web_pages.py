@@ -240,9 +240,11 @@ async def test_jobs_that_nobody_knows_and_how_far_others_are_is_seen_at_once(
         await done.wait()
 
     async with app, app.worker(), browser(tmp_path) as client:
-        await resize.enqueue()
+        job = await resize.enqueue()
         await app.enqueue_by_name("invoices.print")
         await was_told.wait()
+        while await job.progress() is None:  # a thread of its own writes it down
+            pass
         page = await shown(client, "/")
         assert "1 job waits that no worker knows: invoices.print (1)" in page
         assert "task%3A%3Dinvoices.print" in page
