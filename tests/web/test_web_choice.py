@@ -144,6 +144,8 @@ async def test_workers_tell_what_each_does_and_which_are_gone(tmp_path: Path) ->
     async with app, app.worker(concurrency=3), browser(tmp_path) as client:
         job = await resize.enqueue()
         await runs.wait()
+        while await job.progress() is None:  # a thread of its own writes it down
+            pass
         page = await shown(client, "/workers")
         assert f'href="/jobs/{job.id}"' in page
         assert re.search("1 of 3 in use", page)
