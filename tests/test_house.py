@@ -338,7 +338,7 @@ def test_test_files_have_names_of_their_own() -> None:
 
 
 def test_the_top_level_holds_only_what_belongs_there() -> None:
-    """What .gitignore names aside, and dot-files that are not in the repository."""
+    """Leave out what .gitignore names, and dot-files that are not in the repository."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     names -= {name for name in names if any(fnmatch.fnmatch(name, item) for item in ignored)}

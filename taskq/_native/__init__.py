@@ -1,4 +1,4 @@
-"""What plain jobs cost, in C, for who asks for it when taskq is installed and when it runs.
+"""Run plain jobs in C, for who asks for it when taskq is installed and when it runs.
 
 Python is the truth. What the extension does its callers do without it, and but for the time nobody
 can tell. It keeps nothing between two calls, and leaves to Python all that is not plain.

@@ -1,4 +1,4 @@
-"""What a look at logs takes for as it was: nothing that has changed."""
+"""Hold a look at logs to see all that has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that tests start end with those who started them."""
+"""Hold programs that tests start to end with those who started them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process remembers of files that it has looked at."""
+"""Remember what a process saw of files that it has looked at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENTRIES_MAX: Final = 200_000
 
 
 class Memory(Generic[K, V]):
-    """A mapping that forgets what was put in longest ago."""
+    """Map keys to values, and forget what was put in longest ago."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: OrderedDict[K, V] = OrderedDict()

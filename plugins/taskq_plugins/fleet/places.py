@@ -66,7 +66,7 @@ class Mark(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the system says of a file or directory: something of it changes with what is in it."""
+    """Hold what the system says of a file or directory; it changes with what is in it."""
 
     mode: int
     inode: int

@@ -1,4 +1,4 @@
-"""What is done with copies by hand: to a stick and from it, back to a device, and to a backup."""
+"""Carry copies by hand: to a stick and from it, back to a device, and to a backup."""
 
 from __future__ import annotations
 

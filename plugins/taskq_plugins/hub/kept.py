@@ -1,4 +1,4 @@
-"""The copies of a hub for who only reads them: what is wrong with one, and what of it may go.
+"""Read the copies of a hub: what is wrong with one, and what of it may go.
 
 Nothing here writes to a copy but ``ask_again``, for which nobody may serve the hub.
 """
@@ -37,7 +37,7 @@ _LSN_MAX: Final = 2**63
 
 
 class Kept:
-    """One copy, beside its server or not.
+    """Stand for one copy, beside its server or not.
 
     Attributes:
         disk: to read by.
@@ -276,14 +276,14 @@ def note_place(hub: Path) -> None:
 
 
 class Old(NamedTuple):
-    """A file of a copy that a hub lets go, and its bytes."""
+    """Name a file of a copy that a hub lets go, and its bytes."""
 
     name: str
     size: int
 
 
 class Floor(NamedTuple):
-    """What the COMPACTED records of a copy say, so that no more is read again.
+    """Hold what the COMPACTED records of a copy say, so that no more is read again.
 
     Attributes:
         breaks: lines that were noted of breaks: behind another the records may be others.

@@ -103,7 +103,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
 
 
 class _Session:
-    """One session of a log, over a line to its hub."""
+    """Run one session of a log, over a line to its hub."""
 
     def __init__(
         self, disk: Disk, path: str, line: Line, log: DurableLog, hold: NamedReader
@@ -178,7 +178,7 @@ class _Session:
 
 
 class Own(NamedTuple):
-    """What the hub has a device's own log do; it is opened for each, since most have none of it."""
+    """Do in a device's own log what the hub asks; it is opened for each, since most have none."""
 
     path: str
     config: LogConfig

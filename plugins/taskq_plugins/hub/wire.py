@@ -301,7 +301,7 @@ def decode_given(data: bytes) -> Given:
         if last == last | end and _TAG.match(last["outbox"]):
             return Given(last["outbox"], int(last["end"]), jobs, cancels)
     except (ValueError, KeyError, TypeError):
-        """It is none."""
+        """Answer that it is none."""
     raise HubError("what the hub has for this device did not come whole")
 
 

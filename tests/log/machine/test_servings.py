@@ -1,4 +1,4 @@
-"""What workers tell of themselves beside the log comes back, and nothing else does."""
+"""Hold what is read of workers to what they told beside the log."""
 
 from __future__ import annotations
 

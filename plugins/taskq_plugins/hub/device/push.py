@@ -1,4 +1,4 @@
-"""A device's side of a session: what it asks, given what it was answered. No clock, no network.
+"""Ask as a device does in a session, given what it was answered. No clock, no network.
 
 A line that drops raises out of ``ask``; another session begins later, and nothing is remembered
 between the two. Where an answer does not fit, it asks anew where the hub stands, so that whatever
@@ -33,7 +33,7 @@ class Unsettled(LogError):
 
 
 class Verdict(enum.Enum):
-    """How a log stands to the hub's copy of it, in the order in which that is looked for."""
+    """Say how a log stands to the hub's copy of it, in the order in which that is looked for."""
 
     #: the hub has nothing of the log: its oldest segment comes first
     NEW = "new"

@@ -41,7 +41,7 @@ def read(hub: Path, device: str, path: str, headers: Mapping[str, str]) -> Respo
         if match is not None:
             return _found(Kept(PatientDisk(), hub, device, UUID(match[1])), match[2], headers)
     except FileNotFoundError:
-        """It is not there, as what has no such name."""
+        """Answer that it is not there, as for what has no such name."""
     raise HTTPException(404, "not found")
 
 

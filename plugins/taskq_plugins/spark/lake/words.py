@@ -1,4 +1,4 @@
-"""The tables and columns in words, as Delta's log tells them to whoever reads a table.
+"""Say tables and columns in words, as Delta's log tells them to whoever reads a table.
 
 What a column means is said here alone.
 """
