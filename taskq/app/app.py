@@ -224,7 +224,7 @@ class TaskQ(LogHolder):
         kwargs: Mapping[str, Any] | None = None,
         **choices: Unpack[ScheduleChoices],
     ) -> TaskDecorator:
-        """Enqueue a task at each multiple of ``"10m"`` since 1970 in UTC; else as with ``cron``.
+        """Enqueue a task at multiples of an interval since 1970 in UTC; else as ``cron``: "10m".
 
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
@@ -578,9 +578,9 @@ class TaskQ(LogHolder):
         return hook
 
     def on_step(self, hook: StepHook) -> StepHook:
-        """Call a function with each ``durable.StepDone`` of the jobs that workers of this app run.
+        """Call ``def note(done)`` with each ``durable.StepDone`` of jobs that workers here run.
 
-        A decorator of a plain function: the job waits for it. What it raises is logged.
+        The job waits for it; what it raises is logged. An async function is a ``UsageError``.
         """
         self.hooks.add_step_hook(hook)
         return hook
