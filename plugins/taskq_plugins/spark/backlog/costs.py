@@ -94,7 +94,8 @@ def cut(
         free: how many partitions could run them, if more than these.
     """
     total = sum(costs.seconds(job.task) for job in waiting)
-    goal = min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
+    # Sums of floats differ by how they are added, and by the Python that adds them.
+    goal = 1.000001 * min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
     chunks: list[list[Delivery]] = []
     while waiting and len(chunks) < partitions:
         chunk = [waiting.popleft()]
