@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskQ
+from taskq.log.machine import peers
 from taskq.testing.clock import FakeClock, use_clock
 from tests.effort import grows, some
+from tests.log.golden.test_golden_logs import GOLDEN, opened
+from tests.log.golden.write import LOGS, world_of
 from tests.log.simulation import Simulation
 from tests.native.twins import held
 
@@ -53,11 +56,12 @@ async def written(path: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def fixed_ids() -> Iterator[None]:
-    """Let what is random in every log be the same, until the block is left."""
+    """Let what is random or of a process be the same in every log, until the block is left."""
     numbers = count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
         patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)
+        patch.setattr(peers, "_now_ns", lambda: 1)
         yield
 
 
@@ -88,4 +92,30 @@ def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
             world = simulation.world
             logs.append({path: world.machine.content(path) for path in world.segments()})
     assert sum(map(len, logs[0].values())) > 1_000
+    assert logs[1] == logs[0]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_golden_logs_are_written_alike(name: str, choose: Choose) -> None:
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            machine = world_of(name).machine
+            logs.append({path: machine.content(path) for path in machine.paths()})
+    assert any(path.endswith(".log") and content for path, content in logs[0].items())
+    assert logs[1] == logs[0]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_logs_go_on_alike(name: str, choose: Choose, tmp_path: Path) -> None:
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            path = tmp_path / str(in_c)
+            asyncio.run(opened(name, path))
+            files = sorted((path / "log").glob("*.log"))
+            logs.append({file.name: file.read_bytes() for file in files})
+    assert logs[0]
     assert logs[1] == logs[0]

@@ -131,7 +131,7 @@ def _carried_steps(process: Process) -> None:
     tend(process)
 
 
-_LOGS: Final[dict[str, Callable[[Process], None]]] = {
+LOGS: Final[dict[str, Callable[[Process], None]]] = {
     "plain": _plain,
     "sync-points": _rested,
     "edits": _edited,
@@ -151,11 +151,17 @@ def _pack(name: str, directory: Path, seconds: float) -> None:
         target.writestr(EXPECTED, json.dumps(expected, indent=1))
 
 
-def _make(name: str, directory: Path) -> None:
+def world_of(name: str) -> World:
+    """Return a world whose log is as the golden one of that name was when it was written."""
     world = World(config=keeping(keep_bytes=1, keep_seconds=None, min_free_bytes=0))
     process = world.process()
-    _LOGS[name](process)
+    LOGS[name](process)
     process.sync()
+    return world
+
+
+def _make(name: str, directory: Path) -> None:
+    world = world_of(name)
     for path in world.machine.paths():
         target = directory / path.removeprefix(f"{PATH}/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +175,7 @@ def _main() -> None:
         return
     import tempfile  # noqa: PLC0415 - only whoever writes them
 
-    for name in _LOGS:
+    for name in LOGS:
         if not (HERE / f"{name}.zip").exists():
             with tempfile.TemporaryDirectory() as directory:
                 _make(name, Path(directory))
