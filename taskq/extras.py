@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, Final
 
 #: What the package is called among installed ones. No index has it before there is a release, so
@@ -18,6 +19,34 @@ def workers() -> Any:
         ImportError: it is not installed.
     """
     return importlib.import_module("taskq_workers")
+
+
+class _NoPandas:
+    """Lets Python find no pandas."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse that one package."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+def import_arrow() -> Any:
+    """Import pyarrow for a command; pandas, where it is installed, does not follow.
+
+    pyarrow looks for it at the first list that it makes an array of, once: half a second. Whoever
+    asks for a frame of pandas' still gets one.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    finder: Any = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        arrow = importlib.import_module("pyarrow")
+        arrow.array([])
+    finally:
+        sys.meta_path.remove(finder)
+    return arrow
 
 
 def missing(what: str, package: str | None, extra: str) -> str:

@@ -336,3 +336,32 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
     )
     done = run_python("-c", program, cwd=tmp_path)
     assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sql", "SELECT 1", "-d", "data"),
+        ("export", "data", "-o", "jobs.parquet"),
+        ("pipeline", "run", "--journals", "data", "--lake", "lake", "--engine", "local"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_that_have_no_use_for_pandas_leave_it_alone(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    program = f"""
+import runpy, sys
+from taskq import TaskQ
+with TaskQ("data") as app:
+    app.enqueue_by_name_sync("mail.send", "Ada")
+sys.argv[1:] = {words!r}
+try:
+    runpy.run_module("taskq", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end
+assert "pyarrow" in sys.modules and "pandas" not in sys.modules
+import pyarrow
+assert pyarrow.table({{"a": [1]}}).to_pandas().a[0] == 1
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

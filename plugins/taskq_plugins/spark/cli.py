@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from taskq.cli import Failure, LazyGroup
-from taskq.extras import install_line
+from taskq.extras import import_arrow, install_line
 from taskq_plugins.spark.errors import missing_package
 
 #: What Arrow looks at when it is loaded.
@@ -84,9 +84,7 @@ def _load_arrow() -> None:
     is_ours = _POOL not in os.environ
     os.environ.setdefault(_POOL, "system")
     try:
-        import pyarrow as pa  # noqa: PLC0415 - help imports nothing heavy
-
-        pa.default_memory_pool()
+        import_arrow().default_memory_pool()
     finally:
         if is_ours:
             del os.environ[_POOL]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli import Failure, WrongUsage, data_dir_option, json_option, open_reader, render
-from taskq.extras import missing
+from taskq.extras import import_arrow, missing
 from taskq.text import printable
 from taskq.values import SECOND_NS
 from taskq_plugins.spark.cli import LakePlace
@@ -51,6 +51,7 @@ def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json
     try:
         import duckdb  # noqa: PLC0415 - an extra that help need not load
 
+        import_arrow()
         from taskq.arrow import export  # noqa: F401, PLC0415 - likewise: pyarrow
 
         if lake_path is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
 from taskq.engine import LogRecord, kinds
-from taskq.extras import missing
+from taskq.extras import import_arrow, missing
 from taskq.reading.record import Chooser, Wanted
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taskq.views import AttemptView, JobView
 
 try:
+    import_arrow()
     import pyarrow as pa
     from pyarrow import parquet
 except ImportError as error:
