@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Piece,
         as_bytes,
     )
-    from taskq.arrow.values import LEFT_OUT, UNLIMITED, attempts_in
+    from taskq.arrow.values import LEFT_OUT, UNLIMITED, attempts_in, without_reasons
 
 __all__ = [
     "AS_BYTES",
@@ -44,13 +44,14 @@ __all__ = [
     "as_bytes",
     "attempts_in",
     "decode",
+    "without_reasons",
 ]
 
 _HOMES: Final = {
     "taskq.arrow.decoder": "decode",
     "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
     "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
-    "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in",
+    "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in without_reasons",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from taskq.arrow.problems import shown
 from taskq.core.errors import TaskqError
 from taskq.engine import Flag, LogConfig
 from taskq.log.format.bodies import original_size
-from taskq.log.format.history import ATTEMPTS_KEPT, decode_history
+from taskq.log.format.history import ATTEMPTS_KEPT, decode_history, encode_history
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.spill import REFERENCE_BYTES, decode_reference
 
@@ -182,6 +183,11 @@ def attempts_in(history: bytes) -> tuple[list[AttemptView], bool]:
     attempts = decode_history(history)
     is_whole = bool(attempts) and attempts[0].number == 1 and len(attempts) < ATTEMPTS_KEPT
     return attempts, is_whole
+
+
+def without_reasons(history: bytes) -> bytes:
+    """Return a value of the column history that tells the same attempts, and not why they ended."""
+    return encode_history([replace(attempt, reason="") for attempt in decode_history(history)])
 
 
 def unpacked_sizes(rows: Rows, bodies: Bodies) -> Ints | None:

@@ -16,3 +16,5 @@ DEAD: Final = "dead"
 #: The ``kind`` of a row that stands for a stretch of a log that was read: from the beginning of
 #: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
 POSITION: Final = "position"
+#: Header that links a job to the one that it runs again.
+REPLAY_OF: Final = "replay_of"

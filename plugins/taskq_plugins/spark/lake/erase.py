@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -12,13 +11,13 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
-from taskq.engine import kinds
+from taskq.engine import FailureKind, kinds
 from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
-from taskq_plugins.spark.lake.store import OPEN_RECORDS, Change, Lake
-from taskq_plugins.spark.lake.tombstones import ERASED, JOB_ID, bury, without
+from taskq_plugins.spark.lake.store import OPEN_RECORDS, STEPS, Change, Lake
+from taskq_plugins.spark.lake.tombstones import JOB_ID, bury, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import LakeWriter
 
 _REMAINS: Final = (
-    "what remains: in the lake ids, times, states, names of tasks and queues, and reasons (which "
-    "may quote an argument). What the logs still have, or write again, is not taken in any more, "
-    "but stands there, in what a hub set aside of them (old/), and in backups, until it goes:"
+    "what remains: in the lake ids, times, states, and names of tasks, queues and steps. What the "
+    "logs still have, or write again, is not taken in any more, but stands there, in what a hub "
+    "set aside of them (old/), and in backups, until it goes:"
 )
 #: How a job goes from its device's log, by its state; all others go with compaction.
 _ACTS: Final = {"dead": "dead purge"} | dict.fromkeys(("scheduled", "ready", "held"), "cancel")
@@ -39,8 +38,10 @@ _BY_HUB: Final = (
     "on the device, once the segment with them is sealed; with a hub a task that does it can be "
     "sent: taskq hub put HUB DEVICE TASK"
 )
-_TABLES: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
-_DUPLICATES: Final = "duplicates"
+_BASE: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
+_TABLES: Final = (*_BASE, STEPS)
+#: Tables whose rows are of what several jobs share, and what names it.
+_QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 
 
 class Erased(NamedTuple):
@@ -78,8 +79,8 @@ def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
     """Return how much there is of these jobs, by table."""
     counts = []
     for table in _there(lake):
-        hits = [(file, int(pc.sum(mask).as_py())) for file, mask in _holding(lake, table, job_ids)]
-        counts.append(Erased(table, sum(rows for _, rows in hits), len(hits)))
+        hits = [int(pc.sum(mask).as_py()) for _, _, mask in _holding(lake, table, job_ids)]
+        counts.append(Erased(table, sum(hits), len(hits)))
     return counts
 
 
@@ -92,30 +93,25 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
         LakeError: the lake failed.
     """
     lake = writer.lake
-    if len({batch and batch.number for batch in map(lake.batch, _there(lake))}) > 1:
+    if len({batch and batch.number for batch in map(lake.batch, filter(lake.has, _BASE))}) > 1:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
     bury(writer, job_ids)
+    # First, since the jobs still say which these are if it is killed behind that.
+    _drop_quotes(writer, job_ids)
     erased: list[Erased] = []
-    keys: list[pa.Array] = []
     for table in _there(lake):
         directory = writer.new_directory(table)
         gone: list[DataFile] = []
         rows = 0
-        for number, (file, mask) in enumerate(list(_holding(lake, table, job_ids))):
-            old = parquet.read_table(lake.path / table / file.path, partitioning=None)
-            if table == "jobs":
-                keys.append(pc.drop_null(old["key"].filter(mask)).combine_chunks())
+        for number, (file, old, mask) in enumerate(_holding(lake, table, job_ids)):
             write_rows(placed(without(old, mask), file), directory, number)
             gone.append(file)
             rows += int(pc.sum(mask).as_py())
         _replace(writer, table, directory, gone)
         erased.append(Erased(table, rows, len(gone)))
-    if lake.has(_DUPLICATES) and keys:
-        _erase_keys(writer, pa.concat_arrays(keys))
     writer.note()
-    for table in (*_there(lake), _DUPLICATES):
-        if lake.has(table):
-            writer.vacuum(table, keep_hours=0)
+    for table in filter(lake.has, (*_TABLES, *_QUOTING)):
+        writer.vacuum(table, keep_hours=0)
     return erased
 
 
@@ -148,8 +144,8 @@ def _there(lake: Lake) -> list[str]:
 
 def _holding(
     lake: Lake, table: str, job_ids: Sequence[str]
-) -> Iterable[tuple[DataFile, pa.ChunkedArray]]:
-    """Yield the files with rows of these jobs, and which rows those are."""
+) -> Iterable[tuple[DataFile, pa.Table, pa.ChunkedArray]]:
+    """Yield the files with rows of these jobs that have anything left, the rows, and which."""
     ids = pa.array(job_ids, pa.string())
     # An id ends with the job's number.
     numbers = [
@@ -160,31 +156,31 @@ def _holding(
         if not any(low <= number <= high for number in numbers):
             continue
         path = lake.path / table / file.path
-        mask = pc.is_in(_columns(path, [JOB_ID])[JOB_ID], ids)
+        of_jobs = parquet.read_table(path, columns=[JOB_ID], partitioning=None)[JOB_ID]
+        mask = pc.is_in(of_jobs, ids)
         if pc.any(mask).as_py():
-            # What was erased before is not written again.
-            held = [pc.is_valid(column) for column in _columns(path, ERASED).columns]
-            mask = pc.and_(mask, reduce(pc.or_, held, pc.is_null(mask)))
-            if pc.any(mask).as_py():
-                yield file, mask
+            rows = parquet.read_table(path, partitioning=None)
+            if not without(rows, mask).equals(rows):
+                yield file, rows, mask
 
 
-def _columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Return those columns that the file has."""
-    with parquet.ParquetFile(path) as file:
-        return file.read(columns=[name for name in names if name in file.schema_arrow.names])
-
-
-def _erase_keys(writer: LakeWriter, keys: pa.Array) -> None:
-    """Drop the rows of these keys: the key is what there is to be erased."""
-    lake = writer.lake
-    directory = writer.new_directory(_DUPLICATES)
-    gone = lake.data_files(_DUPLICATES)
-    for number, file in enumerate(gone):
-        rows = parquet.read_table(lake.path / _DUPLICATES / file.path, partitioning=None)
-        kept = rows.filter(pc.invert(pc.is_in(rows["key"], keys.cast(rows["key"].type))))
-        write_rows(placed(kept, file), directory, number)
-    _replace(writer, _DUPLICATES, directory, gone)
+def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
+    """Drop the rows of other tables that are of a key of these jobs, or of a reason's pattern."""
+    lake, keys, patterns = writer.lake, set[bytes](), set[str]()
+    of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
+    for table in filter(lake.has, ("attempts", "jobs")):
+        rows = lake.dataset(table).to_table(columns=["key", "reason"], filter=of_jobs)
+        keys.update(rows["key"].drop_null().to_pylist())
+        patterns.update(map(FailureKind.pattern_of, rows["reason"].drop_null().to_pylist()))
+    for (table, column), values in zip(_QUOTING.items(), (keys, patterns), strict=True):
+        if not lake.has(table):
+            continue
+        directory, gone = writer.new_directory(table), lake.data_files(table)
+        for number, file in enumerate(gone):
+            rows = parquet.read_table(lake.path / table / file.path, partitioning=None)
+            is_gone = pc.is_in(rows[column], pa.array(values, rows[column].type))
+            write_rows(placed(rows.filter(pc.invert(is_gone)), file), directory, number)
+        _replace(writer, table, directory, gone)
 
 
 def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[DataFile]) -> None:
@@ -207,7 +203,7 @@ def erase(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Erase payloads, results, keys and headers of jobs from all tables.
+    """Erase payloads, results, reasons, keys and headers of jobs from all tables.
 
     Tells what would be done; --yes does it: rows are written anew without them, and files of older
     versions that had them are removed, so readers of older versions fail.
@@ -234,7 +230,7 @@ def erase(
 def _tell(erased: list[Erased], jobs: int, *, yes: bool) -> None:
     rows = [(of_table.table, f"{of_table.rows:,}", str(of_table.files)) for of_table in erased]
     render.print_table(("table", ">rows", ">files"), rows)
-    what = f"payloads, results, keys and headers of {count_of(jobs)}"
+    what = f"payloads, results, reasons, keys and headers of {count_of(jobs)}"
     if yes:
         render.echo(f"erased {what}, older versions included")
     else:

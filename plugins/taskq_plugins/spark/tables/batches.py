@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.engine import Flag
-from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER, PART_COLUMN, REPLAY_OF
 from taskq_plugins.spark.tables.events import CONCERNING, IS_OVER, STATES, TOLD
 from taskq_plugins.spark.tables.fold import fold
 from taskq_plugins.spark.tables.logs import LOG
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: What names a job.
 KEYS: Final = [*LOG, "job"]
-#: Header that links a job to the one that it runs again.
-_REPLAY_OF: Final = "replay_of"
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _STATES: Final = pa.array(STATES, pa.string())
 #: What a row has of the event that its job began with, and of what told last where it waits.
@@ -110,7 +108,7 @@ def _jobs(folded: Folded) -> pa.Table:
             "result": made["result"],
             "reason": made["reason"],
             "stores_result": pc.equal(dropped, 0),
-            "replay_of": pc.map_lookup(born["headers"], pa.scalar(_REPLAY_OF), "first"),
+            "replay_of": pc.map_lookup(born["headers"], pa.scalar(REPLAY_OF), "first"),
             "epoch": born["epoch"],
             "is_over": pa.array(IS_OVER[folded.state]),
             "attempts": lists,
