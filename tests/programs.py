@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,18 +22,29 @@ def run_python(*words: object, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, **options)  # noqa: PLW1510
 
 
-def run_taskq(
-    *words: object, cwd: Path | None = None, check: bool = False
+def run_forked(
+    *words: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+    seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``taskq`` in a process of its own, which has its imports."""
+    """Do as ``run_python``, in a process that has our imports, which cost more than most do."""
     with tempfile.TemporaryFile("w+") as errors:
-        program = Program(["-m", "taskq", *map(str, words)], cwd, errors.fileno())
+        program = Program([*map(str, words)], cwd, errors.fileno(), env)
         program.stdin.close()
         with program.stdout:
             shown = program.stdout.read()
-        code = program.wait(SECONDS)
+        code = program.wait(seconds)
         errors.seek(0)
         done = subprocess.CompletedProcess(program.args, code, shown, errors.read())
     if check:
         done.check_returncode()
     return done
+
+
+def run_taskq(
+    *words: object, cwd: Path | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run ``taskq`` in a process of its own, which has its imports."""
+    return run_forked("-m", "taskq", *words, cwd=cwd, check=check)

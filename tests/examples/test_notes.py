@@ -20,7 +20,7 @@ from examples.hub.line import HubProcess, free_port
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.registry import Registry
-from tests.programs import run_python
+from tests.programs import run_forked
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ class Device:
 
     def run(self, *words: str, **environment: str) -> str:
         """Return what a command prints."""
-        done = run_python("-m", *words, env=self.environment | environment, cwd=self.path)
+        done = run_forked("-m", *words, env=self.environment | environment, cwd=self.path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

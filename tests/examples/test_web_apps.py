@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskq.engine import LogReader
-from tests.programs import run_python
+from tests.programs import run_forked
 
 ROOT = Path(__file__).parents[2]
 DJANGO = ROOT / "examples" / "django_app"
@@ -36,7 +36,7 @@ for method, path, data in json.loads(sys.argv[1]):
 
 
 def run(folder: Path, environment: dict[str, str], *command: object) -> str:
-    done = run_python(*command, cwd=folder, env={**os.environ, **environment})
+    done = run_forked(*command, cwd=folder, env={**os.environ, **environment})
     assert not done.returncode, done.stderr
     return done.stdout
 

@@ -23,6 +23,7 @@ from taskq_plugins.hub.sync import sync
 from tests.effort import grows, some
 from tests.hub.place import is_copy, served
 from tests.processes.harness import eventually
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,8 +152,7 @@ async def test_the_file_for_caddy_is_one(tmp_path: Path) -> None:
 def test_the_file_for_systemd_runs_a_command_that_there_is(tmp_path: Path) -> None:
     unit = (_DEPLOY / "taskq-hub.service").read_text()
     (words,) = re.findall(r"^ExecStart=\S+/taskq (.*)$", unit, re.MULTILINE)
-    command = [sys.executable, "-m", "taskq", *words.split(), "--help"]
-    assert "Usage:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Usage:" in run_taskq(*words.split(), "--help", check=True).stdout
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
         file = tmp_path / "taskq-hub.service"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from tests.effort import grows, some
 from tests.hub.outbox_simulation import OutboxSimulation
+from tests.programs import run_forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +45,7 @@ def test_a_job_for_a_device_is_handed_over_once_and_ends_once_and_is_never_forgo
 def test_jobs_for_a_group_run_once_on_each_though_hub_devices_and_line_fail(
     tmp_path: Path, devices: int, rounds: int, kills: int
 ) -> None:
-    options = f"--devices {devices} --rounds {rounds} --kills {kills}".split()
-    command = [sys.executable, "-m", "tests.processes.hub_jobs", *options, "--dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = f"--devices {devices} --rounds {rounds} --kills {kills} --dir {tmp_path}"
+    done = run_forked("-m", "tests.processes.hub_jobs", *options.split(), seconds=3_600)
     assert done.returncode == 0, done.stderr
     assert f"{devices * rounds} jobs for {devices} devices ran once on each" in done.stdout

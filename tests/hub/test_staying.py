@@ -25,6 +25,7 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
 from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
+from tests.programs import run_forked
 
 if TYPE_CHECKING:
     from tests.hub.place import Place
@@ -132,16 +133,16 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enrol("edge-7"))
     monkeypatch.setenv("TERM", "xterm")
     await place.write(4, 500_000)
-    command = [sys.executable, "-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
+    words = ["-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
+    command = [sys.executable, *words]
     terminal, end = pty.openpty()
-    run = partial(subprocess.run, command, check=True, text=True)
-    await to_thread.run_sync(partial(run, stderr=end))
+    await to_thread.run_sync(partial(subprocess.run, command, check=True, stderr=end))
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
     os.close(end)
     assert "1.9/1.9 MiB" in shown
     await place.write(4, 500_000)
-    result = await to_thread.run_sync(partial(run, stderr=subprocess.PIPE))
+    result = await to_thread.run_sync(partial(run_forked, *words, check=True))
     assert "MiB" not in result.stderr
 
 

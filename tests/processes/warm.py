@@ -25,7 +25,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,15 +45,22 @@ class Program:
         words: a script, ``-m`` and a module, or ``-c`` and a program, and what they are given.
         cwd: where it runs.
         stderr: the file that takes its complaints.
+        env: its environment, if it is not this one; what it puts on the path of imports is there.
     """
 
-    def __init__(self, words: Sequence[str], cwd: Path | None = None, stderr: int = 2) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        cwd: Path | None = None,
+        stderr: int = 2,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.args = words
         self.returncode: int | None = None
         self._line, theirs = socket.socketpair()
         stdin, say = os.pipe()
         hear, stdout = os.pipe()
-        order = json.dumps([words, str(cwd or Path.cwd()), dict(os.environ)]).encode()
+        order = json.dumps([words, str(cwd or Path.cwd()), dict(env or os.environ)]).encode()
         with theirs, os.fdopen(stdin), os.fdopen(stdout, "w"):
             socket.send_fds(_forker(), [order], [stdin, stdout, stderr, theirs.fileno()])
         self.stdin, self.stdout = os.fdopen(say, "w"), os.fdopen(hear)
@@ -134,6 +141,8 @@ def _serve(line: socket.socket) -> list[str]:
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update(environment)
+        if path := environment.get("PYTHONPATH"):
+            sys.path[1:1] = path.split(os.pathsep)
         return words  # type: ignore[no-any-return]
 
 
@@ -160,6 +169,7 @@ def _main() -> None:
     first, *rest = _serve(socket.socket(fileno=int(sys.argv[1])))
     if first == "-c":
         sys.argv = [first, *rest[1:]]
+        sys.path[0] = ""
         exec(rest[0], {"__name__": "__main__"})  # noqa: S102 - as Python's own -c
     elif first == "-m":
         sys.argv = rest

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from taskq import TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.errors import SpillMissing
 from tests.cli.helpers import taskq, taskq_json
+from tests.programs import run_taskq
 
 
 def put(path: Path, *arguments: str, data: bytes | None = None) -> str:
@@ -209,10 +208,6 @@ async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
         for _ in range(2):
             await app.stats()
         for name in ("known", "knwon"):
-            words = ("-m", "taskq", "put", "-d", str(tmp_path), "-t", name, '{"*": [1]}')
-            run = await asyncio.create_subprocess_exec(
-                sys.executable, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            _, output = await run.communicate()
-            assert run.returncode == 0
-            assert (b"no worker" in output) is (name == "knwon")
+            words = ("put", "-d", tmp_path, "-t", name, '{"*": [1]}')
+            run = await asyncio.to_thread(run_taskq, *words, check=True)
+            assert ("no worker" in run.stderr) is (name == "knwon")
