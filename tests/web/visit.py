@@ -67,6 +67,8 @@ async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]
         visit = Visit(chromium, await anyio.to_thread.run_sync(child.line))
         await visit.enter()
         yield visit
+        for context in chromium.contexts:
+            await context.close()
 
 
 async def faults(page: Any) -> list[tuple[str, str]]:
