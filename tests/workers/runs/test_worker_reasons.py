@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import runpy
+import traceback
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
 from taskq.calls.serialization import encode_reason
@@ -39,6 +44,22 @@ def test_the_innermost_frames_follow_and_no_more_than_a_screenful() -> None:
     lines = describe(caught(deep, 100)).splitlines()
     assert len(lines) < 40
     assert 'raise KeyError("bottom")' in lines[-1]
+
+
+def test_a_place_is_looked_up_once_and_each_is_told_as_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = Mock(wraps=traceback.extract_tb)
+    monkeypatch.setattr(traceback, "extract_tb", look_up)
+    for name in ("first.py", "second.py"):
+        path = tmp_path / name
+        path.write_text("def fail(early):\n    if early: raise KeyError\n    raise ValueError\n")
+        fail = runpy.run_path(str(path))["fail"]
+        late, early, again = (describe(caught(fail, number)) for number in (0, 1, 0))
+        assert again == late
+        assert f'"{path}", line 3, in fail' in late
+        assert f'"{path}", line 2, in fail' in early
+    assert look_up.call_count == 4
 
 
 def test_what_an_error_was_raised_from_is_told_too() -> None:
