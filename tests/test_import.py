@@ -66,7 +66,7 @@ def test_an_import_brings_no_slow_library_along(report: dict[str, Any]) -> None:
 #: taskq is made of waits for the thread that opens the log.
 APP = {
     "taskq": "_lazy telemetry",
-    "taskq._native": "_loop" if native.is_on else "",
+    "taskq._native": "_plain" if native.is_on else "",
     "taskq.app": "app around decorate hooks schedules shared tasks workers",
     "taskq.calls": "arguments call habits loose naming origins serialization signature",
     "taskq.conditions": "breakers failures",
