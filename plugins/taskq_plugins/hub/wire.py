@@ -235,11 +235,13 @@ def answered(answer: Answer | None) -> tuple[int, str, bytes]:
     return _WELL, JSON, as_json(answer)
 
 
-def understood(asked: Request, status: int, body: bytes) -> Answer | None:
+def understood(
+    asked: Request, status: int, body: bytes, wait_seconds: float = 0.0
+) -> Answer | None:
     """Read what a request was answered; None: nothing is there for the device.
 
     Raises:
-        HubError: it is none that one can go on from.
+        HubError: it is none that one can go on from; it asks to wait for so long.
     """
     title = ""
     if isinstance(asked, Question) and status in (_WELL, _NOTHING):
@@ -256,7 +258,9 @@ def understood(asked: Request, status: int, body: bytes) -> Answer | None:
         title = str(adapter(dict).validate_json(body).get("title", ""))[:CAUSE_CHARACTERS_MAX]
     except ValueError:
         """It is no answer of a hub: its status has to do."""
-    raise refusal(status, title)
+    error = refusal(status, title)
+    error.seconds = wait_seconds
+    raise error
 
 
 def refusal(status: int, title: str = "") -> HubError:

@@ -209,8 +209,10 @@ class Http:
     def _connected(self, turn: threading.BoundedSemaphore) -> http.client.HTTPConnection:
         """Return the connection; who gives up the turn meanwhile has it closed here."""
         connection = self._connection
-        if connection is None or _is_over(connection.sock):
+        if connection is not None and _is_over(connection.sock):
             self.close()
+            connection = None
+        if connection is None:
             connection = self._connection = self._connect()
             connection.auto_open = 0  # whoever hung up meant it
             if self._proxy is not None:
@@ -272,15 +274,6 @@ def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
         who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
         headers["Proxy-Authorization"] = f"Basic {b64encode(who.encode()).decode()}"
     return proxy.hostname, proxy.port or http.client.HTTP_PORT, headers
-
-
-def _read(asked: Request, reply: Told) -> Answer | None:
-    """Read an answer; an error says how long to wait."""
-    try:
-        return understood(asked, reply.status, reply.content)
-    except HubError as error:
-        error.seconds = reply.wait_seconds
-        raise
 
 
 class Line:
@@ -356,14 +349,14 @@ class Line:
             if reply.status == _TOO_LARGE and _PART_BYTES_MIN < size <= most:
                 self.allowance.limit_parts(max(size // 2, _PART_BYTES_MIN))
                 return Refused(Trouble.LARGE, NOWHERE)
-        return _read(asked, reply)
+        return understood(asked, *reply)
 
     async def hold(self, asked: Question) -> Answer | None:
         """Ask for what is there for this device, beside what goes over the line otherwise."""
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
-        return _read(asked, await self.request(*carried(asked), self._holder))
+        return understood(asked, *await self.request(*carried(asked), self._holder))
 
     async def request(
         self,
