@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from examples.hub.line import free_port
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.core.model import Durability
@@ -57,13 +57,6 @@ def fill(path: Path, size: int, frame_bytes: int) -> None:
             port.enqueue(EnqueueSpec(), payload).result()
     finally:
         store.close()
-
-
-def free_port() -> int:
-    """Return one that nobody listens at just now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def serve(hub: Path, port: int) -> subprocess.Popen[bytes]:

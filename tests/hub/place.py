@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import shutil
 import socket
+import subprocess
 from functools import cached_property, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -195,6 +196,22 @@ def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def running(port: int, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Have a program run for the block, once it listens at a port."""
+
+    def is_there() -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", port)) == 0
+
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually(is_there)
+            yield process
+        finally:
+            process.terminate()
 
 
 def run(*words: object) -> Result:

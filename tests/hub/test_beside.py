@@ -16,13 +16,13 @@ from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.fleet import find_logs, segments
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.copies import Copies
+from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.hub.place import Place
 
-_DEVICE: Final = "edge-7"
 _LONG_AGO: Final = time.time() - 40 * 86_400
 
 
@@ -61,7 +61,7 @@ async def _grown(place: Place) -> Path:
     await place.write(4)
     await place.sync()
     async with Hub(place.hub) as hub:
-        job = await hub.device(_DEVICE).enqueue(hub.call_by_name("update"))
+        job = await hub.device(DEVICE).enqueue(hub.call_by_name("update"))
         assert job is not None
     for path in place.hub.rglob("*"):
         if path.is_file():
@@ -92,7 +92,7 @@ async def test_whoever_is_not_the_server_changes_nothing(
     before = _all_below(place.hub)
     kept = _run("hub", "keep", place.hub, "--keep", "1d", "--dry-run")
     assert bool(kept) is not is_busy, "what is being set aside is not due"
-    _run("hub", "restore", place.hub, _DEVICE, place.path / "new")
+    _run("hub", "restore", place.hub, DEVICE, place.path / "new")
     _run("hub", "group", "ls", place.hub)
     for words in (("check",), ("check", "--deep"), ("status",), ("status", "--json"), ("breaks",)):
         _run("hub", words[0], place.hub, *words[1:])

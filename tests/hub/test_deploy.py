@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -15,14 +14,14 @@ import httpx
 import pytest
 from anyio import to_thread
 
+from examples.hub.line import free_port
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.listening import Listener
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.sync import sync
 from tests.effort import grows, some
-from tests.hub.place import is_copy, served
-from tests.processes.harness import eventually
+from tests.hub.place import is_copy, running, served
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
@@ -39,29 +38,6 @@ def _program(name: str) -> str:
     if program is None:
         pytest.skip(f"there is no {name} here")
     return program
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def _running(port: int, *command: str | Path) -> Iterator[None]:
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        eventually(lambda: _listens(port))
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture
@@ -91,7 +67,7 @@ _AS_IT_COMES: Final = "server {{ listen 127.0.0.1:{port}; location / {{ proxy_pa
 def _nginx(path: Path, server: str, port: int) -> Iterator[None]:
     program, file = _program("nginx"), path / "nginx.conf"
     file.write_text(_NGINX.format(path=path, server=server))
-    with _running(port, program, "-p", path, "-c", file):
+    with running(port, program, "-p", path, "-c", file):
         yield
 
 
@@ -107,7 +83,7 @@ async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
 @grows
 async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str) -> None:
     await place.write(some(200, 3_400), 60_000)
-    port = _free_port()
+    port = free_port()
     with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
         await _arrives(place, f"http://127.0.0.1:{port}")
 
@@ -115,7 +91,7 @@ async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str
 async def test_a_job_for_a_device_that_rests_behind_nginx_comes_within_five_seconds(
     place: Place, url: str
 ) -> None:
-    port = _free_port()
+    port = free_port()
     with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
         await place.order(f"http://127.0.0.1:{port}", 2, seconds=5)
 
@@ -124,7 +100,7 @@ async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(
     place: Place, url: str, certificate: tuple[Path, Path]
 ) -> None:
     await place.write(200, 60_000)
-    port, server = _free_port(), (_DEPLOY / "nginx.conf").read_text()
+    port, server = free_port(), (_DEPLOY / "nginx.conf").read_text()
     for old, new in (
         ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),
         ("/etc/ssl/hub.pem", str(certificate[0])),
@@ -173,10 +149,10 @@ async def test_a_hub_brings_tls_itself(place: Place, certificate: tuple[Path, Pa
 async def test_a_hub_tells_how_its_devices_stand_and_what_it_refused(place: Place) -> None:
     await place.write()
     await place.sync()
-    port, figures = _free_port(), _free_port()
+    port, figures = free_port(), free_port()
     hub = (sys.executable, "-m", "taskq", "hub", "serve", place.hub)
     words = ("--bind", f"127.0.0.1:{port}", "--metrics-port", str(figures))
-    with _running(port, *hub, *words):
+    with running(port, *hub, *words):
         async with httpx.AsyncClient(trust_env=False) as client:
             url, headers = f"http://127.0.0.1:{port}/v1/sync", {"Authorization": "Bearer x"}
             assert (await client.post(url, content=b"x", headers=headers)).status_code == 401

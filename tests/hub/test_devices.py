@@ -32,7 +32,7 @@ from taskq_plugins.hub.wire import (
     HubError,
     HubStops,
 )
-from tests.hub.place import Direct
+from tests.hub.place import DEVICE, Direct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from tests.hub.place import Place
 
-_DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"
 _LARGE: Final = 1_500_000
 
@@ -49,10 +48,10 @@ _LARGE: Final = 1_500_000
 
 
 async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> None:
-    code = Registry(place.hub).invite(_DEVICE)
+    code = Registry(place.hub).invite(DEVICE)
     line = place.line("")
     token = await line.redeem(code)
-    assert Registry(place.hub).device_of(token) == _DEVICE
+    assert Registry(place.hub).device_of(token) == DEVICE
     for wrong in (code, "edge-8." + "A" * 16, "", "edge-7.x", "é"):
         with pytest.raises(HubError, match="401"):
             await line.redeem(wrong)
@@ -63,7 +62,7 @@ async def test_a_code_gets_one_token_and_then_holds_no_more(place: Place) -> Non
 async def test_a_code_of_yesterday_holds_no_more(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = Registry(place.hub).invite(_DEVICE)
+    code = Registry(place.hub).invite(DEVICE)
     later = time.time_ns() + 86_401 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: later)
     with pytest.raises(HubError, match="401"):
@@ -79,7 +78,7 @@ async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_d
         await place.sync(machine="second")
     assert await place.sync(machine="first") == [Verdict.BEHIND]
     assert await place.sync(machine="") == [Verdict.BEHIND]
-    Registry(place.hub).move(_DEVICE)
+    Registry(place.hub).move(DEVICE)
     assert await place.sync(machine="second") == [Verdict.BEHIND]
     assert b"second" not in b"".join(path.read_bytes() for path in place.hub.glob("*.db*"))
 
@@ -88,10 +87,10 @@ async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Plac
     await place.write()
     await place.sync()
     before = place.copies()
-    Registry(place.hub).retire(_DEVICE)
+    Registry(place.hub).retire(DEVICE)
     with pytest.raises(HubStops, match="401"):
         await place.sync()
-    assert (place.copies(), Registry(place.hub).standing(_DEVICE)["state"]) == (
+    assert (place.copies(), Registry(place.hub).standing(DEVICE)["state"]) == (
         before, "retired",
     )  # fmt: skip
 
@@ -104,7 +103,7 @@ async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
     await place.write(3, 50_000)
     with pytest.raises(HubError, match="507"):
         await place.sync()
-    assert used_bytes(place.hub / "devices" / _DEVICE) < 120_000
+    assert used_bytes(place.hub / "devices" / DEVICE) < 120_000
     place.restart()
     assert (await place.sync())[-1] in (Verdict.NEW, Verdict.BEHIND)
 
@@ -174,7 +173,7 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
     other = Registry(place.hub).enrol("edge-8")
     await place.write(40, 5_000)
     await place.sync()
-    secret = place.hub / "devices" / _DEVICE / place.copy.name / "log" / f"{9:020}.log"
+    secret = place.hub / "devices" / DEVICE / place.copy.name / "log" / f"{9:020}.log"
     secret.symlink_to(place.hub / "registry.db")
     logs = (await place.ask("GET", "/v1/logs")).json()["logs"]
     log = f"/v1/logs/{logs[0]['log_id']}"
@@ -234,7 +233,7 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place
         assert {(await log.get(job)).state for job in jobs} == {State.READY}
         assert await log.put(b"more") not in jobs
     assert await place.sync() == [Verdict.BEHIND]
-    given_back(place.hub, _DEVICE, place.path / "again")
+    given_back(place.hub, DEVICE, place.path / "again")
     async with TaskLog.open(place.path / "again") as log:
         assert (await log.get(jobs[0])).state is State.READY
 
@@ -247,10 +246,10 @@ async def _taken_in(place: Place) -> list[tuple[str, UUID, int]]:
 async def test_a_stick_carries_a_log_to_the_hub(place: Place) -> None:
     assert place.token
     await place.write(40, 5_000)
-    stick = Stick(place.path / "stick", _DEVICE)
+    stick = Stick(place.path / "stick", DEVICE)
     await sync(str(place.log), stick)  # type: ignore[arg-type]
     ((device, _, _),) = await _taken_in(place)
-    assert device == _DEVICE
+    assert device == DEVICE
     segments = place.segments()
     assert all(segments[name].startswith(data) for name, data in place.copies().items())
     await place.write()
@@ -264,8 +263,8 @@ async def test_a_stick_has_a_device_that_was_set_back_go_on_above_what_it_holds(
 ) -> None:
     await place.write()
     before = shutil.copytree(place.log, place.path / "before")
-    stick, path = Stick(place.path / "stick", _DEVICE), str(place.log)
-    await Own(path, LogConfig(), _DEVICE).skip(2**22)  # further than any log goes on by itself
+    stick, path = Stick(place.path / "stick", DEVICE), str(place.log)
+    await Own(path, LogConfig(), DEVICE).skip(2**22)  # further than any log goes on by itself
     await place.write()
     end = (await sync(path, stick)).end  # type: ignore[arg-type]
     place.remove()

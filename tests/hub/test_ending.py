@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from examples.hub.line import free_port
 from taskq.cli.main import main
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.gate import listening
@@ -78,13 +78,6 @@ main()
 """
 
 
-def _port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def _status(url: str, token: str) -> int:
     headers = {"Authorization": f"Bearer {token}"}
     try:
@@ -96,7 +89,7 @@ def _status(url: str, token: str) -> int:
 async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> None:
     """A disk that does not answer, and a body that does not come."""
     assert place.token
-    port = _port()
+    port = free_port()
     command = [sys.executable, "-c", _HANGS, "hub", "serve", str(place.hub), "--bind"]
     url, lines = f"http://127.0.0.1:{port}", []
     errors = place.path / "errors"

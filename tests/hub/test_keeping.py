@@ -19,13 +19,13 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.kept import kept
 from taskq_plugins.hub.wire import HubError
+from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.copy import Copy
     from taskq_plugins.hub.kept import Kept
     from tests.hub.place import Place
 
-_DEVICE: Final = "edge-7"
 _DAY: Final = 86_400.0
 _SMALL: Final = 64 * 1024
 _MIB: Final = 2**20
@@ -102,7 +102,7 @@ async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(place:
     _arrived(place, 3 * _DAY)
     await place.sync()
     assert _pin(place) > 1
-    (log_id,) = [folder.name for folder in (place.hub / "devices" / _DEVICE).glob("*-*")]
+    log_id = place.copy.name
     place.lose(log_id)
     assert await place.sync() == [Verdict.NEW]
     assert place.copies().keys() == place.segments().keys()
@@ -211,7 +211,7 @@ async def test_a_large_body_stays_at_the_hub_while_a_record_names_it(place: Plac
     await _work(place, keep_segments=1)
     await place.sync()
     _arrived(place, 40 * _DAY)
-    (spill,) = (place.hub / "devices" / _DEVICE).glob("*/spill")
+    spill = place.copy / "spill"
     for body in spill.iterdir():
         os.utime(body, (time.time() - 40 * _DAY,) * 2)
     hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
@@ -229,6 +229,6 @@ def _kept(place: Place) -> Kept:
 
 
 def _copy(place: Place) -> Copy:
-    copy = Copies(PatientDisk, str(place.hub))._opened(_DEVICE, _kept(place).log_id)
+    copy = Copies(PatientDisk, str(place.hub))._opened(DEVICE, _kept(place).log_id)
     assert copy is not None
     return copy

@@ -23,6 +23,7 @@ from taskq_plugins.hub.messages import (
 )
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubStops, read
+from tests.hub.place import DEVICE
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from taskq.engine import Border
     from tests.hub.place import Place
 
-_DEVICE: Final = "edge-7"
 _BLOCK: Final = 4_096
 _LOG: Final = UUID(int=7)
 
@@ -42,7 +42,7 @@ async def _session(place: Place, log_id: UUID = _LOG) -> Synced:
 
 
 def _used(place: Place) -> int:
-    return used_bytes(place.hub / "devices" / _DEVICE)
+    return used_bytes(place.hub / "devices" / DEVICE)
 
 
 def _borders(place: Place) -> tuple[UUID, list[Border]]:
@@ -76,7 +76,7 @@ async def test_a_device_is_set_back_three_times_a_day_and_then_held_until_somebo
         await place.sync()
     assert place.tree().items() <= before.items()
     assert "held" in run_taskq("hub", "status", str(place.hub)).stdout
-    Registry(place.hub).move(_DEVICE)
+    Registry(place.hub).move(DEVICE)
     assert await place.sync() == [Verdict.BEHIND]
 
 
@@ -109,7 +109,7 @@ async def test_files_count_however_little_is_in_them(place: Place, data: bytes) 
     assert place.token
     session = (await _session(place)).session
     room = _used(place) + 20 * _BLOCK
-    place.server._accounts["edge-7"] = Account(place.hub / "devices" / _DEVICE, room)
+    place.server._accounts["edge-7"] = Account(place.hub / "devices" / DEVICE, room)
     answers = []
     for number in range(30):
         name = hashlib.sha256(bytes([number])).hexdigest()
@@ -124,7 +124,7 @@ async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -
     await place.write(2, 50_000)
     await place.sync()
     log_id, borders = _borders(place)
-    account = place.server._account(_DEVICE)
+    account = place.server._account(DEVICE)
     for _ in range(3):
         session = (await _session(place, log_id)).session
         await place.sent(Seal(session, log_id, borders[0], bytes(32)))

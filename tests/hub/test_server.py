@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import socket
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import pytest
 
+from examples.hub.line import free_port
 from taskq import TaskLog
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
@@ -28,7 +26,7 @@ from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
-from tests.hub.place import Place, is_copy
+from tests.hub.place import Place, is_copy, running
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
@@ -261,29 +259,10 @@ async def test_one_process_at_a_time_sends_a_log(place: Place) -> None:
     assert await place.sync() == [Verdict.NEW]
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def _serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
-    process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    eventually(lambda: _listens(port), 30)
-    return process
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return not sock.connect_ex(("127.0.0.1", port))
-
-
 def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, hub, port = tmp_path / "log", tmp_path / "hub", _free_port()
+    log, hub, port = tmp_path / "log", tmp_path / "hub", free_port()
     monkeypatch.setenv("TASKQ_HUB_URL", f"http://127.0.0.1:{port}")
     monkeypatch.chdir(tmp_path)
     taskq("put", "one", "-d", log)
@@ -292,21 +271,17 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
     send = ("sync", log, "--token-file", "token")
     done = taskq(*send)
     assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)
-    server = _serve(hub, port)
-    try:
+    command = (sys.executable, "-m", "taskq", "hub", "serve", hub, "--bind", f"127.0.0.1:{port}")
+    with running(port, *command) as server:
         assert taskq("hub", "serve", hub).exit_code == 1
         assert "sent (new)" in taskq(*send).stdout
         taskq("put", "two", "-d", log)
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        server = _serve(hub, port)
+        server.kill()
+    with running(port, *command):
         assert re.search(r"up to lsn 2; .* B sent \(behind\)", taskq(*send).stdout)
         assert "up to lsn 2; nothing to send" in taskq(*send).stdout
         (copy,) = (hub / "devices" / "edge-7").glob("*-*")
         assert "no damage" in taskq("verify", "-d", copy).stdout
         refused = taskq("put", "three", "-d", copy)
         assert (refused.exit_code, "edge-7" in refused.stderr) == (1, True)
-    finally:
-        server.kill()
-        server.wait()
     assert taskq("sync", log).exit_code == 2

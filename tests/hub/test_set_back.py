@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import TaskLog
 from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.kept import faults, kept
+from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
     from tests.hub.place import Place
-
-_DEVICE: Final = "edge-7"
 
 
 def _kinds(place: Place) -> list[str]:
@@ -24,7 +23,7 @@ def _kinds(place: Place) -> list[str]:
 
 def _is_equal(place: Place) -> bool:
     """Whether the hub has each segment of the device, byte for byte but for what says nothing."""
-    files = (place.hub / "devices" / _DEVICE).glob("*-*/log/*.log")
+    files = (place.hub / "devices" / DEVICE).glob("*-*/log/*.log")
     copies, segments = {file.name: file.read_bytes() for file in files}, place.segments()
     return max(copies) <= max(segments) and all(
         data.startswith(copies[name])
@@ -76,7 +75,7 @@ async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_break(
         place.restart()
         assert await place.sync() == [Verdict.BEHIND]
         assert _is_equal(place)
-        for copy in (place.hub / "devices" / _DEVICE).glob("*-*"):
+        for copy in (place.hub / "devices" / DEVICE).glob("*-*"):
             shutil.rmtree(copy)
         place.restart()
         assert await place.sync() == [Verdict.NEW]

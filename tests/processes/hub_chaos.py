@@ -24,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
+from examples.hub.line import free_port
 from taskq import State, TaskLog, TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import TaskqError
@@ -223,7 +224,7 @@ class Chaos:
         """Start the hub, with a clock of its own."""
         off_ns = round(self.chance.uniform(-1, 1) * _DAY_NS)
         command = [sys.executable, "-c", _HUB, str(off_ns), "hub", "serve", str(self.hub)]
-        self.proxy.to = self.proxy.to or await _free_port()
+        self.proxy.to = self.proxy.to or free_port()
         place = ("--bind", f"127.0.0.1:{self.proxy.to}")
         self._process = subprocess.Popen([*command, *place], stderr=subprocess.DEVNULL)  # noqa: ASYNC220
         while await self.proxy._ask(b"GET /healthz HTTP/1.1\r\n\r\n") == _PAGES["502"]:
@@ -328,13 +329,6 @@ class Chaos:
             views = reader.jobs(None, None, None, 100_000)
         assert {view.state for view in views} <= {State.SUCCEEDED}, Counter(v.state for v in views)
         assert all((view.result or b"").startswith(b'"has 7.') for view in views)
-
-
-async def _free_port() -> int:
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    return port
 
 
 def main() -> None:

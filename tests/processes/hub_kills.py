@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from examples.hub.line import free_port
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.log.read.reader import LogReader
@@ -29,7 +30,7 @@ from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow
-from tests.bench.hub import free_port, serve
+from tests.bench.hub import serve
 from tests.processes import hub_matrix
 from tests.processes.hub_matrix import content_of
 
