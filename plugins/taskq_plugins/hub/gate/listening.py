@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
 from taskq_plugins.hub.gate.bodies import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
@@ -84,7 +84,8 @@ class Protocol(Patient):
             return
         reader._remaining = left - len(data)
         cycle.body = cycle.body + data if cycle.body else data  # type: ignore[assignment]
-        self.flow.pause_reading()
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
         cycle.message_event.set()
 
     @property
