@@ -153,6 +153,17 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return case
 
 
+def ends_early(case: Case, target: Path, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Back up until the cut; return whether that came before the end."""
+    with monkeypatch.context() as patched:
+        patched.setattr(backup, "LocalDisk", cut_disk(cut))
+        try:
+            back_up(str(case.data), str(target))
+        except LogError:
+            return True
+    return False
+
+
 @grows
 @pytest.mark.parametrize("full", [False, True], ids=["cut", "full"])
 def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
@@ -163,15 +174,7 @@ def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
     while is_cut:
         target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
         shutil.copytree(case.first, target)
-        cut = Cut(step, full=full)
-        with monkeypatch.context() as patched:
-            patched.setattr(backup, "LocalDisk", cut_disk(cut))
-            try:
-                back_up(str(case.data), str(target))
-            except LogError:
-                pass
-            else:
-                is_cut = False
+        is_cut = ends_early(case, target, Cut(step, full=full), monkeypatch)
         restore(str(target), str(again))
         seen.append(stands(again))
         assert seen[-1] in (case.old, case.new), f"cut at operation {step}"
@@ -195,15 +198,7 @@ def test_a_first_backup_that_is_cut_anywhere_is_none_or_whole(
     step, is_cut = 0, True
     while is_cut:
         target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
-        cut = Cut(step, full=False)
-        with monkeypatch.context() as patched:
-            patched.setattr(backup, "LocalDisk", cut_disk(cut))
-            try:
-                back_up(str(case.data), str(target))
-            except LogError:
-                pass
-            else:
-                is_cut = False
+        is_cut = ends_early(case, target, Cut(step, full=False), monkeypatch)
         try:
             restore(str(target), str(again))
         except LogError:
