@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from taskq_plugins.fleet import listing, marks
+from taskq_plugins.fleet import listing, marks, places
 from taskq_plugins.fleet.segmentfile import SegmentFile
 from taskq_plugins.spark.source import standing
 from taskq_plugins.spark.source.options import read_options
@@ -40,7 +40,8 @@ def test_a_log_that_is_silent_is_not_opened_again(
         log.enqueue()
     assert seen(tmp_path)[1] > 0
     assert seen(tmp_path)[1] > 0, "what changed just now may have changed once more"
-    monkeypatch.setattr(standing, "_SETTLED_NS", -(10**18))
+    for module in (places, standing):
+        monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
     before, _ = seen(tmp_path)
     again, opened = seen(tmp_path)
     assert opened == 0
@@ -75,11 +76,17 @@ def replaced(log: MadeLog) -> None:
     MadeLog(log.path).enqueue()
 
 
-@pytest.mark.parametrize("change", [grown, lacking, declared, marked, replaced])
+def named_otherwise(log: MadeLog) -> None:
+    other = MadeLog(log.path.parent / "other" / "edge")
+    (other.path / "taskq.json").replace(log.path / "taskq.json")
+
+
+@pytest.mark.parametrize("change", [grown, lacking, declared, marked, replaced, named_otherwise])
 def test_whatever_changes_in_a_log_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[MadeLog], None]
 ) -> None:
-    monkeypatch.setattr(standing, "_SETTLED_NS", -(10**18))
+    for module in (places, standing):
+        monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
     log = MadeLog(tmp_path / "edge")
     log.enqueue()
     log.rotate()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.arrow.problems import shown
 from taskq.engine import Identity, LocalDisk, Replica
 from taskq.errors import LogError
+from taskq.values import SECOND_NS
 from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
 
@@ -74,7 +76,10 @@ class Facts(NamedTuple):
     changed_ns: int
 
 
-#: Logs by path, as their identities told, which are written once.
+#: What changed less long ago may change once more and have the same time.
+SETTLED_NS: Final = 2 * SECOND_NS
+#: Logs by path, as their identities told, and what the system said of their directories: whoever
+#: puts another identity in its place changes that.
 _identities: Final[Memory[str, tuple[Facts, LogPlace]]] = Memory()
 
 
@@ -130,18 +135,18 @@ def find_logs(
 def _candidates(
     top: str, on_problem: Callable[[LogError], None] | None
 ) -> Iterator[tuple[str, str, Facts]]:
-    """Yield (device, directory, facts of its identity) of everything that may be a log."""
-    if facts := _identity_facts(top):
+    """Yield (device, directory, facts of that) of everything that may be a log."""
+    if facts := _facts_of_log(top):
         yield shown(Path(top).name) or top, top, facts
         return
     for name in _directories(top, None):
         path = f"{top.rstrip('/')}/{name}"
         device = shown(name)
-        if facts := _identity_facts(path):
+        if facts := _facts_of_log(path):
             yield device, path, facts
             continue
         for below in _directories(path, on_problem):
-            if facts := _identity_facts(f"{path}/{below}"):
+            if facts := _facts_of_log(f"{path}/{below}"):
                 yield device, f"{path}/{below}", facts
 
 
@@ -153,14 +158,19 @@ def _look(disk: LocalDisk, device: str, path: str, facts: Facts) -> LogPlace | N
     if identity is None:
         return None
     place = LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
-    _identities[path] = facts, place
+    if facts.changed_ns < time.time_ns() - SETTLED_NS:
+        _identities[path] = facts, place
     return place
 
 
-def _identity_facts(path: str) -> Facts | None:
-    """Return what is known of its file, if there is one; a pipe would hold up whoever opens it."""
-    facts = facts_of(f"{path}/{Replica.IDENTITY}")
-    return facts if facts is not None and stat.S_ISREG(facts.mode) else None
+def _facts_of_log(path: str) -> Facts | None:
+    """Return what the system says of a directory with an identity; None of any other."""
+    facts, known = facts_of(path), _identities.get(path)
+    if facts is None or (known is not None and known[0] == facts):
+        return facts
+    identity = facts_of(f"{path}/{Replica.IDENTITY}")
+    # A pipe would hold up whoever opens it.
+    return facts if identity is not None and stat.S_ISREG(identity.mode) else None
 
 
 def facts_of(path: str) -> Facts | None:

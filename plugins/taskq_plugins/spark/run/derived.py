@@ -138,7 +138,7 @@ def refresh_tables(
             elif name == STEPS:
                 rows, gone = _stepped(duck, lake, computed), []
             elif name == "breaks":
-                rows = breaks(_broken(lake), [standing.log for standing in standings])
+                rows = breaks(_broken(lake), standings)
             else:
                 as_of_ns = time.time_ns() if sight is None else sight.at_ns
                 rows = _lag(duck, lake, changes, standings, as_of_ns)

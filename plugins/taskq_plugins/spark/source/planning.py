@@ -22,7 +22,7 @@ from taskq_plugins.spark.source.problems import (
 from taskq_plugins.spark.source.standing import Sight, Standing, at_time, look, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from taskq_plugins.spark.source.options import ReadOptions
     from taskq_plugins.spark.source.positions import Bound, Offsets, Position
@@ -206,7 +206,7 @@ class Following:
         self._fresh = sight or look(self._options)
         if ends is None:
             ends = {standing.log.log_id: standing.latest for standing in self._fresh.standings}
-        self._targets = ends
+        self._targets = dict(ends)
 
     def next(self, offsets: Offsets, limits: Limits) -> Offsets:
         """Return how far the next batch goes.
@@ -289,6 +289,8 @@ class Following:
         target = standing.latest if self._targets is None else self._targets[log_id]
         holds = self._options.fail_on_data_loss == "hold"
         if position is not None and position.is_at(target):
+            if self._targets is not None:  # nothing is planned behind it any more
+                del self._targets[log_id]
             return None
         if not target.segment:
             if position is not None and not standing.left_out:
@@ -319,10 +321,10 @@ class Following:
 
         A log that is gone while its device has another was replaced: the device began anew.
         """
-        there = {standing.log.log_id for standing in sight.standings}
-        devices = {standing.log.device for standing in sight.standings}
+        gone = offsets.keys() - {standing.log.log_id for standing in sight.standings}
+        devices = {standing.log.device for standing in sight.standings} if gone else set()
         chosen = self._options.devices
-        for log_id in offsets.keys() - there:
+        for log_id in gone:
             device = offsets[log_id].device
             is_chosen = chosen is None or bool({device, log_id} & chosen)
             if device in devices or not is_chosen or sight.has_problems:
@@ -343,9 +345,9 @@ class Following:
         if not changed:
             return []
         sight, self._sight = self._sight, None
-        if sight is None or not _covers(sight, changed):
-            sight = look(self._options)
-        there = {standing.log.log_id: standing for standing in sight.standings}
+        there = {} if sight is None else _among(sight, changed)
+        if not _cover(there, changed):
+            there = _among(look(self._options), changed)
         between: list[Stretch] = []
         for log_id, end in sorted(changed.items(), key=lambda item: (item[1].device, item[0])):
             standing = there.get(log_id)
@@ -390,6 +392,14 @@ def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
     }
 
 
-def _covers(sight: Sight, ends: Offsets) -> bool:
-    there = {standing.log.log_id: standing.latest.place for standing in sight.standings}
-    return all(log_id in there and end.place <= there[log_id] for log_id, end in ends.items())
+def _among(sight: Sight, logs: Offsets) -> dict[str, Standing]:
+    return {
+        standing.log.log_id: standing for standing in sight.standings if standing.log.log_id in logs
+    }
+
+
+def _cover(there: Mapping[str, Standing], ends: Offsets) -> bool:
+    """Return whether these logs, as they were found, go as far."""
+    return all(
+        log_id in there and end.place <= there[log_id].latest.place for log_id, end in ends.items()
+    )

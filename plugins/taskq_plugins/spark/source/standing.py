@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
-from taskq.values import SECOND_NS
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.breaks import BREAKS, breaks
 from taskq_plugins.fleet.listing import segment_paths, segments
 from taskq_plugins.fleet.marks import End, durable_end
 from taskq_plugins.fleet.memory import Memory
-from taskq_plugins.fleet.places import Facts, LogPlace, Mark, SegmentPlace, facts_of, find_logs
+from taskq_plugins.fleet.places import (
+    SETTLED_NS,
+    Facts,
+    LogPlace,
+    Mark,
+    SegmentPlace,
+    facts_of,
+    find_logs,
+)
 from taskq_plugins.fleet.problems import log_problem
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Given, Lsn, Position
 from taskq_plugins.spark.source.problems import OptionError, Unreadable
 
 if TYPE_CHECKING:
+    from taskq_plugins.fleet.breaks import Break
     from taskq_plugins.spark.source.options import ReadOptions
 
-#: What changed less long ago may change once more and have the same time.
-_SETTLED_NS: Final = 2 * SECOND_NS
 #: Logs by path as they stood, and what the system said of their files: most are silent mostly.
 _seen: Final[Memory[str, tuple[dict[str, Facts], Standing]]] = Memory()
 #: A search by halves ends in a stretch of this size, which is hopped through.
 _HALVING_ENDS_BYTES: Final = 64 * 1024
 
 
-class Standing(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Standing:
     """One log as it was found: its segments, and how far it may be read.
 
     ``left_out`` are segments that are there but cannot be used, where that is to be passed over.
+    A silent log keeps its one, so what follows from it is found once.
     """
 
     log: LogPlace
@@ -40,10 +50,15 @@ class Standing(NamedTuple):
     end: End
     left_out: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def latest(self) -> Position:
         """Return the place behind all that may be read now."""
         return Position(self.log.device, *self.end.mark, self.end.frame, self.end.time_ns)
+
+    @cached_property
+    def breaks(self) -> list[Break]:
+        """Return the breaks that a hub declared of it."""
+        return breaks(self.log)
 
     @property
     def earliest(self) -> Position:
@@ -127,7 +142,8 @@ def look(options: ReadOptions) -> Sight:
 def _as_seen(log: LogPlace) -> Standing | None:
     """Return a log as it was seen before, if nothing of it has changed."""
     facts, standing = _seen.get(log.path) or ({}, None)
-    if standing is None or standing.log != log:
+    # It is another as soon as anything happens in the log's own directory.
+    if standing is None or standing.log is not log:
         return None
     return standing if all(facts_of(path) == fact for path, fact in facts.items()) else None
 
@@ -140,9 +156,9 @@ def _remember(standing: Standing, at_ns: int) -> None:
     path, places, mark = standing.log.path, standing.places, standing.end.mark
     if not places or standing.left_out or mark.offset != places[-1].size_bytes:
         return
-    names = (path, f"{path}/log", f"{path}/{BREAKS}", places[-1].path)
+    names = (f"{path}/log", f"{path}/{BREAKS}", places[-1].path)
     facts = {name: fact for name in names if (fact := facts_of(name)) is not None}
-    if all(fact.changed_ns < at_ns - _SETTLED_NS for fact in facts.values()):
+    if all(fact.changed_ns < at_ns - SETTLED_NS for fact in facts.values()):
         _seen[path] = facts, standing
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from taskq_plugins.fleet import breaks as declared_breaks
 from taskq_plugins.spark.source.going_on import COMPACTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskq_plugins.fleet import LogPlace
+    from taskq_plugins.spark.source.standing import Standing
 
 _TEXT: Final = pa.string()
 _LONG: Final = pa.int64()
@@ -37,7 +36,7 @@ BREAKS: Final = pa.schema(
 )
 
 
-def breaks(records: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
+def breaks(records: pa.Table, logs: Iterable[Standing]) -> pa.Table:
     """Return one row for each break that was declared, or found while reading.
 
     Args:
@@ -46,11 +45,11 @@ def breaks(records: pa.Table, logs: Iterable[LogPlace]) -> pa.Table:
     """
     rows = [_found(record) for record in records.to_pylist()]
     known = {_key(row): row for row in rows}
-    for log in logs:
-        for declared_break in declared_breaks(log):
+    for standing in logs:
+        for declared_break in standing.breaks:
             row: dict[str, Any] = {
-                "device": log.device,
-                "log_id": log.log_id,
+                "device": standing.log.device,
+                "log_id": standing.log.log_id,
                 "kind": "fork" if declared_break.is_fork else "gap",
                 "is_declared": True,
                 "lsn": declared_break.lsn,
