@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -20,9 +21,6 @@ from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.jobstories import world_of
 from tests.pipeline.rowmaking import live
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: What the last record of a job makes of it; one that waits is due or not.
 _FOLD = """
@@ -228,3 +226,19 @@ def test_the_files_of_the_version_hold_what_every_reader_counts(
             duckdb.read_parquet(paths).count("*").fetchall()[0][0] if paths else 0,
         }
         assert len(counts) == 1, (name, counts)
+
+
+def test_duckdbs_own_reader_of_delta_finds_the_same_rows(made: Made) -> None:
+    """By the extension as its package brings it, which needs no network."""
+    package = pytest.importorskip("duckdb_extension_delta")
+    name = f"extensions/v{duckdb.__version__}/delta.duckdb_extension"
+    extension = Path(package.__file__).parent / name
+    if not extension.exists():
+        pytest.skip(f"the package is for another DuckDB than {duckdb.__version__}")
+    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as duck:
+        duck.load_extension(str(extension))
+        for table in Lake.open(made.lake).tables():
+            where = str(made.lake / table)
+            duck.register("rows", DeltaTable(where).to_pyarrow_dataset())
+            scanned = duck.execute("FROM delta_scan($1) ORDER BY ALL", [where]).fetchall()
+            assert scanned == duck.execute("FROM rows ORDER BY ALL").fetchall(), table
