@@ -41,7 +41,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: A worker's command raises it for its process, which is not ours here.
 COLLECTS_AT: Final = gc.get_threshold()
 
-#: A torture takes what it takes, and more on a busy machine: this only ends one that hangs.
+#: A torture takes what it takes, and more on a busy machine: this only ends one that hangs, unless
+#: it says itself that it takes longer.
 SLOW_SECONDS: Final = 1_800
 
 #: Longer values give no test its name.
@@ -102,7 +103,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if run.tortures and grows:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") is not None:
-            item.add_marker(pytest.mark.timeout(SLOW_SECONDS), append=False)
+            own = item.get_closest_marker("timeout")
+            seconds = max([SLOW_SECONDS, *(own.args if own is not None else ())])
+            item.add_marker(pytest.mark.timeout(seconds), append=False)
 
 
 #: Threads of logs that tests left open, each of which was told of.
