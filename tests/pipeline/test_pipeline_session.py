@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from taskq_plugins.spark.errors import SparkError
+from taskq_plugins.spark.lake.errors import LakeDiskError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -215,3 +216,19 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exce
     ):
         raise error
     assert raised.value.__cause__ is error
+
+
+def test_a_connection_that_is_refused_in_a_batch_is_told_as_javas_end(tmp_path: Path) -> None:
+    """Not as one of the disk; and whoever was killed may be there for a while longer."""
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    refused = ConnectionRefusedError(111, "Connection refused")
+    error, process = LakeDiskError(tmp_path, refused), mock.Mock()
+    process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] else None
+    opened = mock.Mock(**{"sparkContext._gateway.proc": process})
+    with (
+        mock.patch.object(sessions, "open_session", return_value=opened),
+        pytest.raises(SparkError, match="Java ended before"),
+        sessions.spark_session("x"),
+    ):
+        raise error from refused

@@ -122,6 +122,7 @@ def spark_session(
         yield session
     except Exception as error:
         is_lost = isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
+        is_lost |= isinstance(error.__cause__, ConnectionError)
         if _has_ended(session.sparkContext, _END_SECONDS if is_lost else 0):
             raise SparkError(
                 "Spark's Java ended before its work was done: somebody killed it, or there was too "
