@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from taskq import DeadLetter, TaskQ, retry
 from taskq.errors import UsageError
 from taskq.shards.layout import Shards
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
+from tests.programs import run_forked
 
 SECRET = "whsec_" + "QUJD" * 8
 URL = "https://example.invalid/hook"
@@ -231,8 +230,7 @@ app.run_worker(burst=True)
 
 
 def run_killed(path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(path), URL, SECRET]
-    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    assert run_forked("-c", KILLED, path, URL, SECRET).returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
