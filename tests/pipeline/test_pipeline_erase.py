@@ -109,24 +109,6 @@ def test_nothing_of_an_erased_job_is_left_in_any_file(lake: Lake, tmp_path: Path
     assert rows[ids[4]]["payload"] == b"plain"
 
 
-def test_a_job_that_was_erased_while_it_waited_goes_on_without_its_payload(
-    lake: Lake, tmp_path: Path
-) -> None:
-    ids = json.loads((tmp_path / "ids.json").read_text())
-    before = last_lsns(rows_of(tmp_path / "hub"))
-    assert erase(lake, "--where", "state = 'ready' AND key IS NOT NULL", "--yes").exit_code == 0
-
-    async def end() -> None:
-        async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
-            for delivery in await log.claim(5):
-                await log.ack(delivery)
-
-    asyncio.run(end())
-    fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
-    rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
-    assert (rows[ids[3]]["state"], rows[ids[3]]["payload"]) == ("succeeded", None)
-
-
 async def goes_on(path: Path, **options: Any) -> None:
     """Requeue a dead letter, seal the segment and compact: both write payloads again."""
     async with TaskLog.open(path, durability="os", upkeep=False, segment_bytes=65_536) as log:
@@ -187,18 +169,6 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
             run_increment(writer, options, mock.Mock())
     assert files_with(lake, CARD) == []
     assert sorted(lake.dataset("erased").to_table()["job_id"].to_pylist()) == sorted(ids)
-
-
-def test_a_job_that_was_named_before_it_came_never_comes(tmp_path: Path) -> None:
-    lake = Lake.open(tmp_path / "lake", create=True)
-    asyncio.run(worked(tmp_path / "hub" / "edge-1"))
-    rows = rows_of(tmp_path / "hub")
-    fold_rows(lake, rows.slice(0, 0), 0)
-    ids = sorted({item for item in rows["job_id"].to_pylist() if item})
-    assert erase(lake, *(word for item in ids for word in ("--job", item)), "--yes").exit_code == 0
-    fold_rows(lake, rows, 1)
-    assert lake.dataset("jobs").count_rows() == 4
-    assert files_with(lake, CARD) == []
 
 
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
