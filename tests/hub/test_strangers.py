@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import Mock, call
 
 import h11
@@ -71,43 +71,6 @@ def test_a_line_pauses_but_where_little_of_a_devices_body_waits(
     line.transport, line.conn.their_state, line.cycle.body = transport, state, bytes(waiting)
     listening._Flow(line).pause_reading()
     assert transport.pause_reading.called is pauses
-
-
-async def test_a_body_comes_whole_however_it_is_cut_and_most_of_it_past_h11(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bodies, parsed = list[bytes](), list[int]()
-
-    async def site(scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", scope["type"] == "http"
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message["more_body"]
-        bodies.append(body)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    def receive_data(
-        conn: h11.Connection, data: bytes, real: Any = h11.Connection.receive_data
-    ) -> None:
-        parsed.append(len(data))
-        real(conn, data)
-
-    monkeypatch.setattr(h11.Connection, "receive_data", receive_data)
-    sent = [os.urandom(size) for size in (3_000_000, 0, 1, 70_000)]
-    heads = [b"PATCH / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(b) for b in sent]
-    data = b"".join(head + body for head, body in zip(heads, sent, strict=True))
-    listener = Listener(Server(place.hub), site=site, lifespan="off")
-    with served(listener) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        for at in range(0, len(data), 9_999):
-            writer.write(data[at : at + 9_999])
-            await writer.drain()
-        for _ in sent:
-            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-    assert bodies == sent
-    assert sum(parsed) < len(data) / 2
 
 
 @pytest.mark.parametrize("chosen", [False, True])

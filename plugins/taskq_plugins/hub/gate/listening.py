@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from taskq_plugins.hub.gate.bodies import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
@@ -69,24 +69,6 @@ class Protocol(Patient):
         """Wait for the first request."""
         super().connection_made(transport)
         self.flow = _Flow(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Take what came: of a body all but its end goes past h11, which copies it five times.
-
-        Where h11 does not say how much is to come, it takes that, too.
-        """
-        conn, cycle = self.conn, self.cycle
-        reader: Any = getattr(conn, "_reader", None)
-        left = getattr(reader, "_remaining", 0)
-        states = conn.their_state, conn.our_state
-        if left <= len(data) or states != (h11.SEND_BODY, h11.SEND_RESPONSE):
-            super().data_received(data)
-            return
-        reader._remaining = left - len(data)
-        cycle.body = cycle.body + data if cycle.body else data  # type: ignore[assignment]
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
 
     @property
     def is_known(self) -> bool:
