@@ -121,7 +121,7 @@ def test_the_last_line_sums_a_workers_life_up() -> None:
     ended = {Kind.SUCCEEDED: 12_345, Kind.DEAD: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
     assert stopped_line(ended, 3_600.0, 0.25) == (
         "stopped after 60 min, drained in 250 ms: "
-        "12 345 jobs succeeded, 1 dead, 2 to be retried, 1 given back"
+        "12 345 jobs succeeded, 1 dead, 2 retried, 1 given back"
     )
     assert stopped_line({Kind.DEAD: 1}, 2.0, None, "process 9 ") == (
         "process 9 stopped after 2.0 s: 1 job dead"

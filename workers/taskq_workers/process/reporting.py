@@ -121,7 +121,7 @@ _HELD_SHOWN: Final = 5
 _ENDED: Final = {
     kinds.SUCCESS: "succeeded",
     kinds.DEATH: "dead",
-    kinds.RETRY: "to be retried",
+    kinds.RETRY: "retried",
     kinds.RELEASE: "given back",
     kinds.CANCEL: "cancelled",
 }
