@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -121,25 +120,6 @@ def test_a_segment_whose_digest_differs_is_thrown_out_and_comes_again() -> None:
     assert any("/torn/" in path for path in hub_files(line.simulation))
     line.append(line.data)
     assert line.seal() == line.seal() == Stored(line.end)
-
-
-def test_a_digest_is_of_what_stands_there_and_reads_nothing_that_was_just_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "log").mkdir()
-    files, file = Replica(LocalDisk(), str(tmp_path), UUID(int=1), writable=True), Border(1)
-    added, other = Border(1, 90), Border(1, 100)
-    with monkeypatch.context() as patch:
-        patch.setattr(Replica, "sha256", None)
-        files.add(b"a" * 90, file)
-        files.add(b"b" * 10, added)
-        files.forget()
-        assert files.digest(other) == hashlib.sha256(b"a" * 90 + b"b" * 10).hexdigest()
-    assert files.digest(added) == hashlib.sha256(b"a" * 90).hexdigest()
-    files.refresh()
-    files.add(b"c" * 10, added)
-    assert files.digest(other) == hashlib.sha256(b"a" * 90 + b"c" * 10).hexdigest()
-    files.forget()
 
 
 def test_a_place_that_the_copy_does_not_hold_is_no_place_to_go_on_from() -> None:

@@ -68,14 +68,7 @@ class Replica(SegmentFiles):
     def __init__(self, disk: Disk, path: str, log_id: UUID, *, writable: bool = False) -> None:
         super().__init__(disk, path, writable=writable)
         self.log_id = log_id
-        #: where what was added begins with a segment, ends: its SHA-256 so far, read back by nobody
-        self._hashed: dict[tuple[int, int], hashlib._Hash] = {}
         self.refresh()
-
-    def refresh(self) -> None:
-        """Look which segments there are, and what each has."""
-        self._hashed.clear()
-        super().refresh()
 
     # -- what stands there ------------------------------------------------------------------------
 
@@ -104,9 +97,6 @@ class Replica(SegmentFiles):
 
     def digest(self, end: Border) -> str:
         """Return the SHA-256 of a segment up to there, in hex."""
-        hashed = self._hashed.get((end.segment, end.offset))
-        if hashed is not None:
-            return hashed.hexdigest()
         return self.sha256(self._disk, self.descriptor(end.segment), end.offset)
 
     @staticmethod
@@ -224,20 +214,15 @@ class Replica(SegmentFiles):
 
         Without ``syncs`` what goes into a segment that is there is on disk behind ``sync``.
         """
-        segment, offset = behind.segment, behind.offset
-        if offset:
-            hashed = self._hashed.pop((segment, offset), None)
-            descriptor = self.descriptor(segment)
-            write_all(self._disk, descriptor, data, offset)
+        path = self.file_path(behind.segment)
+        if behind.offset:
+            descriptor = self.descriptor(behind.segment)
+            write_all(self._disk, descriptor, data, behind.offset)
             if syncs:
                 self._disk.sync(descriptor)
         else:
-            hashed = hashlib.sha256()
-            replace_file(self._disk, self.file_path(segment), data)
+            replace_file(self._disk, path, data)
             self.refresh()
-        if hashed is not None:
-            hashed.update(data)
-            self._hashed[segment, offset + len(data)] = hashed
 
     def sync(self, segment: int) -> None:
         """Have all of a segment be on disk."""
