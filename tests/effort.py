@@ -1,4 +1,4 @@
-"""At how many cases a test looks that could look at any number of them.
+"""How many cases a test looks at that could look at any number of them, and how long it may wait.
 
 By default at some, so that nobody waits for long; among the torture runs (``pytest -m slow``), to
 which each test that is marked ``grows`` belongs as well, at all that its author names.
@@ -6,6 +6,9 @@ which each test that is marked ``grows`` belongs as well, at all that its author
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
@@ -35,3 +38,12 @@ def spread(nth: int) -> pytest.MarkDecorator:
 def every(nth: int) -> int:
     """Return the distance of the cases to look at: each of them among the torture runs."""
     return 1 if run.tortures else nth
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float = 30) -> AsyncIterator[None]:
+    """Fail if the block takes longer, even if what it awaits swallows the cancellation."""
+    async with asyncio.timeout(seconds) as limit:
+        yield
+    if limit.expired():
+        pytest.fail(f"it took over {seconds:g} s, and swallowed its cancellation")

@@ -89,6 +89,7 @@ class Stream:
         self._on_damage = on_damage
         self._opening: Lasting[_Open] = Lasting()
         self._saving: Lasting[None] = Lasting()
+        self._closing: Lasting[None] = Lasting()
         self._open: _Open | None = None
         self._extent: Extent | None = None
         #: everything before it was handled
@@ -96,7 +97,7 @@ class Stream:
         self._handled = 0
         self._saved_at = self._synced_at = 0.0
         self._growth: asyncio.Future[Extent] | None = None
-        self._is_read = self._is_closed = False
+        self._is_read = self._is_closed = self._is_finished = False
 
     def __aiter__(self) -> Self:
         return self
@@ -120,6 +121,8 @@ class Stream:
         """Return the next record; None at the end."""
         if self._open is None:
             self._open = await self._opening.run(self._begin)
+        if self._is_closed:
+            return None
         records, named = self._open
         if named is not None:
             self._handled += 1
@@ -145,15 +148,18 @@ class Stream:
     async def _grown(self, beyond: int) -> Extent | None:
         """Wait until there is more to read; None if the stream is closed meanwhile."""
         port = await self._connection.port()
-        self._growth = port.extent(beyond)
+        if self._is_closed:  # after the last await, for ``aclose`` ends only a wait that has begun
+            return None
+        growth = self._growth = port.extent(beyond)
         try:
-            extent: Extent = await self._growth
-        except asyncio.CancelledError:
-            if self._is_closed:
-                return None
-            raise
-        self._extent = extent
-        return extent
+            # Unlike ``await growth`` it tells the reader's own cancellation from that of the wait.
+            await asyncio.wait({growth})
+        finally:
+            growth.cancel()
+        if growth.cancelled():
+            return None
+        self._extent = growth.result()
+        return self._extent
 
     async def commit(self) -> None:
         """Count the record in hand as handled, and save how far a named reader has come.
@@ -170,20 +176,31 @@ class Stream:
     async def aclose(self) -> None:
         """Save how far a named reader has come, and let go of its name. Legal twice.
 
+        A call that is cancelled closes the stream all the same.
+
         Raises:
             LogError: the disk refused.
         """
-        if self._is_closed:
-            return
         self._is_closed = True
         if self._growth is not None:
             self._growth.cancel()
+        if not self._is_finished:
+            await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         if self._opening.is_running:
             with contextlib.suppress(Exception):
                 self._open = await self._opening.run(self._begin)
-        if self._open is not None:
-            await self._open.records.frames.settle()
-            await off_loop(self._finish, self._open)
+        opened = self._open
+        if opened is not None:
+            with contextlib.suppress(LogError):  # saved once more below
+                if self._saving.is_running:
+                    await self._saving.run(self._save_done)
+            await opened.records.frames.settle()
+        if not self._is_finished:
+            self._is_finished = True
+            if opened is not None:
+                await off_loop(self._finish, opened)
 
     aclose_sync = blocking(aclose)
 
@@ -226,6 +243,8 @@ class Stream:
 
     async def _save(self) -> None:
         if self._open is None or self._open.named is None or self._done is None:
+            return
+        if self._is_closed:  # then ``aclose`` saves
             return
         if self._saving.is_running:
             await self._saving.run(self._save_done)

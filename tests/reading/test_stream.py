@@ -15,6 +15,7 @@ from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind,
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import records
+from tests.effort import within
 
 
 async def read(stream: Stream) -> list[Record]:
@@ -41,7 +42,7 @@ async def some_of_each(log: TaskLog) -> dict[str, str]:
 async def follows(log: TaskLog) -> None:
     """Wait until a stream waits at the end of the log."""
     storage = log._connection.store()._open
-    async with asyncio.timeout(30):
+    async with within():
         while not storage.committer.waiters.growth:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
@@ -262,17 +263,56 @@ async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
     assert await read(stream) == []
 
 
-async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(log: TaskLog) -> None:
-    """At once, although nothing is written."""
+@pytest.mark.parametrize("reader", [None, "billing"])
+@pytest.mark.parametrize("turns", [*range(12), 40])
+async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(
+    log: TaskLog, reader: str | None, turns: int
+) -> None:
+    """At once, wherever it has come to by then, although nothing is written."""
+    await log.put(b"x")
+    stream, got = log.stream(reader=reader), asyncio.Event()
+
+    async def follow() -> None:
+        async for _ in stream:
+            got.set()
+
+    async with within():
+        reading = asyncio.ensure_future(follow())
+        await got.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await stream.aclose()
+        await reading
+    assert not any(view.alive for view in await log.readers())
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stream_whose_closing_is_cancelled_is_closed_all_the_same(
+    log: TaskLog, turns: int
+) -> None:
     await log.put(b"x")
     stream = log.stream(reader="billing")
-    reading = asyncio.ensure_future(read(stream))
-    async with asyncio.timeout(30):
-        while not (views := await log.readers()) or views[0].lsn < 2:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
+    await anext(stream)
+    closing = asyncio.ensure_future(stream.aclose())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    async with within():
         await stream.aclose()
-        assert [record.lsn for record in await reading] == [1]
-    assert not (await log.readers())[0].alive
+    assert [view.alive for view in await log.readers()] == [False]
+
+
+async def test_a_reader_that_is_cancelled_as_its_stream_closes_is_cancelled(log: TaskLog) -> None:
+    """Else a time limit around the loop would never be heard of."""
+    stream = log.stream()
+    reading = asyncio.ensure_future(read(stream))
+    await follows(log)
+    closing = asyncio.ensure_future(stream.aclose())
+    reading.cancel()
+    async with within():
+        await asyncio.wait({reading, closing})
+    assert reading.cancelled()
 
 
 async def test_a_stream_is_read_by_one_task(log: TaskLog) -> None:

@@ -24,6 +24,7 @@ from taskq.errors import (
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, Position, read_position, reader_positions
+from tests.effort import within
 
 
 class Failed(Exception):
@@ -125,7 +126,7 @@ async def test_a_position_is_saved_while_the_stream_waits(log: TaskLog) -> None:
     for _ in range(5):
         await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
-    async with asyncio.timeout(30):
+    async with within():
         while (await log.readers())[0].lsn < 6:  # noqa: ASYNC110 - nobody tells of a save
             await asyncio.sleep(0.001)
     await put(log, 1)

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from taskq.app.context import JobContext, running_job
+from taskq.engine import kinds
 from taskq_workers.children import runner
 from taskq_workers.children.child import Phase
 from taskq_workers.children.runner import ProcessRunner
 from taskq_workers.children.wire import Done, Work
 from taskq_workers.runs.limits import Limits
+from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.slots.shipping import Ended
+from tests.effort import within
 from tests.workers.fakes import FakeApp
 
 
@@ -61,6 +64,8 @@ class FakeChild:
         self.gone.set()
         self._on_change(self)
 
+    kill_and_reap = kill
+
 
 class Loop:
     """The running loop, whose timers ring when the test says so."""
@@ -90,8 +95,8 @@ class Jobs:
         task = fake.task(runs_in="process", timeout="1m")(work)
         self.loop = Loop()
         loop: Any = self.loop
-        runner = ProcessRunner(loop, fake, Limits(threads=1, processes=count))
-        self._app, self._task, self._call = fake, task, runner.caller(task)
+        self.runner = ProcessRunner(loop, fake, Limits(threads=1, processes=count))
+        self._app, self._task, self._call = fake, task, self.runner.caller(task)
 
     def start(self) -> asyncio.Task[Ended]:
         """Run one more."""
@@ -144,3 +149,23 @@ async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing
     children[1].rest()
     await asyncio.wait({job}, timeout=30)
     assert job.exception() is None
+
+
+async def test_no_job_waits_for_a_child_of_a_runner_that_has_ended(fake: FakeApp) -> None:
+    """Be it there before, or come later: it goes back."""
+    jobs = Jobs(fake, 1)
+    early = jobs.start()
+    await turn()
+    jobs.runner.close()
+    late = jobs.start()
+    async with within():
+        for ended in await asyncio.gather(early, late):
+            assert ended.kind == kinds.RELEASE
+
+
+async def test_no_call_waits_for_a_thread_of_a_runner_that_has_ended() -> None:
+    threads = ThreadRunner(asyncio.get_running_loop(), 1)
+    threads.close()
+    async with within():
+        with pytest.raises(RuntimeError, match="the worker has ended"):
+            await threads.run(work, (), {})

@@ -38,6 +38,7 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: How long a killed process may take to be gone, before its job goes back all the same.
 KILL_SECONDS: Final = 1.0
+_ENDED: Final = "the worker ends, and starts no child process any more"
 
 
 class NoChild(Exception):
@@ -141,12 +142,14 @@ class ProcessRunner:
     def close(self) -> None:
         """Kill every child and wait for that; legal twice. For when the loop turns no more."""
         self._closed = True
+        self._refuse_all()
         for child in list(self._children):
             child.kill_and_reap()
 
     async def leave(self) -> None:
         """Let idle children end by themselves, which takes a moment; kill those that do not."""
         self._closed = True
+        self._refuse_all()
         if self._resting is not None:
             self._resting.cancel()
         for child in list(self._children):
@@ -174,6 +177,8 @@ class ProcessRunner:
             child = self._idle.pop()
             if child.phase is Phase.IDLE:
                 return child
+        if self._closed:  # no child starts any more that could end the wait
+            raise NoChild(_ENDED)
         waiter: asyncio.Future[Child] = self._loop.create_future()
         self._waiting.append(waiter)
         self._start_some()
@@ -251,6 +256,13 @@ class ProcessRunner:
                 break
         if self._resting is None:
             self._resting = self._loop.call_later(self._pause.next(), self._start_again)
+
+    def _refuse_all(self) -> None:
+        """Give back the jobs that wait for a child, for none will come."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_exception(NoChild(_ENDED))
 
     def _start_again(self) -> None:
         self._resting = None

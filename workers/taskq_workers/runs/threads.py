@@ -101,8 +101,11 @@ class ThreadRunner:
 
         Raises:
             TimeoutError: it was given up because its time was over.
+            RuntimeError: the threads have ended, with their worker.
             BaseException: whatever the function raised.
         """
+        if not self._limit:
+            raise RuntimeError("the worker has ended: no thread is left to run a sync function")
         watched = None if limits is None else _Watched(function, limits)
         future: asyncio.Future[Returned] = self._loop.create_future()
         self.busy += 1
