@@ -445,7 +445,7 @@ class LimitView:
     running: int
     #: as people write it, "" for none
     rate: str
-    #: claims that the rate allows now
+    #: jobs that may start now, by both limits
     room: int
     #: ready jobs
     waiting: int

@@ -480,11 +480,14 @@ def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> l
         limit, group = limits[task], agenda.groups.get(task, key)
         times = None if group is None else group.times
         rate = limit.rate
-        room = 0 if rate is None else rate.count if times is None else times.room(moment, rate)
+        rooms = [limit.concurrency - running] if limit.concurrency else []
+        if rate is not None:
+            rooms.append(rate.count if times is None else times.room(moment, rate))
         views.append(
             LimitView(
                 task=task, key=key, concurrency=limit.concurrency, running=running,
-                rate="" if rate is None else str(rate), room=room, waiting=ready,
+                rate="" if rate is None else str(rate), waiting=ready,
+                room=max(min(rooms, default=0), 0),
             )
         )  # fmt: skip
     return views

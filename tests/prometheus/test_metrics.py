@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,8 @@ from taskq import Shards, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import TaskqError
 from taskq.extras import missing
-from taskq_plugins.prometheus.serving import registry_of, serve, text_of, worker_metrics
+from taskq_plugins.prometheus.serving import registry_of, text_of, worker_metrics
+from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_lost_worker import enqueue, start_worker, view
@@ -141,7 +143,7 @@ def test_a_log_that_is_gone_is_told_and_the_server_goes_on(tmp_path: Path) -> No
     app = TaskQ(tmp_path / "data", durability="os")
     app.open_sync()
     app.close_sync()
-    with serve(registry_of(str(app.data_dir)), "", 0) as address:
+    with serve(registry_of(str(app.data_dir)), "127.0.0.1", 0) as address:
         assert scraped(address)["taskq_log_readable",] == 1
         app.data_dir.rename(tmp_path / "elsewhere")
         assert scraped(address) == {("taskq_log_readable",): 0}
@@ -153,11 +155,24 @@ def test_each_scrape_tells_what_was_written_since_the_last(tmp_path: Path) -> No
     app = TaskQ(tmp_path / "data", durability="os")
     call = app.call_by_name("anything")
     app.enqueue_sync(call)
-    with serve(registry_of(str(app.data_dir)), "", 0) as address:
+    with serve(registry_of(str(app.data_dir)), "127.0.0.1", 0) as address:
         for count in (1, 2, 3):
             assert scraped(address)["taskq_jobs", "default", "ready"] == count
             app.enqueue_sync(call)
     app.close_sync()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", ""]
+)
+def test_another_name_for_this_machine_is_refused(tmp_path: Path, host: str) -> None:
+    """By such a name a page of somebody else could read the figures: DNS rebinding."""
+    with serve(registry_of(str(tmp_path)), "127.0.0.1", 0) as address:
+        port = address.rpartition(":")[2].partition("/")[0]
+        asked = urllib.request.Request(address, headers={"Host": host.format(port=port)})  # noqa: S310 - our own
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(asked)  # noqa: S310 - as above
+        assert scraped(address.replace("127.0.0.1", "localhost"))
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -167,7 +182,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(TaskqError, match=f"cannot listen at 127.0.0.1:{port}: Address already"),
-            serve(registry_of(str(tmp_path)), "", port),
+            serve(registry_of(str(tmp_path)), "127.0.0.1", port),
         ):
             pass
 

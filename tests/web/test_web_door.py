@@ -14,6 +14,7 @@ from collections.abc import Callable
 from http.cookies import SimpleCookie
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +30,7 @@ from taskq_plugins.hub.device.line import line_to
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import FILE, Keys, kept_root
+from taskq_plugins.web.site import make_site
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
 
@@ -236,6 +238,53 @@ async def test_what_is_huge_is_refused(data: Path) -> None:
         assert (await client.post("/", headers=long)).status_code == 413
         assert (await client.post("/", headers={"Content-Length": "-1"})).status_code == 413
         assert (await client.get("/static/" + "y" * 1_000)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/api/claims", "/act/pause"])
+async def test_a_body_that_breaks_off_is_refused_and_no_error_of_the_server(
+    data: Path, path: str
+) -> None:
+    """With bytes that are no chunk, too, a server passes on that nobody is there any more."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    head = {"host": HOST, "authorization": f"Bearer {SECRET}"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in head.items()],
+    }
+    place = Place(scheme="http", hosts=(HOST,), allow_actions=True)
+    await make_site(str(data), place, Keys(SECRET))(scope, receive, send)
+    assert sent[0]["status"] == 400
+
+
+async def test_no_text_that_moves_a_terminal_goes_into_a_job(data: Path) -> None:
+    """A key, a header and a signal are shown by terminals and by others' logs as they are."""
+    async with program(data, allow_actions=True) as client:
+        made = await client.post(
+            "/api/jobs", json={"task": "t", "key": "ü 1", "headers": {"a": "b"}}
+        )
+        signals = f"/api/jobs/{made.json()['id']}/signals/paid"
+        for letter in ("\x1b", "\n", "\x00", "\u202e"):
+            text = f"a{letter}[31m"
+            for path, body in (
+                ("/api/jobs", {"task": text}),
+                *(("/api/jobs", {"task": "t", field: text}) for field in ("key", "queue")),
+                ("/api/jobs", {"task": "t", "headers": {text: "a"}}),
+                ("/api/jobs", {"task": "t", "headers": {"a": text}}),
+                (signals, {"once": text}),
+            ):
+                refused = await client.post(path, json=body)
+                assert refused.status_code == 422, (body, refused.text)
+                assert "characters that do not print" in refused.text
 
 
 async def test_without_leave_nothing_is_changed(data: Path) -> None:

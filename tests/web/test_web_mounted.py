@@ -115,6 +115,10 @@ async def test_a_call_is_enqueued_by_a_form_that_is_made_from_its_annotations(ap
         assert "day" in wrong.text
         assert (await client.get("/taskq/enqueue?task=none")).status_code == 404
         assert 'task=report">report</a>' in (await client.get("/taskq/enqueue")).text
+        assert ">Enqueue</a>" in page
+    async with outside(app) as client:
+        assert "nqueue</a>" not in (await client.get("/taskq/")).text
+        assert "Nothing may be changed here" in (await client.get("/taskq/enqueue")).text
 
 
 async def test_a_page_is_there_before_the_first_job(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
     """
     try:
         from taskq import Shards  # noqa: PLC0415 - help must not import the log
-        from taskq_plugins.prometheus import serving  # noqa: PLC0415 - help needs no package for it
+        from taskq_plugins import scrapes  # noqa: PLC0415 - help needs no package for it
+        from taskq_plugins.prometheus import serving  # noqa: PLC0415 - as above
     except ImportError as error:
         raise Failure(missing("taskq metrics", error.name, "metrics")) from error
     path = str(resolve(data_dir))
@@ -47,7 +48,7 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
         raise WrongUsage(f"--serve {address!r} is no place to listen: write 9750 or 0.0.0.0:9750")
-    with serving.serve(serving.registry_of(path), host, int(port)) as place:
+    with scrapes.serve(serving.registry_of(path), host or serving.HOST_DEFAULT, int(port)) as place:
         render.echo(f"metrics at {place}")
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -7,12 +7,13 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 
 from taskq import Shards
 from taskq.engine import LogReader, Sight
 from taskq.errors import TaskqError
 from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
+from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from taskq_workers import JobFinished
 
 #: Nobody else can ask, unless a host is given.
-_HOST_DEFAULT: Final = "127.0.0.1"
+HOST_DEFAULT: Final = "127.0.0.1"
 
 
 def registry_of(path: str) -> CollectorRegistry:
@@ -38,31 +39,6 @@ def registry_of(path: str) -> CollectorRegistry:
 def text_of(path: str) -> str:
     """Return the same as text, now."""
     return generate_latest(registry_of(path)).decode()
-
-
-@contextlib.contextmanager
-def serve(registry: CollectorRegistry, host: str, port: int) -> Iterator[str]:
-    """Listen while the block runs; gives the address to scrape.
-
-    Args:
-        registry: what is told.
-        host: the address to listen at; "" for this machine alone.
-        port: 0 for a free one.
-
-    Raises:
-        TaskqError: nobody may listen there, or somebody does.
-    """
-    host = host or _HOST_DEFAULT
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise TaskqError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
-    try:
-        yield f"http://{host}:{server.server_address[1]}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -86,7 +62,7 @@ def worker_metrics(
     registry.register(LogMetrics({name: partial(_look, view) for name, view in views.items()}))
     attempts = AttemptMetrics(registry)
     try:
-        with serve(registry, "", port) as place:
+        with serve(registry, HOST_DEFAULT, port) as place:
             yield place, attempts
     finally:
         for view in views.values() if logs else ():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from taskq.errors import UsageError
 
@@ -18,6 +18,16 @@ CLAIMS_MAX: Final = 100
 LEASE_SECONDS_MAX: Final = 3_600
 _TEXT_MAX: Final = 500
 _Span = float | str
+
+
+def _printing(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds characters that do not print: remove them")
+    return text
+
+
+#: Text of a job that is no name of ours: terminals show it, and logs of other programs.
+_Line = Annotated[str, AfterValidator(_printing)]
 
 
 class Asked(BaseModel):
@@ -93,7 +103,7 @@ class Signal(OneJob):
 
     name: str = Field(max_length=_TEXT_MAX, description="Of the signal, as the job waits for it.")
     value: Any = Field(None, description="What it is told.")
-    once: str = Field("", max_length=255, description="The job takes one signal of this text.")
+    once: _Line = Field("", max_length=255, description="The job takes one signal of this text.")
 
 
 class Many(Asked):
@@ -158,10 +168,10 @@ class Enqueue(Asked):
     attempts: int | None = None
     delay: _Span | None = None
     expires: _Span | None = None
-    key: str | None = None
+    key: _Line | None = None
     window: _Span | None = None
     on_conflict: Literal["first", "replace", "raise"] | None = None
-    headers: dict[str, str] | None = None
+    headers: dict[_Line, _Line] | None = None
     keep: _Span | None = None
 
     def options(self) -> dict[str, Any]:

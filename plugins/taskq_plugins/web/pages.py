@@ -170,7 +170,8 @@ class Pages:
         self._keys = keys
         self._app = app
         self._shared_key = ""
-        self._pages = _PAGES if app is None else (*_PAGES, ("/enqueue", "Enqueue"))
+        offers = app is not None and place.allow_actions
+        self._pages = (*_PAGES, ("/enqueue", "Enqueue")) if offers else _PAGES
         clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -291,7 +292,7 @@ class Pages:
         text = look.request.query_params.get("q", "")[:_AT_CHARACTERS_MAX].strip()
         job, lanes = await look.read(lambda reader: (job_named(reader, text), reader.lanes()))
         goals: list[tuple[str, str, str, dict[str, str]]]
-        goals = [(name, "page", path, {}) for path, name in _PAGES]
+        goals = [(name, "page", path, {}) for path, name in self._pages]
         for what, names in (
             ("task", {name for _, name in lanes}),
             ("queue", {q for q, _ in lanes}),
@@ -372,8 +373,9 @@ class Pages:
         }
 
     async def _enqueue(self, look: Look) -> dict[str, Any]:
-        tasks = dict(self._app.tasks) if self._app is not None else {}
-        name = look.request.query_params.get("task", "")
+        may = self._app is not None and self._place.allow_actions
+        tasks = dict(self._app.tasks) if self._app is not None and may else {}
+        name = look.request.query_params.get("task", "") if may else ""
         if name and name not in tasks:
             raise Problem(HTTPStatus.NOT_FOUND, f"this program has no task {name!r:.80}")
         return {"tasks": sorted(tasks), "task": name, "fields": fields_of(tasks.get(name))}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq_plugins.web.door import Place
     from taskq_plugins.web.keys import Keys
+
+
+#: What a request ends in that is answered with a problem, and with no traceback.
+_ERRORS: Final = (Problem, TaskqError, HTTPException, ClientDisconnect)
 
 
 def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> Door:
@@ -75,7 +80,7 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
 
     inner = Starlette(
         routes=[*pages.routes(), *api.routes()],
-        exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
+        exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
         lifespan=life,
     )
     return Door(inner, place, keys, refuse)
@@ -145,7 +150,7 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
             Route("/", devices), Route(ENTRY, pages.enter), Route("/static/{name}", pages.file),
             Mount("/logs/{device}/{log}", log),
         ],
-        exception_handlers=dict.fromkeys((Problem, TaskqError, HTTPException), refuse_error),
+        exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
     )  # fmt: skip
     return Door(inner, place, keys, refuse)
 
@@ -162,6 +167,10 @@ def _problem(error: Exception) -> Problem:
         return error
     if isinstance(error, TaskqError):
         return problem_of(error)
+    if isinstance(error, ClientDisconnect):
+        return Problem(
+            HTTPStatus.BAD_REQUEST, "the body ended early, or is not chunked as its head says"
+        )
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     remedies = {

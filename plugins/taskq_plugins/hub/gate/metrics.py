@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from taskq.errors import TaskqError
+from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,13 +97,5 @@ def told(registry: Registry, counting: Counting, host: str, port: int) -> Iterat
     """
     collectors = CollectorRegistry()
     collectors.register(HubMetrics(registry, counting))
-    try:
-        server, thread = start_http_server(port, host, collectors)
-    except OSError as error:
-        raise TaskqError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
-    try:
+    with serve(collectors, host, port):
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
